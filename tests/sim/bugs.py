@@ -631,9 +631,7 @@ class _DedupForgotten(QueueStates):
         if partition is not None:
             is_own = bool(row.flags & OWN_DELAY)
             group = split_payload(row.flags, payload)[0]
-            partition.apply_send(
-                row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, group, None, None
-            )
+            partition.apply_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, group)
 
 
 @plant("group-forgotten", "a follower puts every message into one group", "queues")
@@ -643,9 +641,9 @@ class _GroupForgotten(QueueStates):
         if partition is not None:
             is_own = bool(row.flags & OWN_DELAY)
             group, dedup, retry, _ = split_payload(row.flags, payload)
-            partition.apply_send(
-                row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, min(group, 1), dedup, retry
-            )
+            group = min(group, 1)
+            partition.apply_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, group)
+            partition.ids.note(dedup, retry, row.offset, row.time_ms)
 
 
 @plant("delay-forgotten", "a follower does not note the delay of what was sent", "queues")

@@ -7,13 +7,13 @@ from harness.replica_host import queue, snapshot_of
 from pyroaring import BitMap64
 
 from quaymaster.core.partition import expiry, partition_snapshots
-from quaymaster.core.partition import partition as partition_module
 from quaymaster.core.partition.expiry import find_expired
-from quaymaster.core.partition.partition import ATTEMPT_WINDOW_MS, Partition
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import load_partition, snapshot_pieces
 from quaymaster.core.partition.state_hash import partition_hash
-from quaymaster.core.structures import fifo_order
+from quaymaster.core.structures import deliveries, fifo_order
 from quaymaster.core.structures import index as index_module
+from quaymaster.core.structures.deliveries import ATTEMPT_WINDOW_MS
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.structures.recent_ids import SLOT_ENTRIES
@@ -48,7 +48,7 @@ def send(
     for _ in range(count):
         delay_ms = to.definition.delay_ms if own_delay_ms is None else own_delay_ms
         sequence = to.next_sequence
-        to.apply_send(sequence, sequence, now_ms, delay_ms, own_delay_ms is not None, group, None, None)
+        to.apply_send(sequence, sequence, now_ms, delay_ms, own_delay_ms is not None, group)
 
 
 def receive(
@@ -219,7 +219,8 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     found = partition(name="jobs")
     send(found, 3)
     send(found, own_delay_ms=5_000)
-    found.apply_send(5, 5, NOW_MS, 0, False, 0, b"d" * 16, b"r" * 16)
+    found.apply_send(5, 5, NOW_MS, 0, False, 0)
+    found.ids.note(b"d" * 16, b"r" * 16, 5, NOW_MS)
     receive(found, 2)
     found.advance(NOW_MS + 30_000)
     receive(found, 1, now_ms=NOW_MS + 30_000)
@@ -231,7 +232,7 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     assert found.counts(NOW_MS + 30_000).visible == 0
     assert (found.alive, len(found.in_flight), len(found.returned), found.moving) == (0, 0, 0, {})
     assert [len(list(steps)) for steps in emptied] == [1, 1, 1]
-    assert found.find_duplicate(b"d" * 16, b"r" * 16, NOW_MS) is None
+    assert found.ids.find(b"d" * 16, b"r" * 16, NOW_MS) is None
     assert partition_hash(found, NOW_MS) == partition_hash(restored(found), NOW_MS)
 
 
@@ -320,16 +321,16 @@ def test_hidden_message_is_visible_at_once_when_its_timeout_is_ended() -> None:
 
 
 def test_old_attempts_are_forgotten_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(deliveries, "ATTEMPTS_MAX", 2)
     found = partition(name="jobs.fifo")
     send(found, 4, group=5)
     for number in range(3):
         found.apply_receive([(number + 1, 1)], NOW_MS + number, 1_000, 1, b"%016d" % number, taken=False)
 
     assert list(found.attempts) == [b"%016d" % 1, b"%016d" % 2]
-    assert found.find_attempt(b"%016d" % 0, NOW_MS) is None
-    assert found.find_attempt(b"%016d" % 1, NOW_MS) is not None
-    assert found.find_attempt(b"%016d" % 1, NOW_MS + 1 + ATTEMPT_WINDOW_MS) is None
+    assert found.attempts.find(b"%016d" % 0, found.in_flight, NOW_MS) is None
+    assert found.attempts.find(b"%016d" % 1, found.in_flight, NOW_MS) is not None
+    assert found.attempts.find(b"%016d" % 1, found.in_flight, NOW_MS + 1 + ATTEMPT_WINDOW_MS) is None
     found.apply_receive([(4, 1)], NOW_MS + 2 * ATTEMPT_WINDOW_MS, 1_000, 1, b"%016d" % 9, taken=False)
     assert list(found.attempts) == [b"%016d" % 9]
 
@@ -406,7 +407,8 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
     send(found, 2)
     send(found, 2, own_delay_ms=60_000)
     found.apply_definition(queue(1, "jobs", revision=2), NOW_MS)
-    found.apply_send(5, 5, NOW_MS, 0, False, 0, b"d" * 16, b"r" * 16)
+    found.apply_send(5, 5, NOW_MS, 0, False, 0)
+    found.ids.note(b"d" * 16, b"r" * 16, 5, NOW_MS)
     found.apply_move_in(6, 6, NOW_MS, NOW_MS - 5, 2, 7, 0)
     found.apply_receive([(5, 1)], NOW_MS, 1_000, 1, b"a" * 16, taken=False)
     found.apply_task(MoveTask(b"t", "arn", None, None, None, "RUNNING", 1))
@@ -422,9 +424,9 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
         dirty.append(loaded.dirty)
     assert dirty == [False, True, False]
     assert loaded.tasks == found.tasks
-    assert loaded.find_duplicate(b"d" * 16, None, NOW_MS) == 5
-    assert loaded.find_duplicate(None, b"r" * 16, NOW_MS) == 5
-    assert loaded.find_attempt(b"a" * 16, NOW_MS) is not None
+    assert loaded.ids.find(b"d" * 16, None, NOW_MS) == 5
+    assert loaded.ids.find(None, b"r" * 16, NOW_MS) == 5
+    assert loaded.attempts.find(b"a" * 16, loaded.in_flight, NOW_MS) is not None
     assert loaded.counts(NOW_MS + 4_999) == found.counts(NOW_MS + 4_999)
     assert sorted(receive(loaded, now_ms=NOW_MS + 60_000)) == [1, 2, 4, 5, 6]
 
@@ -449,7 +451,8 @@ def test_unknown_version_of_a_snapshot_is_a_bug_not_a_guess(monkeypatch: pytest.
 
 def test_snapshot_that_is_cut_off_anywhere_is_refused() -> None:
     found = partition()
-    found.apply_send(1, 5, NOW_MS, 0, False, 0, b"d" * 16, b"r" * 16)
+    found.apply_send(1, 5, NOW_MS, 0, False, 0)
+    found.ids.note(b"d" * 16, b"r" * 16, 5, NOW_MS)
     data = snapshot_of(found)
 
     for end in range(len(data)):
@@ -487,7 +490,8 @@ def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(na
         group = sequence if name == "steps.fifo" else 0
         own_delay = name == "jobs" and sequence > count - 300
         delay_ms = 50 * (sequence % 300) if own_delay else 0
-        found.apply_send(sequence, sequence, NOW_MS, delay_ms, own_delay, group, None, retry)
+        found.apply_send(sequence, sequence, NOW_MS, delay_ms, own_delay, group)
+        found.ids.note(None, retry, sequence, NOW_MS)
     while receive(found):
         pass
     for sequence in range(1, count, 2):
@@ -554,7 +558,7 @@ def test_sequence_numbers_are_stored_densely() -> None:
     found = partition()
 
     with pytest.raises(AssertionError, match="sequence 2 stored where 1 is next"):
-        found.apply_send(2, 1, NOW_MS, 0, False, 0, None, None)
+        found.apply_send(2, 1, NOW_MS, 0, False, 0)
 
 
 def test_fifo_queue_refuses_a_delay_of_a_single_message() -> None:
@@ -562,7 +566,7 @@ def test_fifo_queue_refuses_a_delay_of_a_single_message() -> None:
     assert isinstance(found.order, FIFOOrder)
 
     with pytest.raises(AssertionError, match="no delays of single messages"):
-        found.apply_send(1, 1, NOW_MS, 5, True, 1, None, None)
+        found.apply_send(1, 1, NOW_MS, 5, True, 1)
 
 
 def test_hash_differs_when_one_message_is_missing() -> None:

@@ -10,8 +10,8 @@ from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.partition.expiry import is_over_size
-from quaymaster.core.partition.group_starts import check_start
 from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.defined_queues import GROUPS_MAX

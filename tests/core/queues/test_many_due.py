@@ -184,8 +184,8 @@ def test_an_attempt_is_not_repeated_once_its_messages_are_due() -> None:
     host.ask(Receive(STEPS, 0, 10, 60_000, 0, ATTEMPT), after_ms=1)
     partition = host.states.partition(STEPS, 0)
 
-    assert partition.find_attempt(ATTEMPT, host.now_ms + 59_000) is not None
-    assert partition.find_attempt(ATTEMPT, host.now_ms + 61_000) is None
+    assert partition.attempts.find(ATTEMPT, partition.in_flight, host.now_ms + 59_000) is not None
+    assert partition.attempts.find(ATTEMPT, partition.in_flight, host.now_ms + 61_000) is None
 
 
 def test_a_message_that_is_not_back_yet_is_hidden_as_one_that_is() -> None:

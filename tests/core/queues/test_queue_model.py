@@ -360,7 +360,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         It must while there may be one. That it looks longer than it must changes only what is stored again at once.
         """
-        states, retries = self.host.states, self.host.partition(model.queue_id).retries
+        states, retries = self.host.states, self.host.partition(model.queue_id).ids.retries
         looks = (
             self.now_ms < states.repeats_until_ms
             and retries is not None

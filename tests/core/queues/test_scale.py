@@ -66,7 +66,7 @@ def partition(name: str = "jobs", **attributes: int) -> Partition:
 def send(to: Partition, count: int, *, own_delay_ms: int = 0, group: int = 0, now_ms: int = NOW_MS) -> None:
     delay_ms = own_delay_ms or to.definition.delay_ms
     for sequence in range(to.next_sequence, to.next_sequence + count):
-        to.apply_send(sequence, sequence, now_ms, delay_ms, own_delay_ms > 0, group, None, None)
+        to.apply_send(sequence, sequence, now_ms, delay_ms, own_delay_ms > 0, group)
 
 
 def receive(of: Partition, count_max: int = 10, *, now_ms: int = NOW_MS) -> list[int]:

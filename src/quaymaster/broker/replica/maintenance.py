@@ -247,7 +247,7 @@ class Snapshots:
                 if found is None or not found.dirty:
                     continue
                 while (is_unfinished := queues.is_unfinished(found)) or (
-                    found.dedup is not None and found.dedup.digest(DIGESTED_AT_ONCE)
+                    found.ids.dedup is not None and found.ids.dedup.digest(DIGESTED_AT_ONCE)
                 ):
                     if is_unfinished and host.stopped is not None:
                         raise _NotCommitted("the journal stopped in the middle of a commit")

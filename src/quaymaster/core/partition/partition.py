@@ -13,9 +13,10 @@ The leader decides with `take_visible` and the questions below; leader and follo
 changes nothing, because due times are slot ends (`core/structures/timers`) and nothing else happens in between.
 
 Nothing is consumed of a log-retained queue's partition: it has the index, and a head that retention and purges move.
-Each of its consumer groups is a partition like any other, but that it reads the log's index (`follow`) and is told what
-comes and goes there. A snapshot may have a group as of another moment than its log. As of an earlier one, the log may
-have dropped what the group still had: that is gone for it, too, and `follow` makes it so before the replay.
+Each of its consumer groups is a partition like any other, but that it reads the log's index and is told what comes and
+goes there (`core/partition/consumer_groups`). A snapshot may have a group as of another moment than its log. As of an
+earlier one, the log may have dropped what the group still had: that is gone for it, too, and `consumer_groups.follow`
+makes it so before the replay.
 """
 
 from __future__ import annotations
@@ -24,23 +25,20 @@ from collections.abc import Iterator, Sequence
 
 from pyroaring import BitMap64
 
-from quaymaster.core.partition.partition_moves import MovesOut, OpenMove, PartitionMoves
+from quaymaster.core.partition.partition_moves import MovesOut, PartitionMoves
 from quaymaster.core.partition.staged_messages import StagedMessages
-from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempt, InFlight, Returned
+from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempts, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes
-from quaymaster.core.structures.recent_ids import RecentIds
 from quaymaster.core.structures.rows import RowTable
+from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import MoveTask, QueueCounts
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
-DEDUP_WINDOW_MS = 300_000
-ATTEMPT_WINDOW_MS = 300_000
-ATTEMPTS_MAX = 100_000
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
 DELAY_MAX_MS = 900_000
@@ -53,13 +51,10 @@ class Partition:
 
     __slots__ = (
         "_oldest",
-        "_retry_ids_max",
-        "_retry_window_ms",
         "alive",
         "applied",
         "attempts",
         "counted_from",
-        "dedup",
         "definition",
         "deleted",
         "deletions",
@@ -69,6 +64,7 @@ class Partition:
         "groups",
         "has_moved_in",
         "head",
+        "ids",
         "in_flight",
         "index",
         "log",
@@ -78,7 +74,6 @@ class Partition:
         "number",
         "order",
         "repeats_until_ms",
-        "retries",
         "returned",
         "sent_until",
         "sizes",
@@ -102,11 +97,11 @@ class Partition:
     ) -> None:
         self.definition = definition
         self.number = number
-        self.index: SequenceIndex
-        if definition.group_of:
-            self.index = GroupIndex()
-        else:
-            self.index = SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        self.index: SequenceIndex = (
+            GroupIndex()
+            if definition.group_of
+            else SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        )
         self.sizes = LogSizes() if definition.is_log else None
         """Of a log-retained queue's own partition, and only there."""
         self.groups: dict[int, Partition] = {}
@@ -122,9 +117,8 @@ class Partition:
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
-        self.dedup: RecentIds | None = None
-        self.retries: RecentIds | None = None
-        self.attempts: dict[bytes, Attempt] = {}
+        self.ids = SentIds(retry_window_ms, retry_ids_max)
+        self.attempts = Attempts()
         self.tasks: list[MoveTask] = []
         self.has_moved_in = False
         self.moved_in = 0
@@ -150,8 +144,6 @@ class Partition:
         """Whether it changed since it was last put into a snapshot."""
         self.dirty_keys: set[int] | None = None
         """Where its key is while that is so: a set of the partitions of its journal."""
-        self._retry_window_ms = retry_window_ms
-        self._retry_ids_max = retry_ids_max
         self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
@@ -190,62 +182,6 @@ class Partition:
         self.dirty = False
         if self.dirty_keys is not None:
             self.dirty_keys.discard(self.key)
-
-    # Logs and their consumer groups
-
-    def follow(self, log: Partition) -> None:
-        """Read the index of a log's partition, and be told from now on what comes and goes there.
-
-        What the log has dropped is gone here, too. Index chunks may be read: the keeper is open.
-        """
-        assert isinstance(self.index, GroupIndex), "a consumer group has no index of its own"
-        self.log = log
-        log.groups[self.definition.queue_id] = self
-        self.index.attach(log.index)
-        if self.head >= log.head:
-            return
-        self.index.next_sequence = max(self.index.next_sequence, log.head)
-        # Without a look at what is no longer in the index.
-        in_flight = self.in_flight
-        in_flight.take_below(log.head)
-        self.order.discard_lost(
-            log.head, self.returned.take_below(log.head), (s for s, _ in in_flight.items())
-        )
-        if self.moves is not None:
-            self.moves.leave_below(log.head)
-        self._set_head(log.head)
-
-    def begin_group(self, log: Partition, start: int, end: int, time_ms: int) -> None:
-        """Begin as a consumer group: nothing is consumed of [start, end), of which the log may have dropped some."""
-        self.index.next_sequence = self.head = self.order.cursor = end
-        self.follow(log)
-        self._start_over(max(start, log.head), time_ms)
-
-    def apply_reset(self, start: int, time_ms: int) -> list[Iterator[None]]:
-        """Begin anew: from `start` on nothing is consumed, below it all is. Returns what `apply_delete_below` does."""
-        assert self.log is not None, "only a consumer group begins anew"
-        emptied = self._discard_all()
-        self.attempts = {}
-        self._start_over(max(start, self.log.head), time_ms)
-        return emptied
-
-    def _start_over(self, start: int, time_ms: int) -> None:
-        end = self.index.next_sequence
-        assert self.log is not None, "a consumer group follows a log"
-        assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
-        self.note_change()
-        self.head = self.expiry_scan = start
-        self.alive = end - start
-        self.order.cursor = start
-        sizes = self.log.sizes
-        if isinstance(self.order, StandardOrder) and sizes is not None and sizes.last_due_ms > time_ms:
-            # Due times may rise and fall here: each message that waits gets a timer of its own.
-            first = self.index.first_sent_after(start, end, time_ms - DELAY_MAX_MS)
-            for sequence in range(first, end):
-                due_ms = self.index.due_ms(sequence)
-                if due_ms > time_ms:
-                    self.order.own.add(sequence)
-                    self.defer(sequence, due_ms)
 
     # Questions
 
@@ -311,32 +247,6 @@ class Partition:
     def may_have_expired(self, oldest_ms: int) -> bool:
         """Return whether a message may be from `oldest_ms` or before: the head is the oldest, but for moved ones."""
         return self.has_moved_in or (self.alive > 0 and self.oldest_sent_ms <= oldest_ms)
-
-    def find_duplicate(self, dedup: bytes | None, retry: bytes | None, now_ms: int) -> int | None:
-        """Return the offset of the record that stored the same message within the window, or None."""
-        if dedup is not None and self.dedup is not None:
-            offset = self.dedup.find(dedup, now_ms)
-            if offset is not None:
-                return offset
-        if retry is not None and self.retries is not None:
-            return self.retries.find(retry, now_ms)
-        return None
-
-    def find_attempt(self, attempt: bytes, now_ms: int) -> Attempt | None:
-        """Return an earlier receive of this attempt id whose messages are all still out, untouched; or None."""
-        found = self.attempts.get(attempt)
-        if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms:
-            return None
-        for sequence, delivery_count in found.messages:
-            row = self.in_flight.get(sequence)
-            if (
-                row is None
-                or row.delivery_count != delivery_count
-                or row.changed
-                or row.deadline_ms <= now_ms
-            ):
-                return None
-        return found
 
     def restore(self, index: SequenceIndex, head: int, deleted: BitMap64) -> None:
         """Have the messages of an index from `head` on but for the deleted ones, all committed, and none handed out."""
@@ -427,10 +337,8 @@ class Partition:
         delay_ms: int,
         own_delay: bool,
         group: int,
-        dedup: bytes | None,
-        retry: bytes | None,
     ) -> None:
-        """A message was stored. `own_delay`: its delay is its own, not the queue's."""
+        """A message was stored. `own_delay`: its delay is its own, not the queue's. Its ids are noted apart."""
         index = self.index
         assert sequence == index.next_sequence, (
             f"sequence {sequence} stored where {index.next_sequence} is next (queue {self.definition.queue_id})"
@@ -450,24 +358,6 @@ class Partition:
                 self.order.surface(sequence)
         if group:
             self.order.sent(group, time_ms)
-        if dedup is not None:
-            self.remember(dedup, offset, time_ms)
-        if retry is not None:
-            if self.retries is None:
-                self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
-            self.retries.add(retry, offset, time_ms)
-
-    def remember(self, dedup: bytes, offset: int, time_ms: int) -> None:
-        """A message with a deduplication id was stored."""
-        if self.dedup is None:
-            self.dedup = RecentIds(DEDUP_WINDOW_MS)
-        self.dedup.add(dedup, offset, time_ms)
-
-    def remember_run(self, dedups: bytes, offset: int, time_ms: int) -> None:
-        """Messages with deduplication ids were stored at consecutive offsets."""
-        if self.dedup is None:
-            self.dedup = RecentIds(DEDUP_WINDOW_MS)
-        self.dedup.add_run(dedups, offset, time_ms)
 
     def apply_send_run(self, run: SentRun) -> None:
         """Messages were stored at once. Groups, ids and delays of their own are noted apart."""
@@ -492,13 +382,6 @@ class Partition:
         self.timed.update(delayed)
         self.order.stored_apart(delayed, BitMap64(surfaced))
 
-    def follow_send(
-        self, sequence: int, offset: int, time_ms: int, delay_ms: int, own_delay: bool, group: int
-    ) -> None:
-        """A message was stored in the log of this consumer group."""
-        if sequence >= self.index.next_sequence:  # else the log has dropped it already, see `follow`
-            self.apply_send(sequence, offset, time_ms, delay_ms, own_delay, group, None, None)
-
     def apply_move_in(
         self,
         sequence: int,
@@ -514,7 +397,7 @@ class Partition:
         Neither deduplication nor the window of retried sends hears of it: a sender's id must not swallow a dead
         letter.
         """
-        self.apply_send(sequence, offset, sent_ms, 0, False, group, None, None)
+        self.apply_send(sequence, offset, sent_ms, 0, False, group)
         self.moved_in += 1
         if delivery_count:
             self.returned[sequence] = Returned(delivery_count, first_receive_ms, delivery_count)
@@ -522,43 +405,6 @@ class Partition:
             self.order.surface(sequence)
         if sent_ms < time_ms:
             self.has_moved_in = True
-
-    def opened_moves(self) -> PartitionMoves:
-        """Return the moves between this partition and those of other journals, to change them."""
-        self.note_change()
-        if self.moves is None:
-            self.moves = PartitionMoves()
-        return self.moves
-
-    def apply_move_out(
-        self, target_key: int, journal_id: int, number: int, move: OpenMove, time_ms: int, *, taken: bool
-    ) -> None:
-        """A message begins to leave for another journal. `taken`: see `apply_receive`."""
-        if not taken and move.sequence >= self.head:
-            self.timed.discard(move.sequence)
-            self.order.claim(move.sequence, time_ms)
-        self.moving.pop(move.sequence, None)
-        moves = self.opened_moves()
-        moves.begin(target_key, journal_id, number, move)
-        if move.sequence < self.head:
-            del moves.leaving[move.sequence]
-
-    def apply_move_withdrawn(self, source_key: int, settled_below: int, numbers: Sequence[int]) -> None:
-        """Messages that would have come from another journal do not."""
-        self.opened_moves().withdraw(source_key, settled_below, numbers)
-
-    def apply_move_end(self, target_key: int, number: int, time_ms: int, *, taken: bool) -> OpenMove | None:
-        """A move is settled: the message is gone, or visible again. Return it, if it still existed."""
-        moves = self.opened_moves()
-        move = moves.end(target_key, number)
-        if move is None:
-            return None
-        if taken:
-            self.apply_delete((move.sequence,), time_ms)
-        else:
-            del moves.leaving[move.sequence]
-            self.order.give_back(move.sequence, time_ms)
-        return move
 
     def apply_receive(
         self,
@@ -579,7 +425,7 @@ class Partition:
         self.note_change()
         for sequence, delivery_count in messages:
             if sequence < self.head:
-                continue  # gone since, as the log of this group knows: see `follow`
+                continue  # gone since, as the log of this group knows: see `consumer_groups.follow`
             before = row = None
             if delivery_count > 1 or attempt is not None or not taken:
                 before = returned.take(sequence)
@@ -601,9 +447,7 @@ class Partition:
             else:
                 self._return(sequence, row, time_ms)
         if attempt is not None:
-            self.attempts.pop(attempt, None)
-            self.attempts[attempt] = Attempt(time_ms, list(messages))
-            self._forget_attempts(time_ms)
+            self.attempts.note(attempt, messages, time_ms)
 
     def apply_change_visibility(
         self, sequence: int, time_ms: int, timeout_ms: int, delivery_count: int, epoch: int, *, changed: bool
@@ -682,7 +526,7 @@ class Partition:
             return []
         self.note_change()
         if stop >= self.index.next_sequence:
-            return self._discard_all()
+            return self.discard_all()
         gone = self.in_flight.take_below(stop)
         gone += [sequence for sequence in self.moving if sequence < stop]
         if self.moves is not None:
@@ -691,10 +535,11 @@ class Partition:
         for sequence in gone:
             self.moving.pop(sequence, None)
         self.order.discard_below(self.head, stop, self.is_live, self.returned.take_below(stop))
-        self._set_head(stop)
+        self.set_head(stop)
         return []
 
-    def _set_head(self, stop: int) -> None:
+    def set_head(self, stop: int) -> None:
+        """Nothing is left below; what else was kept of it is gone already."""
         self.note_change()
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
@@ -708,21 +553,21 @@ class Partition:
         """The queue was purged: messages below are gone, and so is what deduplication remembers."""
         emptied = self.apply_delete_below(stop)
         self._forget_staged(time_ms)
-        self.dedup = None
-        self.retries = None
-        self.attempts = {}
+        self.ids.forget()
+        self.attempts.clear()
         self.note_change()
         return emptied
 
     def emptied(self) -> list[Iterator[None]]:
         """Return what empties a partition that is gone, in steps."""
         self.index.clear()
-        emptied = self._discard_all()
+        emptied = self.discard_all()
         # A standard order refers to its partition: without that circle both are freed as soon as they are let go.
         self.order = FIFOOrder(self.index, 0)
         return emptied
 
-    def _discard_all(self) -> list[Iterator[None]]:
+    def discard_all(self) -> list[Iterator[None]]:
+        """Have no messages any more. Returns what `apply_delete_below` does."""
         emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
         self.in_flight, self.returned, self.moving = RowTable(), RowTable(RETURNED_PACKING), {}
         if self.moves is not None:
@@ -782,11 +627,3 @@ class Partition:
         """Let go what was kept of messages below the head, also where no further transaction ever comes."""
         if self.staged is not None:
             self.staged.forget_runs(self.head, time_ms)
-
-    def _forget_attempts(self, now_ms: int) -> None:
-        attempts = self.attempts
-        while True:
-            oldest = next(iter(attempts))  # there is one: the newest was just added
-            if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
-                return
-            del attempts[oldest]

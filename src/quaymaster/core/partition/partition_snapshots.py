@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from quaymaster.core.partition.partition import DEDUP_WINDOW_MS, Partition
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import PartitionMoves
 from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.partition.staged_snapshots import Parts
@@ -29,7 +29,6 @@ from quaymaster.core.structures.deliveries import Attempt, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes, LogState
-from quaymaster.core.structures.recent_ids import RecentIds
 from quaymaster.core.structures.sequences import SequenceSet
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.values.commands import MoveTask
@@ -126,8 +125,8 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         state.returned_order = array("Q", moving).tobytes() + array("Q", order.returned).tobytes()
         state.tenants_in_flight = _tenants_in_flight(partition, order)
     attempts = list(partition.attempts.items())
-    dedup = partition.dedup.pieces() if partition.dedup else []
-    retries = partition.retries.pieces() if partition.retries else []
+    dedup = partition.ids.dedup.pieces() if partition.ids.dedup else []
+    retries = partition.ids.retries.pieces() if partition.ids.retries else []
     sections: list[tuple[Section, Iterator[Any]]] = [
         (Section.STATE, iter([state])),
         (Section.IN_FLIGHT, partition.in_flight.freeze()),
@@ -191,10 +190,9 @@ def load_partition(
     for piece in sections[Section.ATTEMPTS]:
         partition.attempts.update(_attempts_decoder.decode(piece))
     if sections[Section.DEDUP]:
-        partition.dedup = RecentIds.from_bytes(b"".join(sections[Section.DEDUP]), DEDUP_WINDOW_MS)
+        partition.ids.load_dedup(b"".join(sections[Section.DEDUP]))
     if sections[Section.RETRIES]:
-        retries = b"".join(sections[Section.RETRIES])
-        partition.retries = RecentIds.from_bytes(retries, retry_window_ms, retry_ids_max)
+        partition.ids.load_retries(b"".join(sections[Section.RETRIES]))
     for piece in sections[Section.MOVES]:
         partition.moves = PartitionMoves.from_bytes(piece, partition.is_live)
     for piece in sections[Section.LOG]:

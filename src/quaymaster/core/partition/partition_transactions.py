@@ -131,10 +131,10 @@ def _send_run(partition: Partition, stage: Stage, start: int, stop: int, delay_m
         partition.apply_send_run(SentRun(offset, count, time_ms, delay_ms, some, each))
         dedups = stage.dedups_of(start + done, start + done + count)
         if dedups is not None:
-            partition.remember_run(dedups, offset, time_ms)
+            partition.ids.note_run(dedups, offset, time_ms)
         else:
             for at, dedup in stage.deduplicated(start + done, start + done + count):
-                partition.remember(dedup, offset + at - start - done, time_ms)
+                partition.ids.note(dedup, None, offset + at - start - done, time_ms)
         done += count
     partition.order.sent_all(groups, time_ms)
     if asked_ms:
@@ -187,9 +187,8 @@ def _send_each(
         own_ms = _own_delay(message.delay_ms, queue_delay_ms, time_ms)
         delay_ms = queue_delay_ms if own_ms is None else own_ms
         is_own = own_ms is not None
-        partition.apply_send(
-            sequence, message.offset, time_ms, delay_ms, is_own, message.group, message.dedup, None
-        )
+        partition.apply_send(sequence, message.offset, time_ms, delay_ms, is_own, message.group)
+        partition.ids.note(message.dedup, None, message.offset, time_ms)
         if partition.sizes is not None:
             partition.sizes.add(sequence, message.payload_bytes)
 
@@ -224,7 +223,7 @@ def follow_commit(
     A slice with each step.
     """
     stop = start + count
-    start = max(start, group.next_sequence)  # what is below the log has dropped, see `Partition.follow`
+    start = max(start, group.next_sequence)  # what is below the log has dropped, see `consumer_groups.follow`
     if one_delay:
         while start < stop:
             end = min(stop, start + slices.SLICE_MESSAGES)
@@ -239,7 +238,7 @@ def follow_commit(
         offset, sent_ms, due_ms, key = log.index.entry(sequence)
         own_delay = due_ms != queue_due_ms
         own_ms = due_ms - sent_ms if own_delay else delay_ms
-        group.apply_send(sequence, offset, sent_ms, own_ms, own_delay, key, None, None)
+        group.apply_send(sequence, offset, sent_ms, own_ms, own_delay, key)
         if not (sequence + 1 - start) % slices.SLICE_SINGLE_MESSAGES:
             yield
 

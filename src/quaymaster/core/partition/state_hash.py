@@ -8,7 +8,8 @@ import msgspec
 import xxhash
 from pyroaring import BitMap64
 
-from quaymaster.core.partition.partition import ATTEMPT_WINDOW_MS, Partition
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.structures.deliveries import ATTEMPT_WINDOW_MS
 from quaymaster.core.structures.standard_order import StandardOrder
 
 _encoder = msgspec.msgpack.Encoder()
@@ -39,8 +40,8 @@ def partition_hash(partition: Partition, now_ms: int) -> int:
         sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in partition.in_flight.items()),
         sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in partition.returned.items()),
         list(delayed),
-        partition.dedup.entries(now_ms) if partition.dedup else [],
-        partition.retries.entries(now_ms) if partition.retries else [],
+        partition.ids.dedup.entries(now_ms) if partition.ids.dedup else [],
+        partition.ids.retries.entries(now_ms) if partition.ids.retries else [],
         sorted(
             (key, attempt.time_ms, attempt.messages)
             for key, attempt in partition.attempts.items()

@@ -38,6 +38,13 @@ from itertools import islice
 
 import msgspec
 
+from quaymaster.core.partition.applied_moves import (
+    apply_move_end,
+    apply_move_out,
+    apply_move_withdrawn,
+    opened_moves,
+)
+from quaymaster.core.partition.consumer_groups import begin_group, follow, follow_send, reset_group
 from quaymaster.core.partition.open_stages import OpenStages
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OpenMove
@@ -266,8 +273,8 @@ class AppliedQueues:
 
     def digest_later(self, partition: Partition) -> None:
         """Have `empty_some` sort what a commit has brought to a partition, too, some with each step."""
-        if partition.dedup is not None:
-            self._to_empty.append(partition.dedup.digesting())
+        if partition.ids.dedup is not None:
+            self._to_empty.append(partition.ids.dedup.digesting())
 
     def empty_some(self, steps: int) -> bool:
         """Free as much of what is gone as `steps` steps do; return whether there is more."""
@@ -308,22 +315,16 @@ class AppliedQueues:
         partition = self._to_apply(row)
         if partition is not None:
             group, dedup, retry = split_prefix(row.flags, payload)
-            partition.apply_send(
-                row.sequence,
-                row.offset,
-                row.time_ms,
-                row.due_after_ms,
-                bool(row.flags & OWN_DELAY),
-                group,
-                dedup,
-                retry,
-            )
+            is_own = bool(row.flags & OWN_DELAY)
+            partition.apply_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, group)
+            if dedup is not None or retry is not None:
+                partition.ids.note(dedup, retry, row.offset, row.time_ms)
             if partition.sizes is not None:
                 partition.sizes.add(row.sequence, len(payload))
         for follower in self._following(row):
             group = split_prefix(row.flags, payload)[0]
             own_delay = bool(row.flags & OWN_DELAY)
-            follower.follow_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, own_delay, group)
+            follow_send(follower, row.sequence, row.offset, row.time_ms, row.due_after_ms, own_delay, group)
 
     def _apply_receive(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -365,7 +366,7 @@ class AppliedQueues:
             target.advance(row.time_ms)
             if moved.number:
                 source_key = partition_key(moved.source_queue_id, moved.source_partition)
-                target.opened_moves().came(source_key).last = moved.number
+                opened_moves(target).came(source_key).last = moved.number
             target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
 
     def _apply_move_out(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
@@ -374,7 +375,7 @@ class AppliedQueues:
             queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack(payload)
             move = OpenMove(row.sequence, bool(is_redrive))
             target_key = partition_key(queue_id, target_partition)
-            partition.apply_move_out(target_key, journal_id, number, move, row.time_ms, taken=False)
+            apply_move_out(partition, target_key, journal_id, number, move, row.time_ms, taken=False)
             self.sending_away.add(partition.key)
 
     def _apply_move_withdrawn(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
@@ -384,7 +385,7 @@ class AppliedQueues:
             (settled_below,) = SETTLED_BELOW.unpack_from(payload, OTHER_END.size)
             numbers = array("Q", bytes(payload[OTHER_END.size + SETTLED_BELOW.size :]))
             source_key = partition_key(queue_id, source_partition)
-            partition.apply_move_withdrawn(source_key, settled_below, numbers)
+            apply_move_withdrawn(partition, source_key, settled_below, numbers)
 
     def _apply_move_end(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -403,7 +404,7 @@ class AppliedQueues:
         """Settle moves, as (number, whether it was taken); return how many messages have moved."""
         arrived = 0
         for number, taken in ended:
-            move = partition.apply_move_end(target_key, number, now_ms, taken=bool(taken))
+            move = apply_move_end(partition, target_key, number, now_ms, taken=bool(taken))
             if move is not None and taken:
                 arrived += 1
                 if move.is_redrive:
@@ -452,7 +453,7 @@ class AppliedQueues:
     def _apply_group_reset(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            self.empty_later(partition.apply_reset(row.sequence, row.time_ms))
+            self.empty_later(reset_group(partition, row.sequence, row.time_ms))
 
     def _apply_stage_begin(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -552,7 +553,7 @@ class AppliedQueues:
             elif definition.group_of:
                 for slice_ in definition.partitions:
                     group = self.partition(definition.queue_id, slice_.number)
-                    group.follow(self.partition(definition.group_of, slice_.number))
+                    follow(group, self.partition(definition.group_of, slice_.number))
 
     def _groups_of(self, queue_id: int) -> list[int]:
         """Return the ids of a log's consumer groups."""
@@ -587,8 +588,11 @@ class AppliedQueues:
                 self._keep(partition)
                 partition.applied = applied
                 if definition.group_of:
-                    partition.begin_group(
-                        self.partition(definition.group_of, slice_.number), *starts[slice_.number], time_ms
+                    begin_group(
+                        partition,
+                        self.partition(definition.group_of, slice_.number),
+                        *starts[slice_.number],
+                        time_ms,
                     )
             else:
                 partition.apply_definition(definition, time_ms)

@@ -75,7 +75,7 @@ class ConsumedQueues(AppliedQueues):
         if timeout_ms < 0:
             timeout_ms = definition.visibility_timeout_ms
         if command.attempt is not None and is_fifo:
-            earlier = partition.find_attempt(command.attempt, now_ms)
+            earlier = partition.attempts.find(command.attempt, partition.in_flight, now_ms)
             if earlier is not None:
                 # The messages may come back sooner than a parked receive expects.
                 proposal.awake.add(partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quaymaster.core.partition.group_starts import check_start, find_start
+from quaymaster.core.partition.consumer_groups import check_start, find_start, reset_group
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.queues.applied_queues import HAS_STARTS, IS_NEW, AppliedQueues, join_queue_set
@@ -111,7 +111,7 @@ class DefinedQueues(AppliedQueues):
         for partition in self.partitions_of(command.queue_id):
             start = find_start(command.start, _log_of(partition))
             proposal.add(RecordType.GROUP_RESET, partition, now_ms, sequence=start)
-            self.empty_later(partition.apply_reset(start, now_ms))
+            self.empty_later(reset_group(partition, start, now_ms))
             proposal.awake.add(partition)
         return Done(), Wait.COMMIT
 

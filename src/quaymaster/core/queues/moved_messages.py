@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 
+from quaymaster.core.partition.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OpenMove
 from quaymaster.core.partition.proposals import Proposal
@@ -99,10 +100,10 @@ def begin_move(source: Partition, command: MoveMessage, now_ms: int, proposal: P
     journal_id = command.target_journal_id
     assert journal_id is not None, "who leaves the journal goes to another one"
     move = OpenMove(command.sequence, command.task_id is not None)
-    number = source.opened_moves().next_number(target_key, proposal.epoch)
+    number = opened_moves(source).next_number(target_key, proposal.epoch)
     payload = MOVE_OUT.pack(command.target_queue_id, 0, journal_id, number, move.is_redrive)
     proposal.add(RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload)
-    source.apply_move_out(target_key, journal_id, number, move, now_ms, taken=True)
+    apply_move_out(source, target_key, journal_id, number, move, now_ms, taken=True)
     return MoveBegun(target_key, number)
 
 
@@ -124,7 +125,7 @@ def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal)
             _withdraw(target, command, number, now_ms, proposal)
         else:
             store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
-            target.opened_moves().came(source_key).last = number
+            opened_moves(target).came(source_key).last = number
     return MoveInOutcome(withdrawn)
 
 
@@ -134,4 +135,4 @@ def _withdraw(target: Partition, command: MoveIn, number: int, now_ms: int, prop
     payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
     proposal.add(RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
     source_key = partition_key(command.source_queue_id, command.source_partition)
-    target.apply_move_withdrawn(source_key, settled_below, [number])
+    apply_move_withdrawn(target, source_key, settled_below, [number])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quaymaster.core.partition.consumer_groups import follow_send
 from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import (
@@ -191,14 +192,14 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         # A first attempt may arrive after its repeat: a connection that was cut delivers late what was sent by it.
         may_be_late = now_ms < partition.repeats_until_ms or (
             now_ms < self.repeats_until_ms
-            and partition.retries is not None
-            and partition.retries.may_know_below(self.repeats_below)
+            and partition.ids.retries is not None
+            and partition.ids.retries.may_know_below(self.repeats_below)
         )
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late
             if dedup is not None or (retry is not None and is_sought):
-                found = partition.find_duplicate(dedup, retry if is_sought else None, now_ms)
+                found = partition.ids.find(dedup, retry if is_sought else None, now_ms)
                 if found is not None:
                     results.append(Duplicate(found, partition_key(queue_id, number)))
                     duplicate = True
@@ -216,11 +217,13 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             records.append(
                 Record(_SEND, flags, queue_id, number, sequence, now_ms, delay_ms, message.payload)
             )
-            partition.apply_send(sequence, offset, now_ms, delay_ms, own_delay, message.group, dedup, retry)
+            partition.apply_send(sequence, offset, now_ms, delay_ms, own_delay, message.group)
+            if dedup is not None or retry is not None:
+                partition.ids.note(dedup, retry, offset, now_ms)
             if partition.sizes is not None:
                 partition.sizes.add(sequence, len(message.payload))
                 for group in partition.groups.values():
-                    group.follow_send(sequence, offset, now_ms, delay_ms, own_delay, message.group)
+                    follow_send(group, sequence, offset, now_ms, delay_ms, own_delay, message.group)
             offset += 1
             stored = True
             if retry is not None and message.may_be_retry:

@@ -279,7 +279,7 @@ class _DuplicateSearch:
         """Find them all."""
         if not any(stage.dedups for stage in stages):
             return
-        dedup = self._partition.dedup
+        dedup = self._partition.ids.dedup
         if dedup is not None:
             yield from dedup.digesting()
             self._known_tops = dedup.known_tops(self._now_ms)
@@ -294,7 +294,7 @@ class _DuplicateSearch:
 
     def _are_all_new(self, dedups: bytes) -> bool:
         hashes = {dedup for (dedup,) in iter_unpack("16s", dedups)}
-        known = self._partition.dedup
+        known = self._partition.ids.dedup
         if ID_BYTES * len(hashes) < len(dedups) or not all(map(hashes.isdisjoint, self._seen)):
             return False
         if known is not None and known.has_any(dedups, self._known_tops, self._now_ms):
@@ -314,7 +314,7 @@ class _DuplicateSearch:
             if any(dedup in seen for seen in self._seen):
                 self.places.append(place_of(stage.number, index))
                 continue
-            if self._partition.find_duplicate(dedup, None, self._now_ms) is not None:
+            if self._partition.ids.find(dedup, None, self._now_ms) is not None:
                 self.places.append(place_of(stage.number, index))
             self._note({dedup})
 

@@ -7,11 +7,15 @@ The order of the fields of each class is a format: it changes with STATE_VERSION
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from quaymaster.core.structures.rows import Packing
+from quaymaster.core.structures.rows import Packing, RowTable
+
+ATTEMPT_WINDOW_MS = 300_000
+ATTEMPTS_MAX = 100_000
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -60,3 +64,35 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     time_ms: int
     messages: list[tuple[int, int]]
+
+
+class Attempts(dict[bytes, Attempt]):
+    """Receives that may be repeated, by attempt id, the oldest first."""
+
+    __slots__ = ()
+
+    def find(self, attempt: bytes, in_flight: RowTable[InFlight], now_ms: int) -> Attempt | None:
+        """Return an earlier receive of this attempt id whose messages are all still out, untouched; or None."""
+        found = self.get(attempt)
+        if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms:
+            return None
+        for sequence, delivery_count in found.messages:
+            row = in_flight.get(sequence)
+            if (
+                row is None
+                or row.delivery_count != delivery_count
+                or row.changed
+                or row.deadline_ms <= now_ms
+            ):
+                return None
+        return found
+
+    def note(self, attempt: bytes, messages: Sequence[tuple[int, int]], time_ms: int) -> None:
+        """A receive handed out messages, as (sequence, delivery count). What is too old or too much is forgotten."""
+        self.pop(attempt, None)
+        self[attempt] = Attempt(time_ms, list(messages))
+        while True:
+            oldest = next(iter(self))  # there is one: the newest was just added
+            if self[oldest].time_ms + ATTEMPT_WINDOW_MS > time_ms and len(self) <= ATTEMPTS_MAX:
+                return
+            del self[oldest]

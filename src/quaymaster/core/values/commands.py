@@ -173,7 +173,7 @@ class MarksOutcome(msgspec.Struct, gc=False, array_like=True, tag=31):
 
 
 class ResetGroup(msgspec.Struct, gc=False, array_like=True, tag=17):
-    """Let a consumer group begin anew at `start` (`core/partition/group_starts`); what was in flight is forgotten."""
+    """Let a consumer group begin anew at `start` (`core/partition/consumer_groups`); what is in flight is forgotten."""
 
     queue_id: int
     start: str

@@ -27,7 +27,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.core.partition.group_starts import check_start
+from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.partition.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
 from quaymaster.core.values.attribute_rules import change_attributes, create_attributes, spelled

@@ -195,8 +195,8 @@ class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
 class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """Create a consumer group of a log-retained queue, or find it; `name` is `<queue>@<group>`.
 
-    `start`: see `core/partition/group_starts`; empty: as the queue's GroupStart says. One that is there stays where it
-    is.
+    `start`: see `core/partition/consumer_groups`; empty: as the queue's GroupStart says. One that is there stays where
+    it is.
     """
 
     account_id: str
