@@ -23,7 +23,9 @@ from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
 from quaymaster.core.cell.cell import JournalSeen, ReplicaSeen, broker_of
 from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.placement import _Planner
+from quaymaster.core.cell.spread import Spread
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.slices import Work
@@ -379,8 +381,8 @@ class _SwapInEpoch(_Planner):
 
 
 @plant("deaf-manager", "a manager does not notice a leader that is gone")
-class _DeafManager(_Planner):
-    def _trouble(self, number: int, journal: JournalSeen) -> tuple[str, bool] | None:
+class _DeafManager(LeaderChoice):
+    def trouble(self, number: int, journal: JournalSeen) -> tuple[str, bool] | None:
         return None
 
 
@@ -408,15 +410,15 @@ class _CountsOnTheSilent(CellView):
 
 
 @plant("appoints-the-silent", "a manager counts on members that it does not hear", "laggards")
-class _AppointsTheSilent(_Planner):
+class _AppointsTheSilent(LeaderChoice):
     def _rank(self, number: int, member: str) -> tuple[bool, int, int, bool, bool, bool, int, str]:
         return (self._cell.is_heard(broker_of(member)), *super()._rank(number, member)[1:])
 
 
 @plant("never-settles", "a manager moves replicas about though no broker gains by it", "members")
-class _NeverSettles(_Planner):
-    def _gain(self, members: tuple[str, ...], leaving: str, name: str, replicas: int) -> tuple[int, int]:
-        return super()._gain(members, leaving, name, replicas - 2)
+class _NeverSettles(Spread):
+    def gain(self, members: tuple[str, ...], leaving: str, name: str, replicas: int) -> tuple[int, int]:
+        return super().gain(members, leaving, name, replicas - 2)
 
 
 @plant("forgotten-move", "a learner that nobody needs any more is neither promoted nor given up", "members")

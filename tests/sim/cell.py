@@ -24,6 +24,8 @@ from quaymaster.coordination import watched_prefix
 from quaymaster.core.cell import placement
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.leader_choice import LeaderChoice
+from quaymaster.core.cell.spread import Spread
 from quaymaster.core.partition import slices, staged_messages
 from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.replication import journal as core_journal
@@ -380,6 +382,8 @@ class Cell:
             (watched_prefix, "random", self.kernel.random_for("watches")),
             (placement, "_Planner", variant(placement._Planner)),
             (placement, "CellView", variant(CellView)),
+            (placement, "LeaderChoice", variant(LeaderChoice)),
+            (placement, "Spread", variant(Spread)),
             (message_moves, "MovesAway", variant(MovesAway)),
         ]
         before = [(module, name, vars(module)[name]) for module, name, _ in changed]
