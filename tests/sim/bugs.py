@@ -31,6 +31,7 @@ from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.slices import Work
 from quaymaster.core.queues.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.followers import LEASE_MS
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Append, Mismatch
@@ -155,18 +156,18 @@ class _NoPrevious(LogReplica):
 
 
 @plant("nofetch", "an elect leads with its own log, though another promised a longer one")
-class _NoFetch(LogReplica):
-    def _look_at_promises(self) -> None:
-        super()._look_at_promises()
-        if self.role == "fetching":
-            self._be_elected()
+class _NoFetch(Candidate):
+    def _look_at_promises(self, now_ms: int) -> None:
+        super()._look_at_promises(now_ms)
+        if self.stage == "fetching":
+            self.stage = "elected"
 
 
 @plant(
     "tail-not-compared", "an elect takes a tail behind its own log, whether they agree there or not", "forks"
 )
 class _TailNotCompared(LogReplica):
-    def _continues(self, start: int, batch: Batch) -> bool:
+    def continues(self, start: int, batch: Batch) -> bool:
         return True
 
 
@@ -204,7 +205,7 @@ class _NoChainInMemory(LogReplica):
         alone = crc32c(batch.data[HEADER_BYTES:]) << 20 | batch.epoch
         super().append(msgspec.structs.replace(batch, chain=alone), tell_received=tell_received)
 
-    def _continues(self, start: int, batch: Batch) -> bool:
+    def continues(self, start: int, batch: Batch) -> bool:
         return True
 
 
@@ -222,11 +223,11 @@ class _LongAck(LogReplica):
     def _on_append(self, sender: str, message: Append) -> None:
         super()._on_append(sender, message)
         if self.role == "follower" and self.leader == sender:
-            self._verified_end = self.end.end
+            self.verified_end = self.end.end
             self._tell_leader(always=True)
 
     def _truncate(self, end: int) -> None:
-        self._verified_end = min(self._verified_end, end)
+        self.verified_end = min(self.verified_end, end)
         super()._truncate(end)
 
 

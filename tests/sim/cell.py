@@ -29,6 +29,8 @@ from quaymaster.core.cell.spread import Spread
 from quaymaster.core.partition import slices, staged_messages
 from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.replication import journal as core_journal
+from quaymaster.core.replication import replication
+from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.structures import committed_runs
 from quaymaster.core.structures.index import MemoryChunks
@@ -384,6 +386,7 @@ class Cell:
             (placement, "CellView", variant(CellView)),
             (placement, "LeaderChoice", variant(LeaderChoice)),
             (placement, "Spread", variant(Spread)),
+            (replication, "Candidate", variant(Candidate)),
             (message_moves, "MovesAway", variant(MovesAway)),
         ]
         before = [(module, name, vars(module)[name]) for module, name, _ in changed]

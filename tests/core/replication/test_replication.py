@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from harness.log_cluster import LogCluster
 
+from quaymaster.core.replication.candidate import FETCH_TIMEOUT_MS, RETRY_MS
 from quaymaster.core.replication.copy_verdicts import judge_copy
 from quaymaster.core.replication.effects import (
     PersistPromise,
@@ -36,7 +37,7 @@ from quaymaster.core.replication.messages import (
     Stale,
     Tail,
 )
-from quaymaster.core.replication.replication import FETCH_TIMEOUT_MS, RETRY_MS, LogReplica
+from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch
 

@@ -28,16 +28,17 @@ wait, unless the leader resigned or its connection closed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Literal
 
-from quaymaster.core.replication.effects import Effects, PersistPromise, ReadLog, Truncate, Write
+from quaymaster.core.replication.candidate import Candidate
+from quaymaster.core.replication.effects import Effects, ReadLog
 from quaymaster.core.replication.followers import LEASE_MS, MESSAGE_BYTES_MAX, Followers, Portion
-from quaymaster.core.replication.log_tail import LogTail, Position
+from quaymaster.core.replication.log_copy import LogCopy
+from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import (
     Append,
     Appended,
     DiskPressure,
-    Envelope,
     FetchBatches,
     Message,
     Mismatch,
@@ -49,17 +50,12 @@ from quaymaster.core.replication.messages import (
 )
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.records import Batch, follows_chain
+from quaymaster.core.values.records import Batch
 
 Role = Literal["follower", "preparing", "fetching", "elected", "activating", "leading", "stopped"]
 
-RETRY_MS: Final = 200
-"""A question to another replica is asked again after so long."""
-FETCH_TIMEOUT_MS: Final = 2_000
-"""Who promised and gives no tail for so long is no longer counted on."""
 
-
-class LogReplica:
+class LogReplica(LogCopy):
     """One replica of one log. `node` is its member name."""
 
     def __init__(
@@ -77,49 +73,38 @@ class LogReplica:
 
         All of it is durable. `time` is told what other replicas say of queue time and of their clocks.
         """
-        self.node = node
+        super().__init__(
+            node,
+            promised_epoch=promised_epoch,
+            start=start,
+            positions=positions,
+            now_ms=now_ms,
+            tail_bytes_max=tail_bytes_max,
+            time=time,
+        )
         self.role: Role = "follower"
         self.epoch = 0
         """The epoch it leads, wants to lead, or follows."""
         self.leader: str | None = None
         """Whom it follows in that epoch, once it was heard."""
-        self.promised_epoch = promised_epoch
-        self.tail = LogTail(start, positions, bytes_max=tail_bytes_max)
-        self.commit = start.end
-        self.durable_end = self.tail.end.end
-        self.written_end = self.durable_end
-        self.accepted: list[Batch] = []
-        """Batches taken from a leader since the owner last emptied this."""
-        self.truncations = 0
-        """How many Truncates were asked for."""
-        self.truncated_to: int | None = None
-        """Where the log was cut since the owner last reset this."""
         self.has_lease = False
         """As a leader: whether a majority heard it lately, when it last looked."""
         self.configuration: JournalConfiguration | None = None
         """The newest that was seen."""
         self.room = DiskPressure.PLENTY
         """What the own disk has room for; the host says it."""
-        self.time = time or QueueTime(0, now_ms)
         self._durable_promise = promised_epoch
         self._heard_ms = now_ms if promised_epoch else now_ms - LEASE_MS
         """When the leader was last heard; after a start it may just have been."""
-        self._now_ms = now_ms
         self._withheld: tuple[str, Prepare] | None = None
         # As follower
-        self._verified_end = 0
         self._told: tuple[int, int] = (0, 0)
         self._owes_promise: str | None = None
         self._heartbeat_ms = 0
         self._tell_received_end = 0
         # As elect and leader
-        self._members: tuple[str, ...] = ()
-        self._previous: tuple[str, ...] = ()
-        self._promises: dict[str, Promise] = {}
-        self._asked_ms = 0
-        self._fetching: str | None = None
-        self._fetched_ms = 0
-        self._fetch_start = 0
+        self._candidate: Candidate | None = None
+        """Of the epoch that it wants to lead."""
         self._elected_ms = 0
         self._barrier_end = 0
         self._is_activated = False
@@ -129,16 +114,9 @@ class LogReplica:
         """Where the log ended when a transfer was given up: it leads again once that is committed."""
         self._is_feed_due = False
         self._tell_received = False
-        self._effects = Effects([], [], [], None, [])
-        """For the host, since it last took them."""
         self._followers = self._no_followers()
 
     # What the owner asks
-
-    @property
-    def end(self) -> Position:
-        """Where the log ends, written or about to be."""
-        return self.tail.end
 
     @property
     def is_leading(self) -> bool:
@@ -150,7 +128,7 @@ class LogReplica:
         """Whether it was elected and can tell the queue time: the owner appends the epoch's first batch now."""
         return self.role == "elected" and self.time.may_begin(
             self.node,
-            self._members,
+            self._followers.members,
             self._now_ms - self._elected_ms,
             is_empty=self.end.end == 0,
         )
@@ -209,10 +187,9 @@ class LogReplica:
         """A promise, and all that was written before it, is durable."""
         self._durable_promise = max(self._durable_promise, epoch)
         if self.role == "preparing" and epoch == self.epoch:
-            self._promises[self.node] = self._promise(epoch)
-            self._look_at_promises()
+            self._hear_promise(self.node, self.promise(epoch))
         elif self._owes_promise is not None and epoch == self.promised_epoch:
-            self._say(self._owes_promise, self._promise(epoch))
+            self.say(self._owes_promise, self.promise(epoch))
             self._owes_promise = None
         self._tell_leader()
 
@@ -305,15 +282,8 @@ class LogReplica:
         if self.role == "follower":
             self._consider_appointment()
             self._answer_withheld()
-        elif self.role == "preparing":
-            if now_ms - self._asked_ms >= RETRY_MS and self._durable_promise >= self.epoch:
-                self._ask_for_promises()
-        elif self.role == "fetching":
-            self._fetch_again()
-        elif self.role == "elected":
-            if now_ms - self._asked_ms >= RETRY_MS and not self.wants_barrier:
-                self._promises = {}  # the clocks that were heard differ: ask all again, and so who was not heard
-                self._ask_for_promises()
+        elif self._candidate is not None:
+            self._tell_candidate_time(self._candidate)
         else:
             self.has_lease = self._followers.lease_until_ms() > now_ms
             self._is_feed_due = True
@@ -322,29 +292,23 @@ class LogReplica:
 
     def carry_time_on(self, last_stamp_ms: int) -> int:
         """As the elected replica of a log with this last stamp, return the queue time of the epoch's first record."""
-        return self.time.elected(self.node, self._members, last_stamp_ms, self._now_ms)
+        return self.time.elected(self.node, self._followers.members, last_stamp_ms, self._now_ms)
 
     def append(self, batch: Batch, *, tell_received: bool = False) -> None:
         """Append a batch of the own epoch: as elected replica its barrier, then whatever is proposed."""
         assert batch.epoch == self.epoch, f"a batch of epoch {batch.epoch} in epoch {self.epoch}"
         if self.role == "elected":
+            self._candidate = None
             self.role = "activating"
             self._barrier_end = batch.next_offset
         assert self.role in ("activating", "leading"), f"a {self.role} replica appends nothing"
-        self.tail.append(batch)
-        last = self._effects.operations[-1] if self._effects.operations else None
-        if isinstance(last, Write):
-            last.batches.append(batch)
-            if tell_received and not last.tell_written:
-                self._effects.operations[-1] = Write(last.batches, True)
-        else:
-            self._effects.operations.append(Write([batch], tell_received))
+        self.write(batch, tell_written=tell_received)
         self._tell_received = self._tell_received or tell_received
         self._is_feed_due = True
 
     def transfer(self, member: str) -> bool:
         """Take no more batches, and resign as soon as `member` has everything; false when that cannot begin."""
-        if self.role != "leading" or member == self.node or member not in self._members:
+        if self.role != "leading" or member == self.node or member not in self._followers.members:
             return False
         self._transfer_to = member
         self._resign_if_done()
@@ -391,7 +355,7 @@ class LogReplica:
     def _on_prepare(self, sender: str, message: Prepare) -> None:
         epoch = message.epoch
         if epoch < self.promised_epoch:
-            self._say(sender, Stale(self.promised_epoch))
+            self.say(sender, Stale(self.promised_epoch))
             return
         if epoch > self.promised_epoch:
             if self._waits_for_leader() and sender != self.leader:
@@ -427,17 +391,11 @@ class LogReplica:
         self.promised_epoch = epoch
         self.epoch = epoch
         self.leader = leader
-        self._verified_end = 0
+        self.verified_end = 0
         self._told = (0, 0)
         self._owes_promise = None
         self._tell_received_end = 0
-        self._effects.operations.append(PersistPromise(epoch))
-
-    def _promise(self, epoch: int) -> Promise:
-        now_ms = self._now_ms
-        return Promise(
-            epoch, self.end.epoch, self.end.end, self.time.told_ms(now_ms), self.time.wall_at(now_ms)
-        )
+        self.persist_promise(epoch)
 
     def _leads_or_wants(self) -> bool:
         return self.role not in ("follower", "stopped")
@@ -449,8 +407,7 @@ class LogReplica:
         self._transfer_to = None
         self._leads_from = 0
         self._followers = self._no_followers()
-        self._promises = {}
-        self._fetching = None
+        self._candidate = None
         self._effects.activate = None
         self.time.deposed()
 
@@ -471,77 +428,42 @@ class LogReplica:
         self.epoch = self.promised_epoch = configuration.epoch
         self.leader = self.node
         self._owes_promise = None
-        self._verified_end = 0
-        self._members = configuration.members
-        self._previous = configuration.previous_members or configuration.members
-        self._promises = {}
+        self.verified_end = 0
         self._asked_to_activate = False
-        self._effects.operations.append(PersistPromise(self.epoch))
-        self._ask_for_promises()
+        self._candidate = Candidate(self, configuration, self._now_ms)
 
     def _is_alone(self, configuration: JournalConfiguration) -> bool:
         return set(configuration.members) | set(configuration.previous_members) == {self.node}
-
-    def _ask_for_promises(self) -> None:
-        self._asked_ms = self._now_ms
-        for member in dict.fromkeys((*self._members, *self._previous)):
-            if member != self.node and member not in self._promises:
-                self._say(member, Prepare(self.epoch))
 
     def _on_promise(self, sender: str, message: Promise) -> None:
         if message.epoch == self.epoch and self._leads_or_wants():
             is_serving = self.role in ("activating", "leading")
             self.time.hear_member(sender, 0 if is_serving else message.time_ms, message.wall_ms, self._now_ms)
             if self.role == "preparing":
-                self._promises[sender] = message
-                self._look_at_promises()
+                self._hear_promise(sender, message)
 
-    def _look_at_promises(self) -> None:
-        promised = self._promises.keys()
-        if self.node not in promised or not (
-            _is_majority(promised, self._members) and _is_majority(promised, self._previous)
-        ):
-            return
-        own = self._promises[self.node]
-        best = max(
-            (self._promises[member] for member in self._previous if member in promised),
-            key=lambda promise: (promise.last_epoch, promise.end),
-        )
-        if (own.last_epoch, own.end) >= (best.last_epoch, best.end):
-            self._be_elected()
-            return
-        self._fetching = next(member for member in self._previous if self._promises.get(member) == best)
-        self.role = "fetching"
-        self._fetched_ms = self._now_ms
-        # From where the own log ends: if they agree there, nothing is fetched twice, and nothing compacted is needed.
-        self._ask_for_tail(self.end.end)
+    def _hear_promise(self, member: str, promise: Promise) -> None:
+        assert self._candidate is not None, "a preparing replica is a candidate"
+        self._candidate.on_promise(member, promise, self._now_ms)
+        self._note_stage(self._candidate)
 
-    def _ask_for_tail(self, start: int) -> None:
-        assert self._fetching is not None, "a fetching replica fetches from somebody"
-        self._fetch_start = start
-        self._asked_ms = self._now_ms
-        self._say(self._fetching, FetchBatches(self.epoch, start))
+    def _tell_candidate_time(self, candidate: Candidate) -> None:
+        now_ms = self._now_ms
+        if self.role == "fetching":
+            candidate.fetch_again(now_ms)
+            self._note_stage(candidate)
+        elif candidate.is_question_due(now_ms):
+            if self.role == "preparing" and self._durable_promise >= self.epoch:
+                candidate.ask_for_promises(now_ms)
+            elif self.role == "elected" and not self.wants_barrier:
+                # The clocks that were heard differ: ask all again, and so who was not heard.
+                candidate.ask_all_again(now_ms)
 
-    def _fetch_again(self) -> None:
-        assert self._fetching is not None, "a fetching replica fetches from somebody"
-        if self._now_ms - self._fetched_ms >= FETCH_TIMEOUT_MS:
-            self._give_up_on(self._fetching)
-        elif self._now_ms - self._asked_ms >= RETRY_MS:
-            self._ask_for_tail(self._fetch_start)
-
-    def _give_up_on(self, member: str) -> None:
-        """Who promised a log and does not give it is asked for a promise again."""
-        del self._promises[member]
-        self._fetching = None
-        self._verified_end = 0
-        self.role = "preparing"
-        own = self._promise(self.epoch)
-        if self.durable_end == self.end.end:
-            self._promises[self.node] = own
-        else:  # a part of a tail was written: it counts when it is durable
-            self._promises.pop(self.node, None)
-            self._effects.operations.append(PersistPromise(self.epoch))
-        self._ask_for_promises()
+    def _note_stage(self, candidate: Candidate) -> None:
+        """Be what the candidate has become by what it was told."""
+        self.role = candidate.stage
+        if candidate.stage == "elected":
+            self._be_elected(candidate)
 
     def _on_fetch(self, sender: str, message: FetchBatches) -> None:
         if message.epoch != self.promised_epoch or self._leads_or_wants():
@@ -552,60 +474,34 @@ class LogReplica:
         if batches is None:
             self._effects.reads.append(ReadLog(sender, message.start))
         else:
-            self._say(sender, Tail(message.epoch, message.start, batches))
+            self.say(sender, Tail(message.epoch, message.start, batches))
 
     def _owes_tail(self, member: str, start: int, batches: list[Batch], is_gone: bool) -> bool:
         """Answer a Fetch with what was read from disk; false when the read was not for one."""
         if self._leads_or_wants():
             return False
-        self._say(member, Tail(self.promised_epoch, start, batches, is_gone))
+        self.say(member, Tail(self.promised_epoch, start, batches, is_gone))
         return True
 
     def _on_tail(self, sender: str, message: Tail) -> None:
-        if self.role != "fetching" or message.epoch != self.epoch or sender != self._fetching:
+        candidate = self._candidate
+        if self.role != "fetching" or message.epoch != self.epoch or candidate is None:
             return
-        start = self._fetch_start
-        if message.start != start:
-            return
-        promised = self._promises[sender]
-        if message.is_gone or not message.batches or not self._continues(start, message.batches[0]):
-            if not self._verified_end and start > self.commit:
-                self._ask_for_tail(self.commit)  # the logs differ before; below the commit index none do
-            elif message.is_gone:
-                # Only a copy could help, and there is no leader to give one: who has the log must lead.
-                self._step_down()
-            else:
-                self._give_up_on(sender)
-            return
-        self._take_in(message.batches)
-        end = self._verified_end = message.batches[-1].next_offset
-        self._fetched_ms = self._now_ms
-        position = self.tail.position_at(end)
-        assert position is not None, "a tail ends with a batch"
-        if (position.epoch, end) >= (promised.last_epoch, promised.end):
-            assert end == self.end.end, "what was behind differed from the better log, and was cut"
-            self._be_elected()
+        if candidate.on_tail(sender, message, self._now_ms):
+            self._note_stage(candidate)
         else:
-            self._ask_for_tail(end)
+            self._step_down()
 
-    def _continues(self, start: int, batch: Batch) -> bool:
-        """Tell whether a fetched batch continues the chain of the own log; who gave it knew only from where."""
-        position = self.tail.position_at(start)
-        assert position is not None, "a tail is fetched from where a batch ends"
-        return follows_chain(batch, position.chain)
-
-    def _be_elected(self) -> None:
-        self.role = "elected"
+    def _be_elected(self, candidate: Candidate) -> None:
         self._elected_ms = self._now_ms
-        self._fetching = None
-        self._verified_end = 0
+        self.verified_end = 0
         self._is_activated = False
         configuration = self.configuration
         learners = (
             configuration.learners if configuration is not None and configuration.epoch == self.epoch else ()
         )
         self._followers = Followers(
-            self.node, self.tail, self._effects, members=self._members, learners=learners
+            self.node, self.tail, self._effects, members=candidate.members, learners=learners
         )
 
     def _set_learners(self, learners: tuple[str, ...]) -> None:
@@ -618,7 +514,7 @@ class LogReplica:
 
     def _on_append(self, sender: str, message: Append) -> None:
         if message.epoch < self.promised_epoch:
-            self._say(sender, Stale(self.promised_epoch))
+            self.say(sender, Stale(self.promised_epoch))
             return
         if message.epoch > self.promised_epoch:
             self._follow(message.epoch, sender)
@@ -645,48 +541,15 @@ class LogReplica:
             # A heartbeat below what is known to be committed: nothing to compare, and nothing to acknowledge.
             self._say_mismatch(sender, message)
             return
-        end = self._take_in(message.batches) if message.batches else previous
-        self._verified_end = max(self._verified_end, end, min(previous, self.commit))
-        commit = min(message.commit, self._verified_end)
+        end = self.take_in(message.batches) if message.batches else previous
+        self.verified_end = max(self.verified_end, end, min(previous, self.commit))
+        commit = min(message.commit, self.verified_end)
         if commit > self.commit and self.tail.position_at(commit) is not None:
             self.commit = commit
             self.tail.trim(commit)
         if message.tell_received:
             self._tell_received_end = end
         self._tell_leader(always=not message.batches)
-
-    def _take_in(self, batches: list[Batch]) -> int:
-        """Compare batches with the log, cut it at the first that differs, append the rest; return where they end."""
-        end = 0
-        new: list[Batch] = []
-        for batch in batches:
-            end = batch.next_offset
-            if end <= self.commit:
-                continue
-            if not new and batch.base_offset < self.end.end:
-                position = self.tail.position_at(end)
-                if position is not None and position.chain == batch.chain:
-                    continue
-                self._truncate(batch.base_offset)
-            self.tail.append(batch)
-            new.append(batch)
-        if new:
-            self._effects.operations.append(Write(new))
-            self.accepted += new
-        return end
-
-    def _truncate(self, end: int) -> None:
-        assert end >= self.commit, f"the log would be cut to {end}, below its commit index {self.commit}"
-        assert end >= self._verified_end, (
-            f"the log would be cut to {end}, below {self._verified_end}, acknowledged"
-        )
-        self.tail.truncate(end)
-        self.truncations += 1
-        self._effects.operations.append(Truncate(end))
-        self.durable_end = min(self.durable_end, end)
-        self.written_end = min(self.written_end, end)
-        self.accepted = [batch for batch in self.accepted if batch.next_offset <= end]
-        self.truncated_to = end if self.truncated_to is None else min(self.truncated_to, end)
 
     def _is_out_of_room(self, message: Append) -> bool:
         return self.room is DiskPressure.NONE or (
@@ -697,17 +560,17 @@ class LogReplica:
         if self._is_out_of_room(message):
             self._tell_leader(always=True)  # it could not take what it lacks
         elif self._durable_promise >= message.epoch:
-            self._say(leader, Mismatch(message.epoch, self.end.end, self.end.chain, self.commit))
+            self.say(leader, Mismatch(message.epoch, self.end.end, self.end.chain, self.commit))
 
     def _tell_leader(self, *, always: bool = False) -> None:
         """Acknowledge what is durable and was compared under this epoch."""
         if self.role != "follower" or self.leader is None or self._durable_promise < self.epoch:
             return
-        told = (min(self.written_end, self._verified_end), min(self.durable_end, self._verified_end))
+        told = (min(self.written_end, self.verified_end), min(self.durable_end, self.verified_end))
         if always or told > self._told:
             self._told = told
             wall_ms = self.time.wall_at(self._now_ms)
-            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms, self.room, wall_ms))
+            self.say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms, self.room, wall_ms))
 
     # Leading
 
@@ -725,7 +588,7 @@ class LogReplica:
             self._is_feed_due = True
         if message.durable_end > follower.durable_end:
             follower.durable_end = message.durable_end
-            if sender in self._members:
+            if sender in self._followers.members:
                 self._advance_commit()
             self._resign_if_done()
 
@@ -778,7 +641,7 @@ class LogReplica:
                 is_answered,
                 time_ms,
             )
-            self._say(member, message)
+            self.say(member, message)
 
     def _no_followers(self) -> Followers:
         return Followers(self.node, self.tail, self._effects)
@@ -788,13 +651,6 @@ class LogReplica:
         if target is None or self.commit < self.end.end or self._followers[target].durable_end < self.end.end:
             return
         for member in self._followers:
-            self._say(member, Resign(self.epoch))
+            self.say(member, Resign(self.epoch))
         self._step_down()
         self._lift_lease()
-
-    def _say(self, member: str, message: Message) -> None:
-        self._effects.messages.append(Envelope(self.node, member, message))
-
-
-def _is_majority(voters: Iterable[str], members: tuple[str, ...]) -> bool:
-    return 2 * len(set(voters) & set(members)) > len(members)
