@@ -22,7 +22,8 @@ from quaymaster.core.values.formats import CellFormat
 from sim.kernel import Violation
 
 if TYPE_CHECKING:
-    from quaymaster.broker.replica.replica import Body, ReplicaHost
+    from quaymaster.broker.replica.record_bodies import Body
+    from quaymaster.broker.replica.replica import ReplicaHost
     from quaymaster.core.replication.journal import JournalReplica
     from quaymaster.core.values.commands import Command
     from sim.host import Host
@@ -46,12 +47,44 @@ class _Files:
         self.journal_id = journal_id
 
 
+class _Records:
+    """As much of `RecordBodies` as moving needs."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def of(self, offsets: list[int]) -> dict[int, Body]:
+        return self._found(offsets)
+
+    def _found(self, offsets: list[int]) -> dict[int, Body]:
+        found = {offset: self._replica.find_record(offset) for offset in offsets}
+        return {offset: record for offset, record in found.items() if record is not None}
+
+
+class _RecordsOnDisk(_Records):
+    """Those that are read: much may happen until then."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        self._random = replica.cell.kernel.random_for(f"reads of {replica.member}")
+
+    def read(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+        self._replica.host.loop.call_later(
+            self._random.uniform(0, READ_MAX_S), lambda: finish(self._found(offsets))
+        )
+
+    async def of(self, offsets: list[int]) -> dict[int, Body]:
+        await asyncio.sleep(self._random.uniform(0, READ_MAX_S))
+        return self._found(offsets)
+
+
 class _MovesHost:
     """As much of a `ReplicaHost` as moving needs. No receive waits in a simulated cell, so none is woken."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self.files = _Files(replica.journal_id)
+        self.records = _Records(replica)
 
     @property
     def replica(self) -> JournalReplica:
@@ -62,13 +95,6 @@ class _MovesHost:
 
     async def ask(self, command: Command | InternalCommand) -> object:
         return await ask_inside(self._replica, command)
-
-    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
-        return self._found(offsets)
-
-    def _found(self, offsets: list[int]) -> dict[int, Body]:
-        found = {offset: self._replica.find_record(offset) for offset in offsets}
-        return {offset: record for offset, record in found.items() if record is not None}
 
 
 async def ask_inside(replica: Replica, command: Command | InternalCommand) -> Any:
@@ -88,20 +114,11 @@ async def ask_inside(replica: Replica, command: Command | InternalCommand) -> An
 
 
 class _TasksHost(_MovesHost):
-    """One whose records come from a disk: much may happen until they are read."""
+    """One whose records come from a disk."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
-        self._random = replica.cell.kernel.random_for(f"reads of {replica.member}")
-
-    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
-        self._replica.host.loop.call_later(
-            self._random.uniform(0, READ_MAX_S), lambda: finish(self._found(offsets))
-        )
-
-    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
-        await asyncio.sleep(self._random.uniform(0, READ_MAX_S))
-        return self._found(offsets)
+        self.records = _RecordsOnDisk(replica)
 
 
 class Carrier:

@@ -234,13 +234,13 @@ def test_messages_handed_to_a_client_that_has_just_gone_come_back_after_their_vi
         answers: list[object] = []
         polling = cell.router.submit(Receive(1, 0, 10, 300, wait_ms=60_000), answers.append)
         await until(lambda: cell.parked("a") == 1)
-        deliver = journal.host._deliver
+        deliver = journal.host._replies.on_taken
 
         def go_and_deliver(*arguments: Any) -> None:
             polling.cancel()
             deliver(*arguments)
 
-        monkeypatch.setattr(journal.host, "_deliver", go_and_deliver)
+        monkeypatch.setattr(journal.host._replies, "on_taken", go_and_deliver)
         await cell.ask(Send(1, 0, [message(1)]))
         monkeypatch.undo()
 

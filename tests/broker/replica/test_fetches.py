@@ -141,7 +141,7 @@ def test_a_damaged_message_that_can_be_mended_is_given_with_those_behind_it(
             async def repaired(offsets: list[int]) -> dict[int, Any]:
                 return {offset: (row.type, row.flags, row.sequence, payload)}
 
-            monkeypatch.setattr(host._links, "repaired", repaired)
+            monkeypatch.setattr(host.records, "_repaired", repaired)
             return await fetch(tester, 40)
 
     assert asyncio.run(run()).messages == bodies(40, 100)

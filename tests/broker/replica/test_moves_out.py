@@ -12,7 +12,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.replica import moves_out
 from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.broker.replica.replica import Body
+from quaymaster.broker.replica.record_bodies import Body
 from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import (
@@ -52,6 +52,7 @@ class Leader:
         self.ended: list[EndMoves] = []
         self.may_end = asyncio.Event()
         self.may_end.set()
+        self.records = self
         self.refusal: Exception | None = None
         places = QueuesElsewhere(CellFormat(2))
         places.places[arn("dead")] = JournalPlace(DEAD, THERE)
@@ -89,7 +90,7 @@ class Leader:
             begun.append(outcome)
         return begun
 
-    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+    async def of(self, offsets: list[int]) -> dict[int, Body]:
         found: dict[int, Body] = {}
         for offset in offsets:
             if offset not in self.unreadable:

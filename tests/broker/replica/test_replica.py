@@ -19,7 +19,7 @@ from harness.broker_support import (
 )
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica import replica
+from quaymaster.broker.replica import replies
 from quaymaster.broker.replica.replica import TURN_COMMANDS, TURN_WAITS_MAX
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.core.values.commands import Delete, Peek, Receive, ReceiveOutcome, Send
@@ -244,7 +244,7 @@ def test_a_reply_that_fails_does_not_cost_the_others_theirs(tmp_path: Path) -> N
 def test_large_replies_go_one_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
 ) -> None:
-    monkeypatch.setattr(replica, "LARGE_REPLY_BYTES", 1_000)
+    monkeypatch.setattr(replies, "LARGE_REPLY_BYTES", 1_000)
 
     async def run() -> tuple[list[int], list[int]]:
         async with running(tmp_path, body_cache_bytes=cache_bytes) as tester:
@@ -265,7 +265,7 @@ def test_large_replies_go_one_a_turn(
 def test_a_large_reply_that_fails_does_not_cost_the_others_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "LARGE_REPLY_BYTES", 1)
+    monkeypatch.setattr(replies, "LARGE_REPLY_BYTES", 1)
 
     def failing(outcome: object) -> None:
         raise RuntimeError("cannot be rendered")

@@ -22,9 +22,10 @@ from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.maintenance import COMPACT_AFTER_MS, Compaction, MessageExpiry, Snapshots
 from quaymaster.broker.replica.message_moves import MessageMoves
 from quaymaster.broker.replica.queue_places import QueuePlaces
+from quaymaster.broker.replica.record_bodies import Body
 from quaymaster.broker.replica.record_repair import RECORDS_MAX, FoundRecord
 from quaymaster.broker.replica.recovery import Recovered, rebuild, recover
-from quaymaster.broker.replica.replica import Body, ReplicaHost
+from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.broker.replica.time_file import TimeFile, read_boot
 from quaymaster.broker.storage.chunk_store import ChunkStore
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full

@@ -42,7 +42,8 @@ from quaymaster.monitoring.supervision import supervise
 if TYPE_CHECKING:
     from quaymaster.broker.replica.moves_out import MoveCarrier
     from quaymaster.broker.replica.queue_places import QueuePlaces
-    from quaymaster.broker.replica.replica import Body, ReplicaHost
+    from quaymaster.broker.replica.record_bodies import Body
+    from quaymaster.broker.replica.replica import ReplicaHost
 
 TAKE_MAX = 100
 """How many messages a move task takes at a time."""
@@ -114,7 +115,7 @@ class MessageMoves:
             count = min(len(self._letters), MOVES_AT_ONCE_MAX - self._in_progress)
             some = [self._letters.popleft() for _ in range(count)]
             self._in_progress += count
-            self._host.read_bodies(
+            self._host.records.read(
                 [letter.offset for letter in some], partial(self._propose_dead_letters, some)
             )
 
@@ -302,7 +303,7 @@ class MessageMoves:
             async with self._task_turns:
                 found = await self._take(queue_id, task, count)
                 taken = found.taken
-                bodies = await self._host.bodies_of([message.offset for message in taken])
+                bodies = await self._host.records.of([message.offset for message in taken])
                 failure = await self._move_taken(key, task, taken, bodies)
             if found.is_over:
                 break

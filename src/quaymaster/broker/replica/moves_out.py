@@ -28,7 +28,8 @@ from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 
 if TYPE_CHECKING:
-    from quaymaster.broker.replica.replica import Body, ReplicaHost
+    from quaymaster.broker.replica.record_bodies import Body
+    from quaymaster.broker.replica.replica import ReplicaHost
 
 BATCH_MAX: Final = 50
 """How many messages are sent at once, as long as they have no more bytes than this; a larger one goes alone."""
@@ -179,7 +180,7 @@ class MovesAway:
             for _, move in moves
             if partition.is_live(move.sequence)
         }
-        bodies = await self._host.bodies_of(list(offsets.values()))
+        bodies = await self._host.records.of(list(offsets.values()))
         messages: list[MovedMessage] = []
         size = 0
         for number, move in moves:

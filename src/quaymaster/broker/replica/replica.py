@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,13 +22,13 @@ from typing import Any, Protocol
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
+from quaymaster.broker.replica.record_bodies import Body, RecordBodies
+from quaymaster.broker.replica.replies import Replies
 from quaymaster.broker.replica.waiters import Waiter, Waiters
 from quaymaster.broker.storage.bodies import BodyCache
 from quaymaster.broker.storage.journal_files import JournalFiles
-from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrupt
-from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable
+from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.writer import JournalWriter
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.effects import (
     PersistPromise,
@@ -43,38 +42,27 @@ from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
     Decided,
-    Delivery,
-    Duplicate,
     FetchedOffsets,
     InternalCommand,
     MoveIn,
     MoveMessage,
     Outcome,
-    PeekedMessage,
     PeekedOffsets,
-    PeekOutcome,
     Receive,
     ReceiveOutcome,
     Send,
-    SendOutcome,
-    SendResult,
     SentOutcome,
     StageMessages,
-    Taken,
     TakenOutcome,
 )
 from quaymaster.core.values.errors import (
-    CallerError,
     DiskFull,
-    InternalFailure,
     JournalStopped,
     NotLeader,
     NotNow,
     Overloaded,
 )
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.messages import message_id_of, prefix_bytes
-from quaymaster.core.values.records import RecordType
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.routing.broker_client import Reply
 
@@ -93,9 +81,6 @@ PENDING_BYTES_MAX = 64 * 1024 * 1024
 SLICES_S = 0.004
 """So long a turn takes up slices of long work. The last one may take some milliseconds more."""
 
-LARGE_REPLY_BYTES = 512 * 1024
-"""Deliveries of more than this are replied one receive a turn."""
-
 TICK_MS = 50
 """How often a replica with others hears that time passes."""
 TICK_LATE_MS = 200
@@ -106,14 +91,10 @@ DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
 
-_MOVE = int(RecordType.MOVE)
 _STORING = (Send, MoveIn, StageMessages)
 """What brings messages into the journal, and is refused while the disk cannot take more; see `_stores`."""
 
 log = logging.getLogger(__name__)
-
-Body = tuple[int, int, int, bytes]
-"""Record type, flags, sequence and payload."""
 
 
 class _Sent:
@@ -187,7 +168,18 @@ class ReplicaHost:
         self.clock = clock
         self.bodies = BodyCache(body_cache_bytes)
         self.readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal-reader")
-        self._fetches = Fetches(files, self.bodies, self.readers, mend=self.bodies_of, spawn=self._spawn)
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self.records = RecordBodies(
+            loop,
+            files,
+            self.bodies,
+            self.readers,
+            repaired=links.repaired,
+            tasks=self._tasks,
+            spawn=self._spawn,
+        )
+        self._replies = Replies(loop, replica, self.records, files.journal_id)
+        self._fetches = Fetches(files, self.bodies, self.readers, mend=self.records.of, spawn=self._spawn)
         self.writer = JournalWriter(
             files,
             post=loop.call_soon_threadsafe,
@@ -211,8 +203,6 @@ class ReplicaHost:
         self.elections = Elections()
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_ms = 0
-        self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
-        self._tasks: set[asyncio.Future[Any]] = set()
         self._is_stuck = False
         self._others_full = DiskFull(
             "The disks of most replicas are almost full: messages can be received and deleted, not sent."
@@ -519,6 +509,7 @@ class ReplicaHost:
         if self.stopped is not None:
             return
         self.stopped = error
+        self.records.stop()
         log_event(
             log,
             logging.ERROR,
@@ -565,41 +556,13 @@ class ReplicaHost:
         assert type(token) is _Sent, "a token is what submit made"
         reply = token.reply
         if kind is SentOutcome:
-            self._answer_send(reply, answer)  # type: ignore[arg-type]  # by its kind
+            self._replies.on_sent(reply, answer)  # type: ignore[arg-type]  # by its kind
         elif kind is PeekedOffsets:
-            self._answer_peek(reply, answer)  # type: ignore[arg-type]
+            self._replies.on_peeked(reply, answer)  # type: ignore[arg-type]
         elif kind is FetchedOffsets:
             self._fetches.answer(answer, reply)  # type: ignore[arg-type]
         else:
             reply(answer)  # type: ignore[arg-type]
-
-    def _answer_send(self, reply: Reply, sent: SentOutcome) -> None:
-        results = sent.results
-        for result in results:
-            if type(result) is Duplicate:
-                break
-        else:
-            reply(SendOutcome(results))  # type: ignore[arg-type]  # no duplicates in it
-            return
-        offsets = [result.offset for result in results if isinstance(result, Duplicate)]
-
-        def resolve(bodies: dict[int, Body]) -> None:
-            resolved: list[SendResult] = []
-            for result in results:
-                if isinstance(result, SendResult):
-                    resolved.append(result)
-                    continue
-                body = bodies.get(result.offset)
-                if body is None:
-                    reply(InternalFailure("The message this one duplicates cannot be read."))
-                    return
-                record_type, flags, sequence, payload = body
-                sequence = self.replica.queues.sequence_of(result.partition_key, record_type, sequence)
-                message_id = message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :])
-                resolved.append(SendResult(sequence, message_id, duplicate=True))
-            reply(SendOutcome(resolved))
-
-        self.read_bodies(offsets, resolve)
 
     def _answer_receive(self, waiter: Waiter, answer: Decided | Exception) -> None:
         if isinstance(answer, Exception):
@@ -618,7 +581,7 @@ class ReplicaHost:
         # The messages are out with this consumer, whether it is still there or not.
         waiter.finish()
         self._pass_on(waiter)
-        self._deliver(waiter.reply, answer)
+        self._replies.on_taken(waiter.reply, answer)
 
     def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:
         command = waiter.command
@@ -638,163 +601,6 @@ class ReplicaHost:
             return
         self.waiters.park(waiter, partition, wait_ms)
 
-    def _deliver(self, reply: Reply, answer: TakenOutcome) -> None:
-        epoch = answer.epoch
-        deliveries: list[Delivery] = []
-        payload_bytes = 0
-        get = self.bodies.get
-        for taken in answer.taken:
-            body = get(taken.offset)
-            if body is None:
-                break
-            deliveries.append(_delivery(taken, body))
-            payload_bytes += len(body[3])
-        else:
-            if payload_bytes <= LARGE_REPLY_BYTES:
-                reply(ReceiveOutcome(epoch, deliveries))
-            else:
-                self._reply_later(reply, ReceiveOutcome(epoch, deliveries))
-            return
-
-        def finish(bodies: dict[int, Body]) -> None:
-            found = [
-                _delivery(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
-            ]
-            self._reply_later(reply, ReceiveOutcome(epoch, found))
-
-        self.read_bodies([taken.offset for taken in answer.taken], finish)
-
-    def _reply_later(self, reply: Reply, outcome: ReceiveOutcome) -> None:
-        """Reply in a turn of its own if it is large: ten messages of 1 MiB take long to open and to write."""
-        payload_bytes = sum([len(delivery.payload) for delivery in outcome.deliveries])
-        if payload_bytes <= LARGE_REPLY_BYTES:
-            reply(outcome)
-            return
-        self._large_replies.append((reply, outcome))
-        if len(self._large_replies) == 1:
-            self._loop.call_soon(self._reply_next)
-
-    def _reply_next(self) -> None:
-        reply, outcome = self._large_replies[0]
-        try:
-            reply(outcome)
-        except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
-            log_failure(log, "reply failed", error, journal=self.files.journal_id)
-        self._large_replies.popleft()
-        if self._large_replies:
-            self._loop.call_soon(self._reply_next)
-
-    def _answer_peek(self, reply: Reply, peeked: PeekedOffsets) -> None:
-        def finish(bodies: dict[int, Body]) -> None:
-            messages = []
-            for taken, state in zip(peeked.messages, peeked.states, strict=True):
-                body = bodies.get(taken.offset)
-                if body is not None:
-                    delivery = _delivery(taken, body)
-                    messages.append(
-                        PeekedMessage(
-                            taken.sequence,
-                            state,
-                            taken.delivery_count,
-                            taken.first_receive_ms,
-                            taken.sent_ms,
-                            delivery.record_type,
-                            delivery.flags,
-                            delivery.payload,
-                        )
-                    )
-            reply(PeekOutcome(messages, peeked.next_sequence))
-
-        self.read_bodies([taken.offset for taken in peeked.messages], finish)
-
-    # Bodies
-
-    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
-        """Call `finish` with the records that can be read, now or from a later turn. A bad one is left out."""
-        found: dict[int, Body] = {}
-        missing: list[int] = []
-        for offset in offsets:
-            body = self.bodies.get(offset)
-            if body is None:
-                missing.append(offset)
-            else:
-                found[offset] = body
-        if not missing:
-            finish(found)
-            return
-        if self.stopped is not None:
-            finish(found)
-            return
-        reading = self._loop.run_in_executor(self.readers, self._read_cold, missing)
-        self._tasks.add(reading)
-
-        def done(future: asyncio.Future[tuple[dict[int, Body], list[int]]]) -> None:
-            self._tasks.discard(future)
-            if future.cancelled():
-                return
-            error = future.exception()
-            if error is None:
-                read, damaged = future.result()
-                found.update(read)
-                if damaged:
-                    self._spawn(self._repair(damaged, found, finish))
-                    return
-            else:
-                log_event(log, logging.ERROR, "bodies not read", offsets=len(missing), error=str(error))
-            finish(found)
-
-        reading.add_done_callback(done)
-
-    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
-        """Return what `read_bodies` finds."""
-        found: asyncio.Future[dict[int, Body]] = self._loop.create_future()
-
-        def finish(bodies: dict[int, Body]) -> None:
-            if not found.done():
-                found.set_result(bodies)
-
-        self.read_bodies(offsets, finish)
-        return await found
-
-    async def _repair(
-        self, damaged: list[int], found: dict[int, Body], finish: Callable[[dict[int, Body]], None]
-    ) -> None:
-        try:
-            found |= await self._links.repaired(damaged)
-        except (
-            NotNow,
-            CallerError,
-            RecordUnreadable,
-            JournalClosed,
-            OSError,
-        ) as error:  # as unreadable as before
-            log_failure(log, "repair failed", error, journal=self.files.journal_id)
-        finish(found)
-
-    def _read_cold(self, offsets: list[int]) -> tuple[dict[int, Body], list[int]]:
-        """Read records from the segments; on the reader's thread. Return those, and the offsets of damaged ones."""
-        wanted = list(offsets)
-        damaged: list[int] = []
-        while wanted:
-            try:
-                records = self.files.read_records(wanted)
-            except RecordUnreadable as error:
-                log_event(
-                    log,
-                    logging.ERROR,
-                    "record unreadable",
-                    journal=self.files.journal_id,
-                    offset=error.offset,
-                    error=str(error),
-                )
-                wanted = [offset for offset in wanted if offset != error.offset]
-                if not isinstance(error, RecordGone):
-                    damaged.append(error.offset)
-                continue
-            found = {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
-            return found, damaged
-        return {}, damaged
-
 
 def _stores(command: Command | InternalCommand) -> bool:
     """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
@@ -805,18 +611,3 @@ def _stores(command: Command | InternalCommand) -> bool:
 
 def _nothing() -> None:
     """Only its turn counts."""
-
-
-def _delivery(taken: Taken, body: Body) -> Delivery:
-    record_type, flags, _, payload = body
-    if record_type == _MOVE:
-        payload = payload[MOVE_HEAD_BYTES:]
-    return Delivery(
-        taken.sequence,
-        taken.delivery_count,
-        taken.first_receive_ms,
-        taken.sent_ms,
-        record_type,
-        flags & PREFIX_FLAGS,
-        payload,
-    )
