@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.core.values.records import Record, encode_batch
 
@@ -26,7 +28,11 @@ NEWER_TYPE = 200
 def write_newer_record(data: Path) -> None:
     """Append a record of a type that there is not."""
     recovered = recover(
-        RealDisk(), str(data / "journals"), journal_id=0, limits=JournalLimits(), retry_window_ms=0
+        RealDisk(),
+        str(data / "journals"),
+        journal_id=0,
+        limits=JournalLimits(),
+        make_queues=partial(QueueStates, retry_window_ms=0),
     )
     last = recovered.positions[-1] if recovered.positions else recovered.start
     recovered.files.append(

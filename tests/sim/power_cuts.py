@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -861,9 +862,8 @@ class Life:
         time_ms = self.world.time_ms()
         live = host.replica.queues.state_hash(time_ms)
         copied = after_kill(self.disk)
-        again = recover(
-            copied, str(DIRECTORY), journal_id=JOURNAL_ID, limits=LIMITS, retry_window_ms=RETRY_WINDOW_MS
-        )
+        make_queues = partial(QueueStates, retry_window_ms=RETRY_WINDOW_MS)
+        again = recover(copied, str(DIRECTORY), journal_id=JOURNAL_ID, limits=LIMITS, make_queues=make_queues)
         require(again.queues.state_hash(time_ms) == live, "a replay differs from the live state")
         self.run.live_replays += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.commands import Delete
 from quaymaster.core.values.errors import JournalStopped
 
@@ -38,9 +40,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovered(directory: Path) -> Recovered:
-    return recover(
-        RealDisk(), str(directory), journal_id=0, limits=SMALL_LIMITS, retry_window_ms=RETRY_WINDOW_MS
-    )
+    make_queues = partial(QueueStates, retry_window_ms=RETRY_WINDOW_MS)
+    return recover(RealDisk(), str(directory), journal_id=0, limits=SMALL_LIMITS, make_queues=make_queues)
 
 
 async def fill(tester: BrokerTester, count: int = 100) -> None:

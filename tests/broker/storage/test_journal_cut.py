@@ -12,6 +12,7 @@ from harness.sim_disk import PowerLost, SimDisk
 
 from quaymaster.broker.storage.disk import Disk, RealDisk
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import Expected
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.replication.log_tail import Position
 
@@ -26,7 +27,9 @@ DIRECTORY = "/data/journal"
 
 
 def open_journal(path: Path | str, disk: Disk | None = None) -> JournalFiles:
-    return JournalFiles.open(disk or RealDisk(), path, journal_id=7, limits=SMALL, is_replicated=True)
+    return JournalFiles.open(
+        disk or RealDisk(), path, journal_id=7, limits=SMALL, expected=Expected(is_replicated=True)
+    )
 
 
 def fill(journal: JournalFiles, source: BatchSource, *, batches: int, floor: int | None = None) -> None:
@@ -112,7 +115,9 @@ def test_cut_journal_is_whole_after_a_power_cut_at_any_moment(has_noted_floor: b
 def test_a_journal_is_cut_on_a_full_disk_and_goes_on_from_there() -> None:
     limits = replace(SMALL, reserve_segments=1)
     disk = SimDisk()
-    journal = JournalFiles.open(disk, DIRECTORY, journal_id=7, limits=limits, is_replicated=True)
+    journal = JournalFiles.open(
+        disk, DIRECTORY, journal_id=7, limits=limits, expected=Expected(is_replicated=True)
+    )
     source = BatchSource.behind(journal)
     fill(journal, source, batches=60)
     before = {offset: payload for offset, payload in source.payloads.items() if offset < 200}
@@ -124,7 +129,11 @@ def test_a_journal_is_cut_on_a_full_disk_and_goes_on_from_there() -> None:
 
     assert journal.failure is None
     found = JournalFiles.open(
-        disk.after_power_cut(Random(1)), DIRECTORY, journal_id=7, limits=limits, is_replicated=True
+        disk.after_power_cut(Random(1)),
+        DIRECTORY,
+        journal_id=7,
+        limits=limits,
+        expected=Expected(is_replicated=True),
     )
     assert payloads_of(found) == before | following.payloads
 

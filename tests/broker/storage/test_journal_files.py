@@ -18,6 +18,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import Expected
 from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrupt, lock_directory
 from quaymaster.broker.storage.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.storage.space import JournalLimits
@@ -306,7 +307,7 @@ def test_damage_below_the_owners_durable_floor_is_not_cut(tmp_path: Path) -> Non
     flip(segment_paths(tmp_path / "j")[-1], DATA_AT + 300)
 
     with pytest.raises(JournalCorrupt, match="from 0 to 4 were durable"):
-        open_journal(tmp_path / "j", durable_floor=4)
+        open_journal(tmp_path / "j", expected=Expected(durable_floor=4))
 
     assert open_journal(tmp_path / "j").end_offset == 0
 
@@ -386,7 +387,7 @@ def test_bit_rot_in_a_sealed_segment_is_found_at_open_when_everything_is_verifie
     flip(segment_paths(tmp_path / "j")[0], DATA_AT + 64 + 4 * 48 + 250)
 
     with pytest.raises(JournalCorrupt, match="record 1 does not match"):
-        open_journal(tmp_path / "j", verify_all=True)
+        open_journal(tmp_path / "j", expected=Expected(verify_all=True))
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-60] + bytes(60)])
@@ -444,7 +445,7 @@ def test_compaction_keeps_what_it_is_told_to_keep_and_every_offset(tmp_path: Pat
             journal.read_payloads([4])
         assert journal.segments()[0].end_offset == first.end_offset
         journal.close()
-        journal = open_journal(tmp_path / "j", verify_all=True)
+        journal = open_journal(tmp_path / "j", expected=Expected(verify_all=True))
     journal.close()
 
 

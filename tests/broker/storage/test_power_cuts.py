@@ -10,6 +10,7 @@ from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import PowerLost, SimDisk
 
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import Expected
 from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrupt
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.broker.storage.space import JournalLimits
@@ -245,7 +246,9 @@ def test_every_flipped_bit_is_noticed_at_open_or_harmless() -> None:
         rotten.flip_bit(path, rng.randrange(rotten.size(fd) * 8))
         try:
             found = payloads_of(
-                JournalFiles.open(rotten, DIRECTORY, journal_id=7, limits=LIMITS, verify_all=True)
+                JournalFiles.open(
+                    rotten, DIRECTORY, journal_id=7, limits=LIMITS, expected=Expected(verify_all=True)
+                )
             )
         except JournalCorrupt:
             noticed += 1

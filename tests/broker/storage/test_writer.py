@@ -15,6 +15,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import Expected
 from quaymaster.broker.storage.space import SPARE_BYTES, SPARES, JournalLimits
 from quaymaster.broker.storage.writer import JournalWriter
 from quaymaster.core.replication.messages import DiskPressure
@@ -356,7 +357,7 @@ def test_a_promise_that_finds_no_room_waits_for_it_and_what_comes_behind_it_too(
 
 def test_what_a_full_disk_let_through_of_a_batch_is_taken_away_and_another_one_comes_there() -> None:
     disk = SimDisk()
-    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL, is_replicated=True)
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL, expected=Expected(is_replicated=True))
     source = BatchSource.behind(journal)
     journal.append([source.batch([b"first"])])
     journal.sync()
@@ -369,7 +370,11 @@ def test_what_a_full_disk_let_through_of_a_batch_is_taken_away_and_another_one_c
     journal.sync()
 
     found = JournalFiles.open(
-        disk.after_power_cut(Random(1)), "/j", journal_id=7, limits=SMALL, is_replicated=True
+        disk.after_power_cut(Random(1)),
+        "/j",
+        journal_id=7,
+        limits=SMALL,
+        expected=Expected(is_replicated=True),
     )
     assert list(payloads_of(found).values()) == [b"first", b"second"]
     assert (found.failure, found.warnings) == (None, [])

@@ -30,6 +30,7 @@ from quaymaster.broker.replica.time_file import TimeFile, read_boot
 from quaymaster.broker.storage.chunk_store import ChunkStore
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import Expected
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.broker.storage.snapshots import SnapshotStore
@@ -41,9 +42,11 @@ from quaymaster.core.cell.cell import ReplicaSeen
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.queues.applied_queues import partition_key
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
@@ -94,6 +97,18 @@ class JournalOptions:
     compaction_age_min_ms: int = COMPACT_AFTER_MS
     cell_format: CellFormat = field(default_factory=CellFormat)
     """What is written goes by it, at every moment; a server that is no cell writes the newest."""
+
+    def make_queues(self, keeper: ChunkKeeper) -> QueueStates:
+        """Return queues that no record was applied to."""
+        queues = QueueStates(
+            keeper,
+            retry_window_ms=self.retry_window_ms,
+            retry_ids_max=self.retry_ids_max,
+            in_flight_max=self.in_flight_max,
+            account_stages_max=self.account_stages_max,
+        )
+        queues.cell_format = self.cell_format
+        return queues
 
 
 class Peers(Protocol):
@@ -177,13 +192,24 @@ class JournalService:
         clock = QueueClock(last_stamp_ms=recovered.last_time_ms)
         time_file = TimeFile(self._disk, self._path, self.files.storage_id, boot=read_boot)
         await loop.run_in_executor(None, time_file.resume, clock.queue_time, monotonic_ms)
+        self._put_together(loop, recovered, clock)
+        self.host.start()
+        if self._peers is not None:
+            self.host.tick()
+        time_kept = time_file.run(clock.queue_time, monotonic_ms)
+        for work in (MessageExpiry(self.host).run(), self.snapshots.run(), self.compaction.run(), time_kept):
+            self._run(work)
+
+    def _put_together(self, loop: asyncio.AbstractEventLoop, recovered: Recovered, clock: QueueClock) -> None:
+        """Make the replica of what was recovered, its host, and what keeps it small."""
+        options, peers = self._options, self._peers
         replicated_log = LogReplica(
             self.member,
             promised_epoch=self.files.promised_epoch,
             start=recovered.start,
             positions=recovered.positions,
             now_ms=monotonic_ms(),
-            tail_bytes_max=0 if self._peers is None else TAIL_BYTES_MAX,
+            tail_bytes_max=0 if peers is None else TAIL_BYTES_MAX,
             time=clock.queue_time,
         )
         replica = JournalReplica(
@@ -195,7 +221,6 @@ class JournalService:
         self.host = ReplicaHost(
             loop, replica, self.files, clock, body_cache_bytes=options.body_cache_bytes, links=_Links(self)
         )
-        peers = self._peers
         places = None
         if peers is not None:
             places = QueuePlaces(options.journal_id, peers.find_queue, options.cell_format)
@@ -215,12 +240,6 @@ class JournalService:
             age_min_ms=options.compaction_age_min_ms,
             mend=self.mend if peers is not None else None,
         )
-        self.host.start()
-        if self._peers is not None:
-            self.host.tick()
-        time_kept = time_file.run(clock.queue_time, monotonic_ms)
-        for work in (MessageExpiry(self.host).run(), self.snapshots.run(), self.compaction.run(), time_kept):
-            self._run(work)
 
     async def close(self) -> None:
         """Answer parked receives, finish what was decided, write a last snapshot, and let go of the directory."""
@@ -396,13 +415,8 @@ class JournalService:
             str(options.directory),
             journal_id=options.journal_id,
             limits=options.limits,
-            retry_window_ms=options.retry_window_ms,
-            retry_ids_max=options.retry_ids_max,
-            in_flight_max=options.in_flight_max,
-            account_stages_max=options.account_stages_max,
-            noted_floor=noted_floor,
-            is_replicated=self._peers is not None,
-            cell_format=options.cell_format,
+            make_queues=options.make_queues,
+            expected=Expected(noted_floor=noted_floor, is_replicated=self._peers is not None),
         )
 
     def start_rebuild(self) -> None:
@@ -456,16 +470,7 @@ class JournalService:
 
     def _rebuilt(self) -> Recovered:
         options = self._options
-        return rebuild(
-            self._disk,
-            self.files,
-            str(options.directory),
-            retry_window_ms=options.retry_window_ms,
-            retry_ids_max=options.retry_ids_max,
-            in_flight_max=options.in_flight_max,
-            account_stages_max=options.account_stages_max,
-            cell_format=options.cell_format,
-        )
+        return rebuild(self._disk, self.files, str(options.directory), options.make_queues)
 
     async def _written(self) -> None:
         """Return when everything that was given to the writer so far is written."""

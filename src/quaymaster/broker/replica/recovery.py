@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 
 from quaymaster.broker.storage.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.storage.disk import Disk, is_full, write_file_durably
 from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_recovery import NOTHING_EXPECTED, Expected
 from quaymaster.broker.storage.journal_state import JournalCorrupt, lock_directory
 from quaymaster.broker.storage.snapshots import MANIFEST_VERSIONS, Snapshot, SnapshotStore
 from quaymaster.broker.storage.space import JournalLimits
@@ -32,14 +32,12 @@ from quaymaster.broker.storage.state_store import (
     encode_partition,
     load_partitions,
 )
-from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
-from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import entry_of_record, find_message, partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import IndexRebuild, NoRoomForChunk, ScatteredRebuild
-from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.structures.index import ChunkKeeper, IndexRebuild, NoRoomForChunk, ScatteredRebuild
 from quaymaster.core.values.records import MESSAGE_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 
@@ -125,146 +123,69 @@ class Recovered:
         self.queues.unfinished.finish()
 
 
+MakeQueues = Callable[[ChunkKeeper], QueueStates]
+"""Makes the queues that a journal is replayed into, with what they need to know besides its records."""
+
+
 def recover(
     disk: Disk,
     directory: str,
     *,
     journal_id: int,
     limits: JournalLimits,
-    retry_window_ms: int,
-    retry_ids_max: int | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-    account_stages_max: int = ACCOUNT_STAGES_MAX,
-    noted_floor: int = 0,
-    is_replicated: bool = False,
-    cell_format: CellFormat | None = None,
+    make_queues: MakeQueues,
+    expected: Expected = NOTHING_EXPECTED,
 ) -> Recovered:
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
-    again = partial(
-        _recover,
-        disk,
-        directory,
-        journal_id=journal_id,
-        limits=limits,
-        retry_window_ms=retry_window_ms,
-        retry_ids_max=retry_ids_max,
-        in_flight_max=in_flight_max,
-        account_stages_max=account_stages_max,
-        noted_floor=noted_floor,
-        is_replicated=is_replicated,
-        cell_format=cell_format or CellFormat(),
-    )
-    with suppress(ChunkLost):
-        return again()
-    # The replay needed a chunk that is lost, and has left the mark: now all of them are looked at first.
-    return again()
-
-
-def _recover(
-    disk: Disk,
-    directory: str,
-    *,
-    journal_id: int,
-    limits: JournalLimits,
-    retry_window_ms: int,
-    retry_ids_max: int | None,
-    in_flight_max: int,
-    account_stages_max: int,
-    noted_floor: int,
-    is_replicated: bool,
-    cell_format: CellFormat,
-) -> Recovered:
     path = f"{directory}/{journal_id}"
-    disk.make_directory(path)
-    lock = lock_directory(disk, path)  # before anything is loaded: loading removes what it does not need
-    opened: list[JournalFiles] = []
 
-    def open_files(durable_floor: int) -> JournalFiles:
-        opened.append(
-            JournalFiles.open(
-                disk,
-                path,
-                journal_id=journal_id,
-                limits=limits,
-                durable_floor=durable_floor,
-                noted_floor=noted_floor,
-                lock=lock,
-                is_replicated=is_replicated,
+    def open_and_load() -> Recovered:
+        disk.make_directory(path)
+        lock = lock_directory(disk, path)  # before anything is loaded: loading removes what it does not need
+        opened: list[JournalFiles] = []
+
+        def open_files(durable_floor: int) -> JournalFiles:
+            known = expected._replace(durable_floor=durable_floor)
+            opened.append(
+                JournalFiles.open(disk, path, journal_id=journal_id, limits=limits, expected=known, lock=lock)
             )
-        )
-        return opened[0]
+            return opened[0]
 
-    try:
-        return _load(
-            disk,
-            path,
-            open_files,
-            retry_window_ms=retry_window_ms,
-            retry_ids_max=retry_ids_max,
-            in_flight_max=in_flight_max,
-            account_stages_max=account_stages_max,
-            cell_format=cell_format,
-        )
-    except Exception:
-        for files in opened:
-            files.close()
-        lock.close()  # for the next try: what was raised keeps everything alive that it has passed
-        raise
+        try:
+            return _load(disk, path, open_files, make_queues)
+        except Exception:
+            for files in opened:
+                files.close()
+            lock.close()  # for the next try: what was raised keeps everything alive that it has passed
+            raise
+
+    return _twice(open_and_load)
 
 
-def rebuild(
-    disk: Disk,
-    files: JournalFiles,
-    directory: str,
-    *,
-    retry_window_ms: int,
-    retry_ids_max: int | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-    account_stages_max: int = ACCOUNT_STAGES_MAX,
-    cell_format: CellFormat | None = None,
-) -> Recovered:
+def rebuild(disk: Disk, files: JournalFiles, directory: str, make_queues: MakeQueues) -> Recovered:
     """Make the queues of an open journal anew, up to where it ends now. Blocks; batches may be written meanwhile.
 
     Nobody may use the queues, snapshots and chunks that there were before.
     """
-    again = partial(
-        _load,
-        disk,
-        f"{directory}/{files.journal_id}",
-        lambda durable_floor: files,
-        retry_window_ms=retry_window_ms,
-        retry_ids_max=retry_ids_max,
-        in_flight_max=in_flight_max,
-        account_stages_max=account_stages_max,
-        cell_format=cell_format or CellFormat(),
-    )
+    path = f"{directory}/{files.journal_id}"
+    return _twice(lambda: _load(disk, path, lambda durable_floor: files, make_queues))
+
+
+def _twice(load: Callable[[], Recovered]) -> Recovered:
     with suppress(ChunkLost):
-        return again()
-    return again()
+        return load()
+    # The replay needed a chunk that is lost, and has left the mark: now all of them are looked at first.
+    return load()
 
 
 def _load(
-    disk: Disk,
-    path: str,
-    open_files: Callable[[int], JournalFiles],
-    *,
-    retry_window_ms: int,
-    retry_ids_max: int | None,
-    in_flight_max: int,
-    account_stages_max: int,
-    cell_format: CellFormat,
+    disk: Disk, path: str, open_files: Callable[[int], JournalFiles], make_queues: MakeQueues
 ) -> Recovered:
     """Load the newest snapshot and replay what is behind it. `open_files` takes the floor that the snapshot knows."""
     snapshots = SnapshotStore(disk, f"{path}/snapshots")
     snapshot = snapshots.load()
     chunks = IndexChunks(disk, path)
-    queues = QueueStates(
-        chunks,
-        retry_window_ms=retry_window_ms,
-        retry_ids_max=retry_ids_max,
-        in_flight_max=in_flight_max,
-        account_stages_max=account_stages_max,
-    )
+    queues = make_queues(chunks)
     base_offset = last_time_ms = durable_floor = 0
     if snapshot is not None:
         base_offset, durable_floor = snapshot.base_offset, snapshot.durable_floor
@@ -288,7 +209,7 @@ def _load(
         rebuilt = rebuild_index(queues, files)
         if rebuilt:
             warnings.append(f"{rebuilt} chunks of the message index were lost and made anew")
-            _write_rebuilt(queues, chunks.store, snapshots, snapshot, cell_format)
+            _write_rebuilt(queues, chunks.store, snapshots, snapshot)
         disk.unlink(f"{path}/{DAMAGED_NAME}")
     start = files.position_at(base_offset)
     if start is None:
@@ -305,11 +226,7 @@ def _load(
 
 
 def _write_rebuilt(
-    queues: QueueStates,
-    chunks: ChunkStore,
-    snapshots: SnapshotStore,
-    snapshot: Snapshot,
-    cell_format: CellFormat,
+    queues: QueueStates, chunks: ChunkStore, snapshots: SnapshotStore, snapshot: Snapshot
 ) -> None:
     """Write the snapshot that was loaded once more, with the chunks made anew in the place of the lost ones."""
     chunks.snapshot_begun()
@@ -318,7 +235,7 @@ def _write_rebuilt(
             encode_partition(
                 queues.partitions[key],
                 queues.partitions[key].applied,
-                version=cell_format.version_of(BLOB_VERSIONS),
+                version=queues.cell_format.version_of(BLOB_VERSIONS),
             )
         )
         for key in queues.dirty_keys()
@@ -330,7 +247,7 @@ def _write_rebuilt(
         [],
         snapshot.meta,
         durable_floor=snapshot.durable_floor,
-        version=cell_format.version_of(MANIFEST_VERSIONS),
+        version=queues.cell_format.version_of(MANIFEST_VERSIONS),
     )
     chunks.snapshot_published()
 

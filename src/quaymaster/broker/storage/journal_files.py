@@ -27,7 +27,12 @@ from crc32c import crc32c
 
 from quaymaster.broker.storage.disk import Disk, FileHandle, is_full
 from quaymaster.broker.storage.journal_reading import JournalReader
-from quaymaster.broker.storage.journal_recovery import RecoveredSegments, recover_segments
+from quaymaster.broker.storage.journal_recovery import (
+    NOTHING_EXPECTED,
+    Expected,
+    RecoveredSegments,
+    recover_segments,
+)
 from quaymaster.broker.storage.journal_state import (
     CUT_NAME,
     STATE_NAME,
@@ -117,42 +122,24 @@ class JournalFiles(JournalReader):
         *,
         journal_id: int,
         limits: JournalLimits | None = None,
-        durable_floor: int = 0,
-        noted_floor: int = 0,
-        verify_all: bool = False,
+        expected: Expected = NOTHING_EXPECTED,
         lock: FileHandle | None = None,
-        is_replicated: bool = False,
     ) -> JournalFiles:
         """Open or format the journal in a directory: lock it, recover it, and make all of it durable.
 
         An owner with other files in the directory takes the lock first (`lock_directory`) and hands it over.
 
-        `durable_floor` is what the owner knows to have been durable, from its snapshot; `noted_floor` what somebody
-        else knows, who may be wrong: an operator may decide to open it without. `verify_all` checks
-        every batch instead of those of the last segment; read_batches checks what it reads anyway. Afterwards
-        `warnings` says what an operator should be told.
+        Afterwards `warnings` says what an operator should be told.
 
-        `is_replicated`: batches came from other replicas too. Their floors are what *those* had durable, so only
-        the floor that was written down here counts.
-
-        Raises JournalCorrupt, JournalEndsEarly (it ends below `noted_floor`), DirectoryInUse, OSError. Nothing is
+        Raises JournalCorrupt, JournalEndsEarly (it ends below the noted floor), DirectoryInUse, OSError. Nothing is
         changed when it raises one of the first two.
         """
         path = os.fspath(directory).rstrip("/")
         limits = limits or JournalLimits()
         disk.make_directory(path)
         lock = lock or lock_directory(disk, path)
-        recovered = recover_segments(
-            disk,
-            path,
-            journal_id=journal_id,
-            limits=limits,
-            durable_floor=durable_floor,
-            noted_floor=noted_floor,
-            verify_all=verify_all,
-            is_replicated=is_replicated,
-        )
-        journal = cls(disk, path, limits, recovered, lock, is_replicated=is_replicated)
+        recovered = recover_segments(disk, path, journal_id=journal_id, limits=limits, expected=expected)
+        journal = cls(disk, path, limits, recovered, lock, is_replicated=expected.is_replicated)
         journal._settle()
         return journal
 
@@ -486,8 +473,7 @@ class JournalFiles(JournalReader):
                 segments,
                 keep,
                 compacted,
-                index_every_bytes=self._limits.index_every_bytes,
-                group_bytes_max=self._limits.group_bytes_max,
+                limits=self._limits,
                 go_on=self._check_open,
                 write=partial(self._write_aside, handle),
             )

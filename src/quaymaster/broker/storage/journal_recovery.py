@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 from quaymaster.broker.storage.disk import Disk, FileHandle, read_file
@@ -53,6 +54,23 @@ from quaymaster.broker.storage.segments import (
 from quaymaster.broker.storage.space import JournalLimits, SpaceKeeper
 
 
+class Expected(NamedTuple):
+    """What is known of a journal before it is opened, and how closely it is looked at."""
+
+    durable_floor: int = 0
+    """What its owner knows to have been durable, from a snapshot."""
+    noted_floor: int = 0
+    """What somebody else knows, who may be wrong: an operator may decide to open the journal without."""
+    verify_all: bool = False
+    """Check every batch, not only those of the last segment; `read_batches` checks what it reads anyway."""
+    is_replicated: bool = False
+    """Batches came from other replicas too. Their floors are what *those* had durable, so only the floor that was
+    written down here counts."""
+
+
+NOTHING_EXPECTED: Final = Expected()
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveredSegments:
     """A journal as it was found on the disk; the last segment is active. It is not durable yet."""
@@ -64,15 +82,7 @@ class RecoveredSegments:
 
 
 def recover_segments(
-    disk: Disk,
-    directory: str,
-    *,
-    journal_id: int,
-    limits: JournalLimits,
-    durable_floor: int,
-    noted_floor: int,
-    verify_all: bool,
-    is_replicated: bool,
+    disk: Disk, directory: str, *, journal_id: int, limits: JournalLimits, expected: Expected
 ) -> RecoveredSegments:
     """Recover or format the journal in a directory that is locked; see `JournalFiles.open`."""
     names = disk.list_directory(directory)
@@ -95,11 +105,15 @@ def recover_segments(
         bases = _finish_cut(disk, directory, bases)
     tainted = TAINTED_NAME in names
     warnings: list[str] = []
-    segments = load_segments(disk, directory, state, bases, verify_all or tainted, limits)
-    floor = max(durable_floor, state.durable_floor)
-    trusts_headers = not is_replicated
+    segments = load_segments(disk, directory, state, bases, expected.verify_all or tainted, limits)
     recover_tail(
-        disk, limits, segments[-1], floor, warnings, noted_floor=noted_floor, trusts_headers=trusts_headers
+        disk,
+        limits,
+        segments[-1],
+        max(expected.durable_floor, state.durable_floor),
+        warnings,
+        noted_floor=expected.noted_floor,
+        trusts_headers=not expected.is_replicated,
     )
     if tainted:
         state = _copy_to_fresh_files(disk, directory, state, segments, warnings)

@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.segments import DATA_AT, READ_BYTES, RecordUnreadable, Segment
+from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.values.records import (
     HEADER_BYTES,
     BatchHeader,
@@ -40,8 +41,7 @@ def copy_kept(
     keep: Callable[[RecordRow], bool],
     target: Segment,
     *,
-    index_every_bytes: int,
-    group_bytes_max: int,
+    limits: JournalLimits,
     go_on: Callable[[], None],
     write: Callable[[list[bytes], int], None],
 ) -> tuple[int, int]:
@@ -65,11 +65,11 @@ def copy_kept(
                 continue
             _check_payloads(segment, data, wanted)
             whole = bytes(data) if len(wanted) == len(rows) else rewrite_batch(data, header, wanted)
-            target.note_batch(decode_header(whole), position, index_every_bytes)
+            target.note_batch(decode_header(whole), position, limits.index_every_bytes)
             position += len(whole)
             pending.append(whole)
             pending_bytes += len(whole)
-            if pending_bytes >= group_bytes_max:
+            if pending_bytes >= limits.group_bytes_max:
                 write(pending, position - pending_bytes)
                 pending, pending_bytes = [], 0
     write(pending, position - pending_bytes)
