@@ -26,6 +26,7 @@ from quaymaster.broker.storage.state_store import (
 )
 from quaymaster.core.partition.expiry import may_find_expired
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.recent_ids import DIGESTED_AT_ONCE
 from quaymaster.core.values.commands import ExpireMessages
 from quaymaster.core.values.formats import CellFormat
@@ -232,41 +233,13 @@ class Snapshots:
         queues = host.replica.queues
         base_offset = host.replica.applied_base
         host.records_since_snapshot = 0
-        blob_version = self._cell_format.version_of(BLOB_VERSIONS)
         removed, queues.removed = queues.removed, set()
         self._chunks.snapshot_begun()
         partitions: dict[int, Partition] = {}
-        changed: dict[bytes, Blob] = {}
-        changed_bytes = 0
-        until = time.perf_counter() + STEP_S
         loop = asyncio.get_running_loop()
         try:
             draft = await loop.run_in_executor(None, self._store.begin)
-            for key in queues.dirty_keys():
-                found = queues.partitions.get(key)
-                if found is None or not found.dirty:
-                    continue
-                while (is_unfinished := queues.is_unfinished(found)) or (
-                    found.ids.dedup is not None and found.ids.dedup.digest(DIGESTED_AT_ONCE)
-                ):
-                    if is_unfinished and host.stopped is not None:
-                        raise _NotCommitted("the journal stopped in the middle of a commit")
-                    if is_unfinished or time.perf_counter() > until:
-                        await asyncio.sleep(0)
-                        until = time.perf_counter() + STEP_S
-                partitions[key] = found
-                pieces: list[bytes] = []
-                for piece in encode_partition(found, host.replica.applied_end, version=blob_version):
-                    pieces.append(piece)
-                    if time.perf_counter() > until:
-                        await asyncio.sleep(0)
-                        until = time.perf_counter() + STEP_S
-                changed[encode_key(key)] = b"".join(pieces) if len(pieces) <= JOINED_PIECES_MAX else pieces
-                changed_bytes += sum(map(len, pieces))
-                if changed_bytes >= BLOBS_AT_ONCE_BYTES:
-                    await loop.run_in_executor(None, self._add, draft, changed)
-                    changed_bytes = 0
-                    until = time.perf_counter() + STEP_S
+            changed = await self._encode_dirty(queues, draft, partitions)
             await self._committed(host.replica.end_offset, commit_timeout_s)
             if host.replica.log.truncations != truncations:
                 raise _NotCommitted("what was to be in the snapshot was cut")
@@ -290,6 +263,43 @@ class Snapshots:
         self.base_offset = base_offset
         self.written += 1
         return base_offset
+
+    async def _encode_dirty(
+        self, queues: QueueStates, draft: Draft, partitions: dict[int, Partition]
+    ) -> dict[bytes, Blob]:
+        """Encode what has changed, noted in `partitions`; return what was not added to the draft at once."""
+        version = self._cell_format.version_of(BLOB_VERSIONS)
+        changed: dict[bytes, Blob] = {}
+        changed_bytes = 0
+        step = _Step()
+        for key in queues.dirty_keys():
+            found = queues.partitions.get(key)
+            if found is None or not found.dirty:
+                continue
+            await self._settled(queues, found, step)
+            partitions[key] = found
+            pieces: list[bytes] = []
+            for piece in encode_partition(found, self._host.replica.applied_end, version=version):
+                pieces.append(piece)
+                if step.is_over():
+                    await step.pause()
+            changed[encode_key(key)] = b"".join(pieces) if len(pieces) <= JOINED_PIECES_MAX else pieces
+            changed_bytes += sum(map(len, pieces))
+            if changed_bytes >= BLOBS_AT_ONCE_BYTES:
+                await asyncio.get_running_loop().run_in_executor(None, self._add, draft, changed)
+                changed_bytes = 0
+                step = _Step()
+        return changed
+
+    async def _settled(self, queues: QueueStates, found: Partition, step: _Step) -> None:
+        """Return once nothing in a partition is unfinished, and its ids are digested."""
+        while (is_unfinished := queues.is_unfinished(found)) or (
+            found.ids.dedup is not None and found.ids.dedup.digest(DIGESTED_AT_ONCE)
+        ):
+            if is_unfinished and self._host.stopped is not None:
+                raise _NotCommitted("the journal stopped in the middle of a commit")
+            if is_unfinished or step.is_over():
+                await step.pause()
 
     @staticmethod
     def _add(draft: Draft, changed: dict[bytes, Blob]) -> None:
@@ -336,6 +346,21 @@ class Snapshots:
             if self._host.stopped is not None or time.monotonic() > deadline:
                 raise _NotCommitted(f"offset {offset} was not committed in {timeout_s} s")
             await asyncio.sleep(0.002)
+
+
+class _Step:
+    """A stretch of work on the event loop; others have their turn when it is over."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + STEP_S
+
+    def is_over(self) -> bool:
+        return time.perf_counter() > self._until
+
+    async def pause(self) -> None:
+        """Give others their turn, and begin the next step."""
+        await asyncio.sleep(0)
+        self._until = time.perf_counter() + STEP_S
 
 
 class _NotCommitted(Exception):
