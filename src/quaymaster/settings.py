@@ -435,7 +435,7 @@ class Settings(BaseSettings):
         return min(DISK_LOW_BYTES_MAX, disk_bytes // 20)
 
     def http_limits(self) -> dict[str, int]:
-        """Return the HTTP limits under the names of `net.http_message.HTTPLimits`."""
+        """Return the HTTP limits under the names of `net.http.message.HTTPLimits`."""
         return {
             name.removeprefix("http_"): getattr(self, name)
             for name in type(self).model_fields

@@ -24,9 +24,9 @@ from process.strangers import Result, measure
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.frontend.usage.recorder import REFUSED_KINDS_MAX
+from quaymaster.net.http.body import SMALL_CHUNKS_MAX, ChunkedBody
 from quaymaster.net.http.connection import UNREAD_BYTES_MAX
 from quaymaster.net.http.message import HTTPLimits
-from quaymaster.net.http.parse import SMALL_CHUNKS_MAX, ChunkedBody
 from quaymaster.protocol.sqs.sigv4 import presign
 
 from .support import running

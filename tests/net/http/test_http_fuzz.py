@@ -89,7 +89,7 @@ def serve(pieces: list[bytes], *, answer_later: bool = False) -> tuple[list[tupl
 
     server = HTTPServer(one_by_one(handle), LIMITS, name="fuzz")
     server._loop = cast(asyncio.AbstractEventLoop, turns)
-    server.reply_start = lambda status: b"HTTP/1.1 %d X\r\n" % status  # type: ignore[method-assign]
+    server.replies.set_time(1)  # so that replies of different runs are the same
     connection = HTTPConnection(server)
     transport = RecordingTransport()
     connection.connection_made(cast(asyncio.Transport, transport))
@@ -97,7 +97,8 @@ def serve(pieces: list[bytes], *, answer_later: bool = False) -> tuple[list[tupl
         connection.data_received(piece)
         turns.take()
         assert len(connection._unread) <= UNREAD_MAX
-        assert sum(map(len, connection._body_parts)) <= LIMITS.body_bytes_max
+        if connection._body is not None:
+            assert sum(map(len, connection._body._parts)) <= LIMITS.body_bytes_max
     closed = transport.closing or connection._is_lingering
     connection.connection_lost(None)
     turns.take()
@@ -217,7 +218,7 @@ def test_every_well_formed_request_is_read_and_answered(
     requests, written, closed = serve(cut(stream, places))
 
     assert [(request[1], request[3]) for request in requests] == [(t, b) for t, b, _ in wanted]
-    assert written.count(b"HTTP/1.1 200 X") == len(wanted)
+    assert written.count(b"HTTP/1.1 200 OK") == len(wanted)
     assert not closed
 
 
@@ -227,7 +228,7 @@ def test_empty_lines_before_a_request_are_let_pass_even_when_cut_in_half() -> No
     requests, written, closed = serve([b"\r\n\r", b"\n\r", b"\n" + request + b"\r\n\r", b"\n" + request])
     _, refused, closed_by_lone_cr = serve([b"\r", request])
 
-    assert len(requests) == written.count(b"200 X") == 2
+    assert len(requests) == written.count(b"200 OK") == 2
     assert not closed
     assert refused.startswith(b"HTTP/1.1 400")
     assert closed_by_lone_cr

@@ -17,18 +17,17 @@ from net.http.test_http_server import PATIENT, Client, RunOnLoop, echo, post, ru
 from quaymaster.net.http import known
 from quaymaster.net.http import server as http_server
 from quaymaster.net.http import strangers as unsigned
-from quaymaster.net.http.connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
-from quaymaster.net.http.parse import (
+from quaymaster.net.http.body import (
     CHUNK_BYTES_MEAN_MIN,
     CHUNK_STEPS_PER_TURN,
-    PATH_BYTES_MAX,
     SMALL_CHUNKS_MAX,
     ChunkedBody,
-    HeadParser,
-    UnreadableRequest,
 )
+from quaymaster.net.http.connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
+from quaymaster.net.http.head import PATH_BYTES_MAX, HeadParser
 from quaymaster.net.http.server import HTTPLimits, HTTPRequest, HTTPServer
 from quaymaster.net.http.strangers import LATE_REST, NEWCOMER_REST
+from quaymaster.net.http.unreadable import UnreadableRequest
 
 __all__ = ["run"]
 

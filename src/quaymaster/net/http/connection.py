@@ -3,9 +3,9 @@
 What it is reading:
 
 ```
-             ┌────────────────── whole body there: handed over at the end of the pass ─────────────┐
-             ▼                                                                                     │
-    ──▶ HEAD ──head complete, admitted──▶ BODY (Content-Length) | CHUNKS ──────────────────────────┘
+             ┌── whole body there: handed over at the end of the pass ─┐
+             ▼                                                         │
+    ──▶ HEAD ──head complete, admitted──▶ BODY ────────────────────────┘
          │                                  │
          └── refused, `Connection: close` ──┴──▶ NOTHING MORE ──last reply sent──▶ closed
 ```
@@ -19,22 +19,15 @@ import logging
 import socket
 import termios
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
-import msgspec
-
-from quaymaster.net.http.known import Known
-from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPLimits, HTTPRequest
-from quaymaster.net.http.parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, UnreadableRequest
-from quaymaster.net.http.strangers import PeerShare, Strangers
-
-AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
-"""Called when the head of a request is complete, before its body is read: None, or the reply (status,
-headers, body) that refuses it. The connection is closed after a refusal."""
-RenderError = Callable[[int, str], tuple[bytes, bytes]]
-"""Gives headers and body of the server's own error replies, by status and message."""
+from quaymaster.net.http.body import ChunkedBody, SizedBody
+from quaymaster.net.http.connection_owner import AdmitRequest, ConnectionOwner
+from quaymaster.net.http.head import CHUNKED, HeadParser
+from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
+from quaymaster.net.http.replies import ReplyQueue
+from quaymaster.net.http.strangers import PeerShare
+from quaymaster.net.http.unreadable import UnreadableRequest
 
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
@@ -53,13 +46,8 @@ seen that it has gone, so those that reconnect would use up all connections."""
 LINGER_MS = 2_000
 """How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
 kernel reset the connection, and the client might never see why it was refused."""
-SMALL_BODY_BYTES = 64 * 1024
-"""Reply bodies up to this size are copied behind their head; larger ones are handed over as they are."""
-LENGTHS_READY = 1024
-"""Bodies shorter than this find their Content-Length line ready made."""
 
-_LENGTH_LINES = tuple(b"Content-Length: %d\r\n\r\n" % length for length in range(LENGTHS_READY))
-_HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
+_HEAD, _BODY, _NOTHING_MORE = range(3)
 """What a connection reads next."""
 _IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
 """What the sweep sees it do."""
@@ -67,80 +55,7 @@ _ACTIVITIES = 8
 _NO_BYTES = bytes(4)
 """What the kernel says is unread of a connection."""
 
-_NO_CONTENT = frozenset({204, 304})
-
 log = logging.getLogger(__name__)
-
-
-class ConnectionOwner(Protocol):
-    """What a connection asks of its server."""
-
-    limits: HTTPLimits
-    unsigned_answers: int
-    name: str
-    admit: AdmitRequest | None
-    error_response: RenderError
-    on_event: Callable[[str], None]
-    is_draining: bool
-    body_bytes: int
-    """Memory that bodies take that have come in part."""
-    bodies: dict[HTTPConnection, None]
-    """Connections that have such a body, the one heard least lately first."""
-    strangers: Strangers
-    known: Known
-    clock_ms: float
-    """Of the sweeps."""
-    reply_starts: dict[int, bytes]
-    """By status, how a reply begins; those that are not there, `reply_start` makes."""
-
-    @property
-    def connections_held(self) -> int:
-        """Connections from which nothing is taken for a while (`HTTPRequest.hold_off`)."""
-        ...
-
-    def has_room_for(self, peer: str) -> bool:
-        """Tell whether one more connection is taken; another may have been closed for it."""
-        ...
-
-    def turn_away(self, transport: asyncio.Transport) -> None:
-        """Close the connection of a client that was refused, once it has seen that."""
-        ...
-
-    def add(self, connection: HTTPConnection) -> None:
-        """Note that it is open, and a stranger's."""
-        ...
-
-    def remove(self, connection: HTTPConnection) -> None:
-        """Note that it is lost."""
-        ...
-
-    def schedule_read(self, connection: HTTPConnection) -> None:
-        """Have what `connection` received read in the next pass."""
-        ...
-
-    def schedule_turn(self, connection: HTTPConnection) -> None:
-        """Have `connection` send what it has, and read on, at the end of the next pass."""
-        ...
-
-    def schedule_end(self, connection: HTTPConnection) -> None:
-        """Have `connection`, whose client is gone and waits for nothing, close when others have had their turn."""
-        ...
-
-    def arrive(self, request: HTTPRequest) -> None:
-        """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
-        ...
-
-    def hold(self, connection: HTTPConnection, hold_ms: int) -> None:
-        """Release `connection` after so long, and after those that were held before it."""
-        ...
-
-    def reply_start(self, status: int) -> bytes:
-        """Return the status line and the headers every reply has."""
-        ...
-
-    def call_back(self, callback: Callable[[], None]) -> None:
-        """Tell a handler something of its request; its failure is nobody else's."""
-        ...
 
 
 class HTTPConnection(asyncio.Protocol):
@@ -149,11 +64,7 @@ class HTTPConnection(asyncio.Protocol):
     __slots__ = (
         "_activity",
         "_activity_since_ms",
-        "_body_length",
-        "_body_parts",
-        "_body_size",
-        "_chunks",
-        "_close_after_replies",
+        "_body",
         "_continue_due",
         "_dropped_bytes",
         "_end_of_input",
@@ -163,13 +74,12 @@ class HTTPConnection(asyncio.Protocol):
         "_is_read_due",
         "_kept_bytes",
         "_limits",
-        "_out",
-        "_pending",
         "_phase",
         "_pipeline_max",
         "_reading_paused",
         "_received_ms",
         "_refused",
+        "_replies",
         "_request",
         "_requests_seen",
         "_server",
@@ -185,7 +95,7 @@ class HTTPConnection(asyncio.Protocol):
         "share",
     )
 
-    def __init__(self, server: ConnectionOwner) -> None:
+    def __init__(self, server: ConnectionOwner[HTTPConnection]) -> None:
         self._server = server
         self._limits = server.limits
         self._pipeline_max = server.limits.pipeline_max
@@ -202,18 +112,12 @@ class HTTPConnection(asyncio.Protocol):
         self._phase = _HEAD
         self._unread = b""
         """Bytes received and not taken yet: until the next pass; part of a head; requests over pipeline_max."""
-        self._pending: deque[HTTPRequest] = deque()
-        """Requests whose replies have not been sent, oldest first."""
-        self._out: list[bytes] = []
-        """Replies whose turn has come."""
+        self._replies = ReplyQueue()
         self._request: HTTPRequest | None = None
         """The request whose body is being read."""
-        self._body_length = 0
-        self._body_parts: list[bytes] = []
-        self._body_size = 0
+        self._body: SizedBody | ChunkedBody | None = None
         self._kept_bytes = 0
         """Our part of the server's `body_bytes`."""
-        self._chunks: ChunkedBody | None = None
         self._requests_seen = 0
         self._continue_due = False
         """The client waits for `100 Continue`."""
@@ -229,7 +133,6 @@ class HTTPConnection(asyncio.Protocol):
         self._refused = False
         """A request could not be read on, so nothing behind it can."""
         self._end_of_input = False
-        self._close_after_replies = False
         self._is_lingering = False
         self._is_lost = False
         self._activity = -1
@@ -247,7 +150,9 @@ class HTTPConnection(asyncio.Protocol):
             self._phase = _NOTHING_MORE
             server.on_event("connection_refused")
             headers, body = server.error_response(503, "The server takes no more connections.")
-            self._transport.writelines(self._render(503, headers, body, CONNECTION_CLOSE, is_head=False))
+            self._transport.writelines(
+                server.replies.render(503, headers, CONNECTION_CLOSE, body, is_head=False)
+            )
             server.turn_away(self._transport)
             return
         connected = transport.get_extra_info("socket")
@@ -274,7 +179,7 @@ class HTTPConnection(asyncio.Protocol):
         self._end_of_input = True
         if self._is_lost or self._is_lingering:
             return False
-        if self._pending or self._out or self._unread or self._turn_scheduled:
+        if self._replies.pending or self._replies.ready or self._unread or self._turn_scheduled:
             self._schedule_turn()
         else:
             self._turn_scheduled = True
@@ -288,9 +193,9 @@ class HTTPConnection(asyncio.Protocol):
         self._phase = _NOTHING_MORE
         self._unread = b""
         self._forget_body()
-        waiting = [request for request in self._pending if request.is_waiting]
-        self._pending.clear()
-        self._out.clear()
+        waiting = self._replies.waiting()
+        self._replies.pending.clear()
+        self._replies.ready.clear()
         self._server.remove(self)
         if waiting:
             self._server.on_event("client_disconnected")
@@ -322,48 +227,10 @@ class HTTPConnection(asyncio.Protocol):
         Return how many bytes were taken.
         """
         self._is_read_due = False
-        received_ms = self._received_ms
-        data = self._unread
-        self._unread = b""
-        position = 0
+        data, self._unread = self._unread, b""
         size = len(data)
-        turns = (
-            self._pipeline_max if self.key is not None else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
-        )
-        empty_lines = 0
         try:
-            while position < size:
-                phase = self._phase
-                if phase == _HEAD:
-                    if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
-                        if position + 1 == size:
-                            break
-                        if data[position + 1] == 10:
-                            position += 2
-                            empty_lines += 1
-                            if empty_lines > EMPTY_LINES_MAX:
-                                raise UnreadableRequest(
-                                    400, "rejected_malformed", "These are only empty lines."
-                                )
-                            continue
-                    if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
-                        self._stalled = True
-                        self._schedule_turn()
-                        break
-                    taken = self._read_head(data, position, received_ms)
-                    turns -= 1
-                elif phase == _BODY:
-                    taken = self._read_body(data, position, received_ms)
-                elif phase == _CHUNKS:
-                    taken = self._read_chunks(data, position, received_ms)
-                    if self._stalled:
-                        position = taken
-                        break
-                else:
-                    taken = size
-                if taken == position:
-                    break
-                position = taken
+            position = self._take_requests(data)
         except UnreadableRequest as refusal:
             self._refuse(refusal)
             position = size
@@ -378,6 +245,44 @@ class HTTPConnection(asyncio.Protocol):
         if self._dropped_bytes:
             size, self._dropped_bytes = self._dropped_bytes, 0
         return size - len(self._unread)
+
+    def _take_requests(self, data: bytes) -> int:
+        """Take heads and bodies one after another; return the position behind them."""
+        received_ms, pending = self._received_ms, self._replies.pending
+        turns = (
+            self._pipeline_max if self.key is not None else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
+        )
+        empty_lines = 0
+        position, size = 0, len(data)
+        while position < size and not self._stalled:
+            if self._phase == _HEAD:
+                if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
+                    if position + 1 == size:
+                        break
+                    if data[position + 1] == 10:
+                        position += 2
+                        empty_lines += 1
+                        if empty_lines > EMPTY_LINES_MAX:
+                            raise UnreadableRequest(400, "rejected_malformed", "These are only empty lines.")
+                        continue
+                if not turns or len(pending) >= self._pipeline_max or self._write_paused:
+                    self._stall()
+                    break
+                taken = self._read_head(data, position, received_ms)
+                turns -= 1
+            elif self._phase == _BODY:
+                taken = self._read_body(data, position, received_ms)
+            else:
+                return size
+            if taken == position:
+                break
+            position = taken
+        return position
+
+    def _stall(self) -> None:
+        """Leave the rest unread until this connection's next turn."""
+        self._stalled = True
+        self._schedule_turn()
 
     def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
         """Take one head, and its body too if all of it is there; return the new position."""
@@ -410,51 +315,32 @@ class HTTPConnection(asyncio.Protocol):
                 return len(data)
 
         self._request = request
-        self._body_size = 0
         self._continue_due = head.expects_continue
         if length == CHUNKED:
-            self._chunks = ChunkedBody(self._limits, request.digest)
-            self._phase = _CHUNKS
+            self._body = ChunkedBody(self._limits, request.digest)
         else:
-            self._body_length = length
-            self._phase = _BODY
+            self._body = SizedBody(length, request.digest)
+        self._phase = _BODY
         return end
 
     def _read_body(self, data: bytes, position: int, received_ms: float) -> int:
-        missing = self._body_length - self._body_size
-        part = data[position : position + missing]
-        end = position + len(part)
-        self._body_parts.append(part)
-        self._body_size += len(part)
-        request = self._request
-        if request is not None and request.digest is not None:
-            request.digest.update(part)
+        """Take what is there of a body; return the new position."""
+        body = self._body
+        assert body is not None, "a body is read into what its head called for"
         self._continue_due = False
-        if len(part) == missing:
-            self._finish_body(b"".join(self._body_parts), received_ms)
+        end = body.feed(data, position)
+        if body.is_complete:
+            self._finish_body(body.join(), received_ms)
         else:
-            self._keep(self._kept_bytes + len(part) + PART_COST_BYTES)
-        return end
-
-    def _read_chunks(self, data: bytes, position: int, received_ms: float) -> int:
-        chunks = self._chunks
-        assert chunks is not None, "chunks are read by their decoder"
-        self._continue_due = False
-        end = chunks.feed(data, position)
-        self._body_size = chunks.size
-        if chunks.is_complete:
-            self._finish_body(chunks.join(), received_ms)
-        else:
-            self._keep(chunks.kept_bytes)
-            if chunks.has_more:
-                self._stalled = True
-                self._schedule_turn()
+            self._keep(body.kept_bytes)
+            if body.has_more:
+                self._stall()
         return end
 
     def _keep(self, kept_bytes: int) -> None:
         """Note the memory that the body takes now. Where all such bodies take too much, those heard least lately go.
 
-        RequestRefused: it takes too much alone.
+        UnreadableRequest: it takes too much alone.
         """
         server = self._server
         server.body_bytes += kept_bytes - self._kept_bytes
@@ -477,8 +363,7 @@ class HTTPConnection(asyncio.Protocol):
         server.body_bytes -= self._kept_bytes
         server.bodies.pop(self, None)
         self._kept_bytes = 0
-        self._body_parts = []
-        self._request = self._chunks = None
+        self._request = self._body = None
 
     def _finish_body(self, body: bytes, received_ms: float) -> None:
         request = self._request
@@ -491,7 +376,7 @@ class HTTPConnection(asyncio.Protocol):
         self._take(request)
 
     def _take(self, request: HTTPRequest) -> None:
-        self._pending.append(request)
+        self._replies.pending.append(request)
         if request._connection_line is CONNECTION_CLOSE:
             self._phase = _NOTHING_MORE
         self._server.arrive(request)
@@ -521,7 +406,7 @@ class HTTPConnection(asyncio.Protocol):
         self._phase = _NOTHING_MORE
         self._refused = True
         request._connection_line = CONNECTION_CLOSE
-        self._pending.append(request)
+        self._replies.pending.append(request)
         request.respond(status, headers, body)
 
     def _drop(self, size: int) -> None:
@@ -558,52 +443,17 @@ class HTTPConnection(asyncio.Protocol):
         if self.key is None:
             self.is_late = True
             self._server.unsigned_answers += 1
-        pending = self._pending
         if self._server.is_draining and self._is_last(request):
             request._connection_line = CONNECTION_CLOSE
             self._phase = _NOTHING_MORE
-        line = request._connection_line
-        length = len(body)
-        if length >= LENGTHS_READY or status in _NO_CONTENT or request.method == b"HEAD":
-            rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
-        else:
-            server = self._server
-            start = server.reply_starts.get(status) or server.reply_start(status)
-            rendered = (b"".join((start, headers, line, _LENGTH_LINES[length], body)),)
-        request._reply = rendered
-        if pending[0] is not request:
-            return
-        out = self._out
-        while True:
-            pending.popleft()
-            out += rendered
-            if request._connection_line is CONNECTION_CLOSE:
-                self._close_after_replies = True
-            if not pending:
-                break
-            request = pending[0]
-            if request._reply is None:
-                break
-            rendered = request._reply
-            request._reply = ()
-        self._schedule_turn()
+        line, is_head = request._connection_line, request.method == b"HEAD"
+        rendered = self._server.replies.render(status, headers, line, body, is_head=is_head)
+        if self._replies.answer(request, rendered):
+            self._schedule_turn()
 
     def _is_last(self, request: HTTPRequest) -> bool:
         """Whether nothing has been received behind `request`."""
-        return self._phase == _HEAD and not self._unread and request is self._pending[-1]
-
-    def _render(
-        self, status: int, headers: bytes, body: bytes, connection_line: bytes, *, is_head: bool
-    ) -> tuple[bytes, ...]:
-        start = self._server.reply_start(status)
-        if status in _NO_CONTENT:
-            return (b"%b%b%b\r\n" % (start, headers, connection_line),)
-        length = len(body)
-        if is_head:
-            body = b""
-        if length > SMALL_BODY_BYTES:
-            return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, headers, connection_line, length), body
-        return (b"%b%b%bContent-Length: %d\r\n\r\n%b" % (start, headers, connection_line, length, body),)
+        return self._phase == _HEAD and not self._unread and request is self._replies.pending[-1]
 
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled:
@@ -615,7 +465,7 @@ class HTTPConnection(asyncio.Protocol):
         self._turn_scheduled = False
         if self._is_lost:
             return
-        out = self._out
+        pending, out = self._replies.pending, self._replies.ready
         if out:
             if len(out) == 1:
                 self._transport.write(out[0])
@@ -624,13 +474,13 @@ class HTTPConnection(asyncio.Protocol):
             out.clear()
         if self._end_of_input:
             self._give_polls_up()
-        if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
+        if self._stalled and not self._write_paused and len(pending) < self._pipeline_max:
             self._stalled = False
             self._schedule_read(pass_ms)
         elif self._end_of_input and not self._stalled and not self._is_read_due:
             self._end_input()
-        if not self._pending and not out:
-            if self._close_after_replies or (self._server.is_draining and self._is_idle()):
+        if not pending and not out:
+            if self._replies.closes or (self._server.is_draining and self._is_idle()):
                 self._close()
             elif self._continue_due:
                 self._continue_due = False
@@ -645,29 +495,23 @@ class HTTPConnection(asyncio.Protocol):
 
         Where it is still there it gets an answer to them, and so to all that it asked before and after.
         """
-        polls = [
-            request for request in self._pending if request.on_disconnect is not None and request.is_waiting
-        ]
+        polls = self._replies.take_polls()
         if not polls:
             return
         self._server.on_event("client_disconnected")
         headers, body = self._server.error_response(503, "The client sent no more, so its wait was given up.")
-        for request in polls:
-            # Another takes its place: what its handler may still say is not heard.
-            stand_in = msgspec.structs.replace(request, on_disconnect=None, on_drain=None)
-            self._pending[self._pending.index(request)] = stand_in
-            request._connection = None
+        for _, stand_in in polls:
             stand_in.respond(503, headers, body)
-        for request in polls:
-            assert request.on_disconnect is not None, "that made it a poll"
-            self._server.call_back(request.on_disconnect)
+        for poll, _ in polls:
+            assert poll.on_disconnect is not None, "that made it a poll"
+            self._server.call_back(poll.on_disconnect)
 
     def _end_input(self) -> None:
         """Answer a client that only stopped sending what it asked."""
         self._phase = _NOTHING_MORE
         self._unread = b""
         self._forget_body()
-        self._close_after_replies = True
+        self._replies.closes = True
 
     def hold_off(self, hold_ms: int) -> None:
         """Take nothing more from this client for so long; for good when too many are held."""
@@ -679,7 +523,7 @@ class HTTPConnection(asyncio.Protocol):
             self._update_reading()
             server.hold(self, hold_ms)
         else:
-            self._pending[-1]._connection_line = CONNECTION_CLOSE
+            self._replies.pending[-1]._connection_line = CONNECTION_CLOSE
             self._phase = _NOTHING_MORE
             self._unread = b""
             self._forget_body()
@@ -717,7 +561,7 @@ class HTTPConnection(asyncio.Protocol):
         """Tell whether no request of it waits for an answer, or to be read for the first time."""
         if self._is_read_due and not self._requests_seen:
             return False
-        return not any(request.is_waiting for request in self._pending)
+        return not self._replies.waiting()
 
     def idle_ms(self) -> float:
         """Return for how long it had nothing to do, as the sweeps saw; 0 while it has."""
@@ -761,14 +605,14 @@ class HTTPConnection(asyncio.Protocol):
 
     def count_waiting(self) -> int:
         """Return how many requests are with the handler."""
-        return sum(request.is_waiting for request in self._pending)
+        return len(self._replies.waiting())
 
     def drain(self) -> None:
         """Tell the requests that wait, and close if there is nothing to answer."""
-        for request in list(self._pending):
+        for request in self._replies.waiting():
             if request.on_drain is not None and request.is_waiting:
                 self._server.call_back(request.on_drain)
-        if not self._pending and not self._out and self._is_idle():
+        if not self._replies.pending and not self._replies.ready and self._is_idle():
             self._close()
 
     def abort(self) -> None:
@@ -813,14 +657,15 @@ class HTTPConnection(asyncio.Protocol):
             return _WRITING
         if not self._pipeline_max:  # held: if it is slow, that is our doing
             return _SERVING
-        if self._phase in (_BODY, _CHUNKS):
+        if self._phase == _BODY:
             return _IN_BODY
         if self._unread and not self._stalled:
             return _IN_HEAD
-        return _IDLE if self._is_idle() and not self._pending else _SERVING
+        return _IDLE if self._is_idle() and not self._replies.pending else _SERVING
 
     def _body_time_ms(self) -> float:
-        return self._body_size * 1000 / self._limits.body_rate_min_bytes_per_s
+        assert self._body is not None, "one that reads a body has begun it"
+        return self._body.size * 1000 / self._limits.body_rate_min_bytes_per_s
 
     def _has_input(self) -> bool:
         """Whether the client sent something that the loop has not read yet: to close now would lose a request."""

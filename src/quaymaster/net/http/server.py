@@ -1,7 +1,7 @@
 """The HTTP/1.1 server: it listens, and has all its connections read, answered and looked after together.
 
 Public: `HTTPServer` (`start`, `drain`, `connections`, `connections_held`, `requests_active`, `is_draining`),
-`RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `http_message`:
+`RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `message`:
 `HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`,
 `render_error_as_text`.
 
@@ -25,18 +25,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
-from http import HTTPStatus
 from itertools import islice
 from typing import Final
 
-from quaymaster.net.http.connection import LINGER_MS, AdmitRequest, HTTPConnection, RenderError
+from quaymaster.net.http.connection import LINGER_MS, HTTPConnection
+from quaymaster.net.http.connection_owner import AdmitRequest, RenderError
 from quaymaster.net.http.known import Known
 from quaymaster.net.http.message import (
     HTTPLimits,
     HTTPRequest,
     render_error_as_text,
 )
+from quaymaster.net.http.replies import ReplyRenderer
 from quaymaster.net.http.strangers import Stranger, Strangers, UnsignedTime
 from quaymaster.net.listener import Listener
 
@@ -167,8 +167,7 @@ class HTTPServer:
         """Memory that bodies take that have come in part."""
         self.bodies: dict[HTTPConnection, None] = {}
         """Connections that have such a body, the one heard least lately first."""
-        self.reply_starts: dict[int, bytes] = {}
-        self._reply_starts_s = 0
+        self.replies = ReplyRenderer()
         self._listener: Listener | None = None
         self._sweeper: asyncio.Handle | None = None
         self._to_sweep: Iterator[HTTPConnection] = iter(())
@@ -312,18 +311,6 @@ class HTTPServer:
         self._held.append((time.monotonic() * 1000 + hold_ms, connection))
         if self._releaser is None:
             self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due)
-
-    def reply_start(self, status: int) -> bytes:
-        """Return the status line and the headers every reply has."""
-        start = self.reply_starts.get(status)
-        if start is None:
-            start = b"HTTP/1.1 %d %b\r\nServer: quaymaster\r\nDate: %b\r\n" % (
-                status,
-                _phrase(status),
-                formatdate(self._reply_starts_s or time.time(), usegmt=True).encode(),
-            )
-            self.reply_starts[status] = start
-        return start
 
     def _have_pass(self) -> None:
         if not self._is_pass_due:
@@ -486,10 +473,7 @@ class HTTPServer:
         passed_s = min(now_s - self._swept_at_s, SWEEPS_LATE_MAX * self._sweep_interval_s)
         self._swept_at_s = now_s
         self.clock_ms += passed_s * 1000
-        wall_s = int(time.time())
-        if wall_s != self._reply_starts_s:
-            self._reply_starts_s = wall_s
-            self.reply_starts.clear()
+        self.replies.set_time(int(time.time()))
         self.strangers.forgive()
         self.known.forgive()
         while self._turned_away and self._turned_away[0][0] + LINGER_MS < self.clock_ms:
@@ -507,13 +491,6 @@ class HTTPServer:
             self._sweeper = self._loop.call_soon(self._sweep_some)
         else:
             self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
-
-
-def _phrase(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b"Unknown"
 
 
 def _ignore_event(event: str) -> None:
