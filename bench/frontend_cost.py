@@ -36,7 +36,7 @@ from quaymaster.net.http.message import HTTPLimits
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
 from quaymaster.protocol.sqs.sigv4 import sign
-from quaymaster.protocol.usage.usage_records import ROWS_PER_BLOCK_MAX, encode_block
+from quaymaster.protocol.usage.usage_blocks import ROWS_PER_BLOCK_MAX, BlockEnd, BlockOrigin, encode_block
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
@@ -188,10 +188,11 @@ def measure_reference_us() -> float:
 def measure_blocks_us(usage: UsageRecorder) -> float:
     """Return what making blocks of the records taken so far costs, each."""
     taken = usage.take()
+    origin = BlockOrigin("bench", 1, REGION)
     started = time.process_time()
     for start in range(0, taken.count, ROWS_PER_BLOCK_MAX):
         rows = taken.columns(start, min(start + ROWS_PER_BLOCK_MAX, taken.count))
-        encode_block("bench", 1, start, rows, region=REGION, low_watermark_us=taken.watermark_us)
+        encode_block(origin, BlockEnd(start), rows, low_watermark_us=taken.watermark_us)
     return (time.process_time() - started) / taken.count * 1e6
 
 

@@ -23,7 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from bench.meter import Meter
-from quaymaster.protocol.usage.usage_records import ROWS_PER_BLOCK_MAX, UsageContext, UsageRows, encode_block
+from quaymaster.protocol.usage.usage_blocks import ROWS_PER_BLOCK_MAX, BlockEnd, BlockOrigin, encode_block
+from quaymaster.protocol.usage.usage_records import UsageContext
+from quaymaster.protocol.usage.usage_rows import UsageRows
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage import bronze
@@ -98,22 +100,13 @@ def make_blocks(directory: Path, count: int) -> None:
         for action in ("SendMessage", "ReceiveMessage", "DeleteMessage")
     ]
     samples = [_rows(chance, contexts) for _ in range(16)]
-    previous = bytes(32)
+    origin, end = BlockOrigin("front-end-1", 1, "eu-west-1"), BlockEnd()
     with (directory / "0001.blocks").open("wb") as file:
         for number in range(count // ROWS_PER_BLOCK_MAX):
             rows = samples[number % len(samples)]
             rows.event_time_us = [NOON_US + number * 200_000 + at * 48 for at in range(ROWS_PER_BLOCK_MAX)]
-            encoded = encode_block(
-                "front-end-1",
-                1,
-                number * ROWS_PER_BLOCK_MAX,
-                rows,
-                region="eu-west-1",
-                low_watermark_us=rows.event_time_us[-1],
-                previous=previous,
-            )
-            previous = encoded.digest
-            file.write(encoded.data)
+            data, end = encode_block(origin, end, rows, low_watermark_us=rows.event_time_us[-1])
+            file.write(data)
 
 
 def _rows(chance: random.Random, contexts: list[UsageContext]) -> UsageRows:

@@ -21,7 +21,8 @@ from quaymaster.core.values.attributes import ATTRIBUTES
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.table import SQS_ACTIONS
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS
-from quaymaster.protocol.usage.usage_records import BlockHeader, UsageRecord
+from quaymaster.protocol.usage.usage_blocks import BlockHeader
+from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster.settings import CONFIG_VARIABLE, Settings
 from quaymaster_pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
 from quaymaster_pipeline.checks.status import METRICS as PIPELINE_METRICS

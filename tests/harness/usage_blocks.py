@@ -9,17 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from quaymaster.protocol.usage.usage_records import (
-    NO_HASH,
-    Change,
-    Dropped,
-    Seal,
-    UsageContext,
-    UsageRecord,
-    UsageRows,
-    decode_block,
-    encode_block,
-)
+from quaymaster.protocol.usage.dropped_records import Dropped
+from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, Seal, decode_block, encode_block
+from quaymaster.protocol.usage.usage_records import NO_HASH, Change, UsageContext, UsageRecord
+from quaymaster.protocol.usage.usage_rows import UsageRows
 
 NOON_US = 1_795_348_800_000_000
 """2026-11-22T12:00:00Z."""
@@ -54,9 +47,8 @@ class FrontEnd:
         self.time_us += self.step_us * rows
         lost = Dropped(self.sequence, self.sequence + dropped, "spool_full", []) if dropped else None
         encoded = encode_block(
-            self.name,
-            self.epoch,
-            self.sequence,
+            BlockOrigin(self.name, self.epoch, "eu-west-1"),
+            BlockEnd(self.sequence, self.previous, self.audit_hash),
             UsageRows(
                 contexts,
                 of,
@@ -75,14 +67,11 @@ class FrontEnd:
                     if contexts[at].category == "management"
                 ],
             ),
-            region="eu-west-1",
             low_watermark_us=self.time_us,
-            previous=self.previous,
-            audit_hash=self.audit_hash,
             dropped=lost,
             seal=seal,
         )
-        self.previous, self.sequence, self.audit_hash = encoded.digest, encoded.seq_hi, encoded.audit_hash
+        self.sequence, self.previous, self.audit_hash = encoded.end
         self.records += decode_block(encoded.data).records()
         return encoded.data
 

@@ -22,10 +22,11 @@ from unittest.mock import patch
 from harness.billing import sqs_version
 from harness.pipeline_site import Site
 from harness.usage_blocks import HOUR_US, SECOND_US
-from quaymaster.frontend.usage import usage_spool
+from quaymaster.frontend.usage import spool_files
 from quaymaster.frontend.usage.recorder import TakenRows, category_of
 from quaymaster.frontend.usage.usage_spool import UsageSpool
-from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageRecord, decode_block
+from quaymaster.protocol.usage.usage_blocks import decode_block
+from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageRecord
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import Charge
@@ -150,7 +151,7 @@ class SpoolingFrontEnd:
     def spool(self) -> UsageSpool:
         """The spool, started if it is not."""
         while self._spool is None:
-            with self.killable(), patch.object(usage_spool, "os", FaultyOS(self._faults, self._chance)):
+            with self.killable(), patch.object(spool_files, "os", FaultyOS(self._faults, self._chance)):
                 spool = UsageSpool(
                     self._directory, node=self.name, is_named=True, bytes_max=1 << 30, segment_bytes=4096
                 )
@@ -176,10 +177,10 @@ class SpoolingFrontEnd:
         spool, self._spool = self._spool, None
         if spool is None:
             return
-        spool._close_file()
-        last = spool._segments[-1] if spool._segments else None
+        spool._files.close()
+        last = spool._files.segments[-1] if spool._files.segments else None
         if last is not None and self._chance.random() < 0.5:
-            path = spool._path(last.number)
+            path = spool._files.path(last.number)
             size = path.stat().st_size
             os.truncate(path, self._chance.randint(min(last.end, size), size))
 
@@ -189,7 +190,7 @@ class SpoolingFrontEnd:
         before = self._requests
         taken = self._taken(times)
         spool = self.spool
-        with self.killable(), patch.object(usage_spool, "os", FaultyOS(self._faults, self._chance)):
+        with self.killable(), patch.object(spool_files, "os", FaultyOS(self._faults, self._chance)):
             if spool.append(taken, is_heartbeat=True).rows:
                 self.durable |= {self._request_id(number) for number in range(before, self._requests)}
 

@@ -11,7 +11,8 @@ from harness.process import Environment
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
-from quaymaster.protocol.usage.usage_records import UsageRecord, decode_block, parse_block_text
+from quaymaster.protocol.usage.usage_blocks import decode_block, parse_block_text
+from quaymaster.protocol.usage.usage_records import UsageRecord
 
 WANTED = ["DrainBroker", "ActivateBroker", "AcceptClock", "CreateBackup"]
 

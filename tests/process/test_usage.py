@@ -16,7 +16,7 @@ from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
 from quaymaster.cli.doctor import OK, check_permissions
-from quaymaster.protocol.usage.usage_records import UsageBlock, decode_block, parse_block_text
+from quaymaster.protocol.usage.usage_blocks import UsageBlock, decode_block, parse_block_text
 
 KILLS = 3
 SYNC_MS = 100

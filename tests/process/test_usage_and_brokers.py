@@ -17,7 +17,7 @@ from process.test_usage import read_blocks
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import CommandRefused
-from quaymaster.protocol.usage.usage_records import decode_header
+from quaymaster.protocol.usage.usage_blocks import decode_header
 from quaymaster_pipeline.checks.allowances import SKEW_US
 from quaymaster_pipeline.checks.broker_counts import Compared, QueueCount, compare_brokers, write_counts
 from quaymaster_pipeline.commands.pipeline import read_broker_counts, reconcile

@@ -37,7 +37,7 @@ from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage.usage_records import UsageBlock, decode_block, parse_block_text
+from quaymaster.protocol.usage.usage_blocks import UsageBlock, decode_block, parse_block_text
 from quaymaster_pipeline.commands.pipeline import read_broker_counts
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 

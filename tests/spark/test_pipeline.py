@@ -17,7 +17,7 @@ from harness.usage_blocks import FrontEnd
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from quaymaster.protocol.usage.usage_records import block_text
+from quaymaster.protocol.usage.usage_blocks import block_text
 from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import backfill, compact

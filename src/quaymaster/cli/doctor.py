@@ -31,9 +31,9 @@ from quaymaster.cli.failures import NoServer
 from quaymaster.cli.output import bytes_as_text
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
+from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool
 from quaymaster.frontend.usage.usage_feed import spool_directory
-from quaymaster.frontend.usage.usage_spool import SpoolUnusable
 from quaymaster.node.file_limit import files_needed
 from quaymaster.node.stores import MARK_KEY, open_etcd
 from quaymaster.settings import Address, Settings

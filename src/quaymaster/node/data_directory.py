@@ -21,8 +21,8 @@ from quaymaster.broker.storage.disk import Disk, FileHandle, RealDisk, write_fil
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.formats import FORMAT_MAX
+from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE
 from quaymaster.frontend.usage.usage_feed import spool_directory
-from quaymaster.frontend.usage.usage_spool import FRONT_END_FILE
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.client_file import CLIENT_FILE
 from quaymaster.node.settling import is_to_settle

@@ -29,7 +29,7 @@ from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, UnknownFormat
 from quaymaster.frontend.admin.admin import Admin
-from quaymaster.frontend.usage.usage_spool import SpoolUnusable
+from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.metadata.keys.master_keys import KeysUnusable
 from quaymaster.metadata.queues.declared_queues import DeclaredQueuesError
 from quaymaster.monitoring.health import Health

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from quaymaster.protocol.usage.usage_records import NO_HASH, CorruptBlock, UsageRecord, parse_hashed_bytes
+from quaymaster.protocol.usage.usage_records import NO_HASH, CorruptRecord, UsageRecord, parse_hashed_bytes
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
 from quaymaster_pipeline.warehouse.times import time_of_us
@@ -237,7 +237,7 @@ def _changed(row: dict[str, Any]) -> str | None:
         return "its content was changed: it has another hash"
     try:
         record = parse_hashed_bytes(row["record"])
-    except CorruptBlock as error:
+    except CorruptRecord as error:
         return str(error)
     for name, value in _columns_of(record).items():
         if row[name] != value:

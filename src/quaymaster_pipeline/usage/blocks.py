@@ -13,21 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.protocol.usage.usage_records import (
-    CHUNK_BYTES,
-    SCHEMA_VERSION,
+from quaymaster.protocol.usage.usage_blocks import (
     BlockHeader,
-    CorruptBlock,
     UnknownBlockVersion,
     UsageBlock,
-    UsageContext,
-    UsageRows,
-    check_rows,
     check_sums,
-    event_id_of,
     parse_block_text,
     split_block,
 )
+from quaymaster.protocol.usage.usage_records import (
+    CHUNK_BYTES,
+    SCHEMA_VERSION,
+    UsageContext,
+    event_id,
+    event_seed,
+)
+from quaymaster.protocol.usage.usage_rows import CorruptBlock, UsageRows, check_rows
 from quaymaster_pipeline.usage.sequences import BlockRange, Epoch
 from quaymaster_pipeline.warehouse.schemas import REQUEST_COLUMNS, REQUEST_EVENTS, SEGMENTS
 from quaymaster_pipeline.warehouse.times import time_of_us
@@ -228,8 +229,8 @@ def _changes(block: UsageBlock) -> dict[str, Any]:
 
 
 def _event_ids(header: BlockHeader, times_us: Sequence[int]) -> Any:
-    """Return what `event_id_of` gives for each row: only the time and the sequence differ from row to row."""
-    base = int(event_id_of(header.front_end, header.epoch, 0, 0).replace("-", ""), 16)
+    """Return what `event_id` gives for each row: only the time and the sequence differ from row to row."""
+    base = int(event_id(event_seed(header.front_end, header.epoch), 0, 0).replace("-", ""), 16)
     count = len(times_us)
     sequences = np.arange(header.first_row_sequence, header.first_row_sequence + count, dtype=np.uint64)
     halves = np.empty((count, 2), dtype=">u8")

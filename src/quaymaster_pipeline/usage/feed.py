@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from quaymaster.protocol.usage.usage_records import CorruptBlock, block_length
+from quaymaster.protocol.usage.usage_blocks import block_length
+from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.

@@ -17,8 +17,8 @@ from frontend.usage.test_usage_spool import failing
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.frontend.assembly import make_usage_feed
 from quaymaster.frontend.usage import audit_gate
+from quaymaster.frontend.usage.spool_blocks import OWED_BYTES
 from quaymaster.frontend.usage.usage_feed import UsageFeed
-from quaymaster.frontend.usage.usage_spool import OWED_BYTES
 from quaymaster.settings import load_settings
 
 __all__ = ["failing"]

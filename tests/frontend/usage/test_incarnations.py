@@ -15,7 +15,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
 from quaymaster.frontend.usage.incarnations import EPOCHS, FrontEndIncarnations, Incarnation, is_gone
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.usage.usage_records import Seal, UsageBlock
+from quaymaster.protocol.usage.usage_blocks import Seal, UsageBlock
 
 DAY_S = 86_400
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from frontend.usage.test_usage_spool import MIB, NOON_US, check_complete, failing, open_spool, ship_all, taken
-from quaymaster.frontend.usage.usage_spool import OWED_BYTES
-from quaymaster.protocol.usage.usage_records import UsageBlock, UsageRecord
+from quaymaster.frontend.usage.spool_blocks import OWED_BYTES
+from quaymaster.protocol.usage.usage_blocks import UsageBlock
+from quaymaster.protocol.usage.usage_records import UsageRecord
 
 __all__ = ["failing"]
 

@@ -20,7 +20,8 @@ from quaymaster.frontend.usage.recorder import ASKED_NAMES_MAX, REFUSED_KINDS_MA
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE
-from quaymaster.protocol.usage.usage_records import UsageRecord, decode_block, encode_block
+from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
+from quaymaster.protocol.usage.usage_records import UsageRecord
 
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -50,7 +51,7 @@ def records_of(usage: UsageRecorder, *, is_last: bool = False) -> list[UsageReco
     if not taken.count:
         return []
     rows = taken.columns(0, taken.count)
-    block = encode_block("fe", 1, 0, rows, region="r", low_watermark_us=taken.watermark_us)
+    block = encode_block(BlockOrigin("fe", 1, "r"), BlockEnd(), rows, low_watermark_us=taken.watermark_us)
     records = decode_block(block.data).records()
     assert all(record.event_time_us <= taken.watermark_us for record in records)
     return records

@@ -8,8 +8,9 @@ import pytest
 
 from frontend.usage.test_usage_spool import open_spool, taken
 from quaymaster.cli.doctor import OK, PROBLEM, WARNING, check_spool
+from quaymaster.frontend.usage.spool_files import SEGMENT_SUFFIX
+from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool
-from quaymaster.frontend.usage.usage_spool import SEGMENT_SUFFIX, SpoolUnusable
 
 NOW_US = 1_795_348_900_000_000
 
@@ -25,7 +26,7 @@ def filled(tmp_path: Path, *, seal: bool = True, user_agent: str = "a") -> Path:
         if seal:
             spool.close(now_us=NOW_US)
         else:
-            spool._close_file()
+            spool._files.close()
     return tmp_path
 
 

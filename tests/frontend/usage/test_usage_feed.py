@@ -25,7 +25,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.rpc.metadata_messages import DeleteQueue
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage.usage_records import Seal, UsageBlock, decode_block, parse_block_text
+from quaymaster.protocol.usage.usage_blocks import Seal, UsageBlock, decode_block, parse_block_text
 from quaymaster.settings import load_settings
 
 

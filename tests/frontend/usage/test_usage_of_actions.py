@@ -10,7 +10,8 @@ from frontend.support import serving_recorded
 from frontend.test_steps import REQUESTS, ask
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.actions.table import ACTIONS, UsageColumn
-from quaymaster.protocol.usage.usage_records import UsageRecord, decode_block, encode_block
+from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
+from quaymaster.protocol.usage.usage_records import UsageRecord
 
 
 def recorded() -> list[UsageRecord]:
@@ -28,7 +29,7 @@ def recorded() -> list[UsageRecord]:
     asyncio.run(scenario())
     taken = usage.take()
     rows = taken.columns(0, taken.count)
-    block = encode_block("fe", 1, 0, rows, region="r", low_watermark_us=taken.watermark_us)
+    block = encode_block(BlockOrigin("fe", 1, "r"), BlockEnd(), rows, low_watermark_us=taken.watermark_us)
     return decode_block(block.data).records()
 
 

@@ -13,19 +13,17 @@ import pytest
 
 from quaymaster.frontend.usage import usage_spool
 from quaymaster.frontend.usage.recorder import CELLS, TakenRows, category_of
-from quaymaster.frontend.usage.usage_spool import SpoolUnusable, UsageSpool
-from quaymaster.protocol.usage.usage_records import (
+from quaymaster.frontend.usage.spool_head import SpoolUnusable
+from quaymaster.frontend.usage.usage_spool import UsageSpool
+from quaymaster.protocol.usage.dropped_records import DroppedCount
+from quaymaster.protocol.usage.usage_blocks import (
     BLOCK_BYTES_MAX,
-    NO_HASH,
     ROWS_PER_BLOCK_MAX,
-    Change,
-    DroppedCount,
     Seal,
     UsageBlock,
-    UsageContext,
     decode_block,
-    hash_record,
 )
+from quaymaster.protocol.usage.usage_records import NO_HASH, Change, UsageContext, hash_record
 
 NOON_US = 1_795_348_800_000_000
 MIB = 1 << 20

@@ -19,14 +19,8 @@ from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.protocol.usage.usage_records import (
-    NO_HASH,
-    Seal,
-    UsageRecord,
-    decode_block,
-    hash_record,
-    hashed_bytes,
-)
+from quaymaster.protocol.usage.usage_blocks import Seal, decode_block
+from quaymaster.protocol.usage.usage_records import NO_HASH, UsageRecord, hash_record, hashed_bytes
 from quaymaster_pipeline.audit.audit import (
     Audit,
     AuditMistake,

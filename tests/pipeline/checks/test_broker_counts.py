@@ -11,7 +11,8 @@ import pytest
 from harness.pipeline_site import Site
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd, context_of
 
-from quaymaster.protocol.usage.usage_records import Seal, UsageContext
+from quaymaster.protocol.usage.usage_blocks import Seal
+from quaymaster.protocol.usage.usage_records import UsageContext
 from quaymaster_pipeline.checks import broker_counts
 from quaymaster_pipeline.checks.allowances import (
     CRASH_MESSAGES_MIN,

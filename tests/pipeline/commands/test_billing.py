@@ -15,7 +15,7 @@ from harness.command_line import PlayedServer, Run, write_client_file
 from harness.pipeline_site import Site
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.protocol.usage.usage_records import Seal
+from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
 from quaymaster_pipeline.billing.store import APP

@@ -15,7 +15,8 @@ from harness import usage_blocks
 from harness.pipeline_site import hour_text
 from harness.usage_faults import BOOK, NOVEMBER, NOW, Faults, FaultySite, records_of, run_history, us
 
-from quaymaster.protocol.usage.usage_records import UsageRecord, decode_header
+from quaymaster.protocol.usage.usage_blocks import decode_header
+from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums

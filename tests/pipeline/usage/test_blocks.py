@@ -13,13 +13,8 @@ import pytest
 from crc32c import crc32c
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.protocol.usage.usage_records import (
-    HEAD_BYTES,
-    CorruptBlock,
-    PackedRows,
-    UsageRows,
-    decode_block,
-)
+from quaymaster.protocol.usage.usage_blocks import HEAD_BYTES, decode_block
+from quaymaster.protocol.usage.usage_rows import CorruptBlock, PackedRows, UsageRows
 from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block, read_block
 from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS

@@ -12,7 +12,7 @@ from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
 from quaymaster.frontend.usage.recorder import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.table import ACTIONS
-from quaymaster.protocol.usage.usage_records import block_text, decode_block
+from quaymaster.protocol.usage.usage_blocks import block_text, decode_block
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
 from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block
 from quaymaster_pipeline.usage.gold import HOUR_KEYS, merge_usage, partial_usage

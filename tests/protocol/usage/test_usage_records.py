@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import uuid
 import zlib
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -14,41 +15,49 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.protocol.usage import usage_records
-from quaymaster.protocol.usage.usage_records import (
-    BLOCK_BYTES_MAX,
+from quaymaster.protocol.usage import usage_blocks
+from quaymaster.protocol.usage.dropped_records import (
     DROPPED_COUNTS_MAX,
-    HEAD_BYTES,
-    NO_HASH,
     OTHERS,
-    ROWS_PER_BLOCK_MAX,
-    BlockHeader,
-    Change,
-    CorruptBlock,
     Dropped,
     DroppedCount,
+    add_dropped,
+    merge_dropped,
+)
+from quaymaster.protocol.usage.usage_blocks import (
+    BLOCK_BYTES_MAX,
+    HEAD_BYTES,
+    ROWS_PER_BLOCK_MAX,
+    BlockEnd,
+    BlockHeader,
+    BlockOrigin,
+    EncodedBlock,
     Seal,
     UnknownBlockVersion,
-    UsageContext,
-    UsageRecord,
-    UsageRows,
-    add_dropped,
     block_length,
     block_text,
-    chunks_of,
     decode_block,
     decode_header,
     encode_block,
-    encode_records,
-    event_id_of,
+    parse_block_text,
+)
+from quaymaster.protocol.usage.usage_records import (
+    NO_HASH,
+    Change,
+    CorruptRecord,
+    UsageContext,
+    UsageRecord,
+    chunks_of,
+    event_id,
+    event_seed,
     hash_record,
     hashed_bytes,
-    merge_dropped,
-    parse_block_text,
     parse_hashed_bytes,
 )
+from quaymaster.protocol.usage.usage_rows import CorruptBlock, UsageRows
 
 NOON_US = 1_795_348_800_000_000
+ORIGIN = BlockOrigin("fe-1", 3, "eu-test-1")
 NOTHING = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
 
 
@@ -92,8 +101,53 @@ def make_record(sequence: int = 0, **fields: Any) -> UsageRecord:
     values["received_time_us"] = values["event_time_us"] - values["latency_us"]
     values["chunks"] = chunks_of(values["payload_bytes"])
     values["empty_receive"] = values["action"] == "ReceiveMessage" and values["message_count"] == 0
-    values["event_id"] = event_id_of(values["front_end"], values["epoch"], sequence, values["event_time_us"])
+    values["event_id"] = event_id(
+        event_seed(values["front_end"], values["epoch"]), sequence, values["event_time_us"]
+    )
     return UsageRecord(**values)
+
+
+def encode_records(
+    records: Sequence[UsageRecord], *, low_watermark_us: int, after: BlockEnd | None = None
+) -> EncodedBlock:
+    """Return a block of records, all of one front end, epoch and region, numbered densely."""
+    first = records[0]
+    for sequence, record in enumerate(records, first.sequence):
+        assert record.sequence == sequence, f"record {record.sequence} stands where {sequence} must be"
+    return encode_block(
+        BlockOrigin(first.front_end, first.epoch, first.region),
+        after or BlockEnd(first.sequence),
+        rows_of(records),
+        low_watermark_us=low_watermark_us,
+    )
+
+
+def rows_of(records: Sequence[UsageRecord]) -> UsageRows:
+    """Return the columns of records. What is worked out (chunks, ids, hashes) is left behind."""
+    numbers: dict[UsageContext, int] = {}
+    names = UsageContext.__struct_fields__
+    context = [
+        numbers.setdefault(UsageContext(*(getattr(record, name) for name in names)), len(numbers))
+        for record in records
+    ]
+    return UsageRows(
+        list(numbers),
+        context,
+        [record.event_time_us for record in records],
+        [record.latency_us for record in records],
+        [record.server_us for record in records],
+        [record.request_bytes for record in records],
+        [record.response_bytes for record in records],
+        [record.payload_bytes for record in records],
+        [record.message_count for record in records],
+        [record.duplicate_count for record in records],
+        [record.request_id for record in records],
+        [
+            Change(row, record.request_params, record.response_elements)
+            for row, record in enumerate(records)
+            if record.category == "management"
+        ],
+    )
 
 
 def test_records_come_back_as_they_were() -> None:
@@ -138,7 +192,7 @@ def some_records(draw: st.DrawFn) -> list[UsageRecord]:
 
 @given(some_records())
 def test_any_records_come_back_and_the_header_has_their_sums(records: list[UsageRecord]) -> None:
-    encoded = encode_records(records, low_watermark_us=5, previous=b"p" * 32)
+    encoded = encode_records(records, low_watermark_us=5, after=BlockEnd(records[0].sequence, b"p" * 32))
 
     header = decode_header(encoded.data)
     assert decode_block(encoded.data).records() == [
@@ -162,7 +216,7 @@ def test_any_records_come_back_and_the_header_has_their_sums(records: list[Usage
         b"p" * 32,
     )
     assert header.requests == len(records)
-    assert encoded.seq_hi == header.seq_hi
+    assert encoded.end.next_sequence == header.seq_hi
 
 
 def test_columns_have_the_names_and_order_of_a_record() -> None:
@@ -189,7 +243,7 @@ def test_records_that_are_not_dense_are_no_block() -> None:
 
 
 def test_an_idle_front_end_says_how_far_it_is_without_rows() -> None:
-    encoded = encode_block("fe-1", 3, 17, NOTHING, region="eu-test-1", low_watermark_us=NOON_US)
+    encoded = encode_block(ORIGIN, BlockEnd(17), NOTHING, low_watermark_us=NOON_US)
 
     block = decode_block(encoded.data)
 
@@ -201,16 +255,16 @@ def test_an_idle_front_end_says_how_far_it_is_without_rows() -> None:
 def test_an_epoch_ends_with_a_seal() -> None:
     seal = Seal(3, 17, "crashed")
 
-    encoded = encode_block("fe-1", 3, 17, NOTHING, region="r", low_watermark_us=0, seal=seal)
+    encoded = encode_block(ORIGIN, BlockEnd(17), NOTHING, low_watermark_us=0, seal=seal)
 
     assert decode_header(encoded.data).seal == seal
 
 
 def test_what_was_dropped_comes_before_the_rows_and_has_their_numbers() -> None:
     dropped = Dropped(5, 9, "spool_full", [DroppedCount("1", "SendMessage", 4, 4, 400, 4, 0)])
-    rows = usage_records.rows_of([make_record(9), make_record(10)])
+    rows = rows_of([make_record(9), make_record(10)])
 
-    encoded = encode_block("fe-1", 3, 5, rows, region="eu-test-1", low_watermark_us=0, dropped=dropped)
+    encoded = encode_block(ORIGIN, BlockEnd(5), rows, low_watermark_us=0, dropped=dropped)
 
     block = decode_block(encoded.data)
     assert block.header.dropped == dropped
@@ -220,16 +274,16 @@ def test_what_was_dropped_comes_before_the_rows_and_has_their_numbers() -> None:
 
 def test_what_was_dropped_stands_first_or_not_at_all() -> None:
     with pytest.raises(AssertionError, match="comes first"):
-        encode_block("f", 1, 4, NOTHING, region="r", low_watermark_us=0, dropped=Dropped(5, 6, "damaged", []))
+        encode_block(ORIGIN, BlockEnd(4), NOTHING, low_watermark_us=0, dropped=Dropped(5, 6, "damaged", []))
 
 
 def test_blocks_are_chained_by_their_digests() -> None:
     first = encode_records([make_record(0)], low_watermark_us=0)
 
-    second = encode_records([make_record(1)], low_watermark_us=0, previous=first.digest)
+    second = encode_records([make_record(1)], low_watermark_us=0, after=first.end)
 
     assert decode_header(first.data).previous == NO_HASH
-    assert decode_header(second.data).previous == decode_block(first.data).digest == first.digest
+    assert decode_header(second.data).previous == decode_block(first.data).digest == first.end.digest
 
 
 def test_management_records_are_chained_across_blocks_and_data_records_are_not() -> None:
@@ -245,7 +299,7 @@ def test_management_records_are_chained_across_blocks_and_data_records_are_not()
     second = encode_records(
         [make_record(3, action="DeleteQueue", category="management")],
         low_watermark_us=0,
-        audit_hash=first.audit_hash,
+        after=first.end,
     )
 
     records = [*decode_block(first.data).records(), *decode_block(second.data).records()]
@@ -256,7 +310,7 @@ def test_management_records_are_chained_across_blocks_and_data_records_are_not()
     assert [record.record_hash for record in chained] == [hash_record(record) for record in chained]
     hashes = [NO_HASH, *(record.record_hash for record in chained)]
     assert [record.prev_hash for record in chained] == hashes[:-1]
-    assert second.audit_hash == hashes[-1]
+    assert second.end.audit_hash == hashes[-1]
 
 
 def other_than(value: object) -> object:
@@ -283,13 +337,17 @@ def test_no_field_of_a_chained_record_can_be_changed(name: str) -> None:
 
 
 def test_event_ids_are_uuids_of_version_7_in_the_order_of_time_and_sequence() -> None:
-    ids = [event_id_of("fe-1", 3, sequence, NOON_US + sequence // 3 * 1_000) for sequence in range(9)]
+    ids = [
+        event_id(event_seed("fe-1", 3), sequence, NOON_US + sequence // 3 * 1_000) for sequence in range(9)
+    ]
 
     assert ids == sorted(set(ids))
     assert {uuid.UUID(text).version for text in ids} == {7}
     assert {uuid.UUID(text).variant for text in ids} == {uuid.RFC_4122}
     assert uuid.UUID(ids[0]).int >> 80 == NOON_US // 1_000
-    assert event_id_of("fe-2", 3, 0, NOON_US) != ids[0] != event_id_of("fe-1", 4, 0, NOON_US)
+    assert (
+        event_id(event_seed("fe-2", 3), 0, NOON_US) != ids[0] != event_id(event_seed("fe-1", 4), 0, NOON_US)
+    )
 
 
 @pytest.mark.parametrize(
@@ -405,7 +463,7 @@ def test_a_header_that_is_none_is_refused() -> None:
 
 
 def test_rows_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_records, "BODY_BYTES_MAX", 100)
+    monkeypatch.setattr(usage_blocks, "BODY_BYTES_MAX", 100)
 
     with pytest.raises(CorruptBlock, match="rows cannot be read"):
         decode_block(forged(header_of(1), zlib.compress(bytes(10_000))))
@@ -429,15 +487,15 @@ def test_a_body_that_is_no_base64_is_no_block(text: str) -> None:
 
 def count_of(account_id: str = "1", action: str = "SendMessage") -> dict[tuple[str, str], DroppedCount]:
     counts: dict[tuple[str, str], DroppedCount] = {}
-    add_dropped(counts, account_id, action, requests=1, messages=2, payload_bytes=30, chunks=1, errors=1)
+    add_dropped(counts, DroppedCount(account_id, action, 1, 2, 30, 1, 1))
     return counts
 
 
 def test_dropped_requests_are_counted_by_account_and_action() -> None:
     counts = count_of()
 
-    add_dropped(counts, "1", "SendMessage", requests=1, messages=0, payload_bytes=5, chunks=1, errors=0)
-    add_dropped(counts, "2", "SendMessage", requests=1, messages=0, payload_bytes=0, chunks=1, errors=1)
+    add_dropped(counts, DroppedCount("1", "SendMessage", 1, 0, 5, 1, 0))
+    add_dropped(counts, DroppedCount("2", "SendMessage", 1, 0, 0, 1, 1))
 
     assert list(counts.values()) == [
         DroppedCount("1", "SendMessage", 2, 2, 35, 2, 1),
@@ -449,7 +507,7 @@ def test_counts_of_many_accounts_are_bounded() -> None:
     counts: dict[tuple[str, str], DroppedCount] = {}
 
     for account in range(DROPPED_COUNTS_MAX + 20):
-        add_dropped(counts, str(account), "A", requests=1, messages=0, payload_bytes=0, chunks=1, errors=0)
+        add_dropped(counts, DroppedCount(str(account), "A", 1, 0, 0, 1, 0))
 
     assert len(counts) == DROPPED_COUNTS_MAX + 1
     assert counts[OTHERS, OTHERS].requests == 20
@@ -481,11 +539,11 @@ def test_stretches_with_something_between_them_are_not_merged() -> None:
 
 
 def test_columns_of_different_lengths_are_no_rows() -> None:
-    rows = usage_records.rows_of([make_record(0)])
+    rows = rows_of([make_record(0)])
     rows.latency_us = [1, 2]
 
     with pytest.raises(AssertionError, match="one length"):
-        encode_block("f", 1, 0, rows, region="r", low_watermark_us=0)
+        encode_block(ORIGIN, BlockEnd(), rows, low_watermark_us=0)
 
 
 def test_a_request_id_of_two_lines_is_refused() -> None:
@@ -512,5 +570,5 @@ def test_what_a_record_hash_was_made_of_gives_the_record_back() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x93\x01\x02\x03", b"\x91\xa1\xff"])
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
-    with pytest.raises(CorruptBlock, match="no usage record"):
+    with pytest.raises(CorruptRecord, match="no usage record"):
         parse_hashed_bytes(data)

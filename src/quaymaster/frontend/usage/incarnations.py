@@ -20,7 +20,8 @@ import msgspec
 from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.core.values.written_times import has_passed
-from quaymaster.protocol.usage.usage_records import NO_HASH, NO_ROWS, EncodedBlock, Seal, encode_block
+from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, EncodedBlock, Seal, encode_block
+from quaymaster.protocol.usage.usage_rows import NO_ROWS
 
 EPOCHS: Final = "usage/front_ends/"
 """In coordination: a front end's name, and its epoch."""
@@ -136,17 +137,8 @@ def is_gone(row: Incarnation, *, now_us: int, abandon_us: int) -> bool:
 
 def lost_block(front_end: str, row: Incarnation, region: str) -> EncodedBlock:
     """Return the block by which a row of a sealed front end is told: the same bytes, whoever tells it."""
-    return encode_block(
-        front_end,
-        row.seals,
-        0,
-        NO_ROWS,
-        region=region,
-        low_watermark_us=row.started_us,
-        previous=NO_HASH,
-        audit_hash=NO_HASH,
-        seal=Seal(row.seals, None, "lost"),
-    )
+    origin, seal = BlockOrigin(front_end, row.seals, region), Seal(row.seals, None, "lost")
+    return encode_block(origin, BlockEnd(), NO_ROWS, low_watermark_us=row.started_us, seal=seal)
 
 
 def _decode(value: bytes) -> Incarnation:

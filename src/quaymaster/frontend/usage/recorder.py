@@ -40,15 +40,9 @@ from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
-from quaymaster.protocol.usage.usage_records import (
-    Category,
-    Change,
-    DroppedCount,
-    UsageContext,
-    UsageRows,
-    add_dropped,
-    chunks_of,
-)
+from quaymaster.protocol.usage.dropped_records import DroppedCount, add_dropped
+from quaymaster.protocol.usage.usage_records import Category, Change, UsageContext, chunks_of
+from quaymaster.protocol.usage.usage_rows import UsageRows
 
 CLIENT_GONE: Final = "ClientGone"
 CLIENT_GONE_STATUS: Final = 499
@@ -264,13 +258,9 @@ class TakenRows(msgspec.Struct):
             payload_bytes, messages = self.cells[at + 6 : at + 8]
             add_dropped(
                 counts,
-                context.account_id,
-                context.action,
-                requests=1,
-                messages=messages,
-                payload_bytes=payload_bytes,
-                chunks=chunks_of(payload_bytes),
-                errors=int(context.http_status >= 400),
+                _one_dropped(
+                    context.account_id, context.action, messages, payload_bytes, context.http_status
+                ),
             )
         return list(counts.values())
 
@@ -357,9 +347,10 @@ class UsageRecorder:
         count = self._count
         is_owed = call.action.name in _OWED and call.is_begun
         if count >= self._rows_max and not is_owed:
-            self._count_overflow(
+            dropped = _one_dropped(
                 principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
             )
+            add_dropped(self._overflow, dropped)
             return
         if number is None:
             number = self._add_context(key, queue)
@@ -529,19 +520,13 @@ class UsageRecorder:
         )
         return number
 
-    def _count_overflow(
-        self, account_id: str, action: str, messages: int, payload_bytes: int, status: int
-    ) -> None:
-        add_dropped(
-            self._overflow,
-            account_id,
-            action,
-            requests=1,
-            messages=messages,
-            payload_bytes=payload_bytes,
-            chunks=chunks_of(payload_bytes),
-            errors=int(status >= 400),
-        )
+
+def _one_dropped(
+    account_id: str, action: str, messages: int, payload_bytes: int, status: int
+) -> DroppedCount:
+    return DroppedCount(
+        account_id, action, 1, messages, payload_bytes, chunks_of(payload_bytes), int(status >= 400)
+    )
 
 
 def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:

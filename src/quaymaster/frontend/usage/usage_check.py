@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quaymaster.frontend.usage.usage_spool import (
-    DAMAGED_SUFFIX,
-    SEGMENT_SUFFIX,
+from quaymaster.frontend.usage.spool_files import DAMAGED_SUFFIX, SEGMENT_SUFFIX
+from quaymaster.frontend.usage.spool_head import (
     SegmentHead,
     SpoolUnusable,
     decode_segment_head,
     segment_head_length,
 )
-from quaymaster.protocol.usage.usage_records import (
-    NO_HASH,
-    CorruptBlock,
-    UnknownBlockVersion,
-    UsageBlock,
-    block_length,
-    decode_block,
-    hash_record,
-)
+from quaymaster.protocol.usage.usage_blocks import UnknownBlockVersion, UsageBlock, block_length, decode_block
+from quaymaster.protocol.usage.usage_records import NO_HASH, hash_record
+from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
 
 @dataclass(slots=True)

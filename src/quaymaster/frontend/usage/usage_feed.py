@@ -32,13 +32,16 @@ from quaymaster.frontend.usage.incarnations import (
     lost_block,
 )
 from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.frontend.usage.spool_files import SpooledBlock
 from quaymaster.frontend.usage.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
-from quaymaster.frontend.usage.usage_spool import SpoolAppend, SpooledBlock, UsageSpool
+from quaymaster.frontend.usage.usage_spool import SpoolAppend, UsageSpool
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage.usage_records import CorruptBlock, DropReason, decode_header
+from quaymaster.protocol.usage.dropped_records import DropReason
+from quaymaster.protocol.usage.usage_blocks import decode_header
+from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
 STOP_SHIPPING_S: Final = 2.0
 CHAIN_FIRST_S: Final = 5.0

@@ -27,14 +27,14 @@ from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Queu
 from quaymaster.core.values.messages import MessageContent, join_payload
 from quaymaster.core.values.policies import RedriveAllowPolicy
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.usage.usage_spool import SpooledBlock
+from quaymaster.frontend.usage.spool_files import SpooledBlock
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, QueueChange
 from quaymaster.protocol.sqs.checksums import md5_digest
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage.usage_records import block_text
+from quaymaster.protocol.usage.usage_blocks import block_text
 
 RETRY_MIN_S: Final = 0.25
 RETRY_MAX_S: Final = 10.0

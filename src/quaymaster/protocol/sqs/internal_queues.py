@@ -7,7 +7,7 @@ from typing import Final
 INTERNAL_ACCOUNT: Final = "000000000000"
 """The account of what Quaymaster keeps for itself. It may be the default account as well."""
 USAGE_QUEUE: Final = "quaymaster-usage"
-"""Usage records of all front ends, in blocks (protocol/usage/usage_records)."""
+"""Usage records of all front ends, in blocks (protocol/usage/usage_blocks)."""
 
 
 def is_internal(account_id: str, name: str) -> bool:
