@@ -35,7 +35,7 @@ from quaymaster.net.http.connection import HTTPConnection
 from quaymaster.net.http.message import HTTPLimits
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 from quaymaster.protocol.usage.usage_blocks import ROWS_PER_BLOCK_MAX, BlockEnd, BlockOrigin, encode_block
 from quaymaster.settings import load_settings
 
@@ -162,14 +162,8 @@ def render(action: str, fields: dict[str, Any], key_id: str, secret: str, attemp
         (b"amz-sdk-request", b"attempt=1"),
     ]
     signed = sign(
-        method=b"POST",
-        raw_path=b"/",
-        raw_query=b"",
-        headers=headers,
-        body=body,
-        access_key_id=key_id,
-        secret=secret,
-        region=REGION,
+        UnsignedRequest(b"POST", b"/", b"", headers, body),
+        Signer(key_id, secret, REGION),
         now_ms=time.time_ns() // 1_000_000,
     )
     lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in signed)]

@@ -32,7 +32,7 @@ from bench import servers
 from bench.requests import Endpoint
 from quaymaster.protocol.logs.log_arrow import to_record_batch
 from quaymaster.protocol.logs.log_columns import parse_block
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 SENDERS = 4
 BATCH = 10
@@ -50,15 +50,10 @@ class Connection:
     def call(self, target: str, fields: dict[str, Any]) -> tuple[http.client.HTTPMessage, bytes]:
         """Make a call that must succeed; return headers and body."""
         at, body = self._endpoint, json.dumps(fields).encode()
+        unsigned = [(b"host", at.host.encode()), (b"x-amz-target", target.encode())]
         headers = sign(
-            method=b"POST",
-            raw_path=b"/",
-            raw_query=b"",
-            headers=[(b"host", at.host.encode()), (b"x-amz-target", target.encode())],
-            body=body,
-            access_key_id=at.access_key_id,
-            secret=at.secret_access_key,
-            region=at.region,
+            UnsignedRequest(b"POST", b"/", b"", unsigned, body),
+            Signer(at.access_key_id, at.secret_access_key, at.region),
             now_ms=time.time_ns() // 1_000_000,
         )
         self._connection.putrequest("POST", "/", skip_host=True, skip_accept_encoding=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from quaymaster.protocol.sqs.sigv4 import derive_key, render_time
+from quaymaster.protocol.sqs.canonical_requests import derive_key, render_time
 
 CALL_TIMEOUT_S = 60.0
 _SIGNED_HEADERS = b"amz-sdk-invocation-id;amz-sdk-request;content-type;host;x-amz-date;x-amz-target"

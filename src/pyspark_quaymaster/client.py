@@ -22,7 +22,7 @@ import msgspec
 
 from pyspark_quaymaster.credentials import Endpoint
 from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUnavailable
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 5.0
@@ -98,6 +98,9 @@ class Client:
     ) -> None:
         self.endpoint = endpoint
         self.patience = patience or Patience()
+        self._signer = Signer(
+            endpoint.access_key_id, endpoint.secret_access_key, endpoint.region, endpoint.session_token
+        )
         self._now_s = now_s
         self._sleep = sleep
         parts = urlsplit(endpoint.url)
@@ -308,24 +311,15 @@ class Client:
             self._sleep(wait_s)
 
     def _attempt(self, target: str, body: bytes, invocation: bytes, attempt: int) -> _Answer:
-        headers = sign(
-            method=b"POST",
-            raw_path=b"/",
-            raw_query=b"",
-            headers=[
-                (b"host", self._netloc.encode()),
-                (b"content-type", _JSON_TYPE),
-                (b"x-amz-target", target.encode()),
-                (b"amz-sdk-invocation-id", invocation),
-                (b"amz-sdk-request", b"attempt=%d" % attempt),
-            ],
-            body=body,
-            access_key_id=self.endpoint.access_key_id,
-            secret=self.endpoint.secret_access_key,
-            region=self.endpoint.region,
-            now_ms=time.time_ns() // 1_000_000,
-            token=self.endpoint.session_token,
-        )
+        unsigned = [
+            (b"host", self._netloc.encode()),
+            (b"content-type", _JSON_TYPE),
+            (b"x-amz-target", target.encode()),
+            (b"amz-sdk-invocation-id", invocation),
+            (b"amz-sdk-request", b"attempt=%d" % attempt),
+        ]
+        request = UnsignedRequest(b"POST", b"/", b"", unsigned, body)
+        headers = sign(request, self._signer, now_ms=time.time_ns() // 1_000_000)
         connection = self._connection
         if connection is None:
             kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection

@@ -51,7 +51,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.server import HTTPLimits, HTTPServer
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
@@ -495,14 +495,8 @@ class Client:
         ]
         if self.key_id is not None:
             every = sign(
-                method=method.encode(),
-                raw_path=path.encode(),
-                raw_query=query.encode(),
-                headers=every,
-                body=body,
-                access_key_id=self.key_id,
-                secret=self.secret,
-                region=self.region,
+                UnsignedRequest(method.encode(), path.encode(), query.encode(), every, body),
+                Signer(self.key_id, self.secret, self.region),
                 now_ms=now_ms(),
             )
         lines = [f"{method} {target} HTTP/1.1".encode()]

@@ -22,7 +22,7 @@ from quaymaster.frontend.server import CORS, RequestIds
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.sqs import shapes
-from quaymaster.protocol.sqs.sigv4 import presign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign
 
 LIST = {"x-amz-target": "AmazonSQS.ListQueues"}
 
@@ -445,13 +445,13 @@ def test_a_presigned_request_needs_no_header() -> None:
             client = service.client
             assert client.key_id is not None
             query = presign(
-                method=b"GET",
-                raw_path=f"/{ACCOUNT}/jobs".encode(),
-                raw_query=b"Action=SendMessage&MessageBody=by%20link",
-                headers=[(b"host", f"127.0.0.1:{client.port}".encode())],
-                access_key_id=client.key_id,
-                secret=client.secret,
-                region=REGION,
+                UnsignedRequest(
+                    b"GET",
+                    f"/{ACCOUNT}/jobs".encode(),
+                    b"Action=SendMessage&MessageBody=by%20link",
+                    [(b"host", f"127.0.0.1:{client.port}".encode())],
+                ),
+                Signer(client.key_id, client.secret, REGION),
                 now_ms=now_ms(),
                 expires_s=60,
             ).decode()

@@ -43,7 +43,7 @@ from harness.history import (
     SetQueue,
 )
 from harness.process import Environment
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 from .waiting import PATIENCE_S, eventually
 
@@ -140,19 +140,14 @@ class SQSConnection:
         """Make one call; never raises for what the server or the network does."""
         body = _encode(fields)
         environment = self._environment
+        unsigned = [
+            (b"host", b"%b:%d" % (self._addresses[0][0].encode(), self._addresses[0][1])),
+            (b"content-type", b"application/x-amz-json-1.0"),
+            (b"x-amz-target", b"AmazonSQS." + action.encode()),
+        ]
         signed = sign(
-            method=b"POST",
-            raw_path=b"/",
-            raw_query=b"",
-            headers=[
-                (b"host", b"%b:%d" % (self._addresses[0][0].encode(), self._addresses[0][1])),
-                (b"content-type", b"application/x-amz-json-1.0"),
-                (b"x-amz-target", b"AmazonSQS." + action.encode()),
-            ],
-            body=body,
-            access_key_id=environment.access_key_id,
-            secret=environment.secret_access_key,
-            region=environment.region,
+            UnsignedRequest(b"POST", b"/", b"", unsigned, body),
+            Signer(environment.access_key_id, environment.secret_access_key, environment.region),
             now_ms=time.time_ns() // 1_000_000 + self.clock_offset_ms,
         )
         lines = [b"POST / HTTP/1.1", *(b"%b: %b" % header for header in (*signed, *headers))]

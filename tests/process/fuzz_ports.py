@@ -35,7 +35,7 @@ from process.strangers import resident_bytes
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.protocol.actions.table import SQS_ACTIONS
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 FUZZERS: Final = 3
 REPLY_TIMEOUT_S: Final = 0.1
@@ -183,14 +183,12 @@ class Nonsense:
         if random.random() < 0.8:
             every = list(
                 sign(
-                    method=method.encode(),
-                    raw_path=path.encode(),
-                    raw_query=query.encode(),
-                    headers=every,
-                    body=body,
-                    access_key_id=self._environment.access_key_id,
-                    secret=self._environment.secret_access_key,
-                    region=self._environment.region,
+                    UnsignedRequest(method.encode(), path.encode(), query.encode(), every, body),
+                    Signer(
+                        self._environment.access_key_id,
+                        self._environment.secret_access_key,
+                        self._environment.region,
+                    ),
                     now_ms=time.time_ns() // 1_000_000,
                 )
             )

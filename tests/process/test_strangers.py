@@ -27,7 +27,7 @@ from quaymaster.frontend.usage.recorder import REFUSED_KINDS_MAX
 from quaymaster.net.http.body import SMALL_CHUNKS_MAX, ChunkedBody
 from quaymaster.net.http.connection import UNREAD_BYTES_MAX
 from quaymaster.net.http.message import HTTPLimits
-from quaymaster.protocol.sqs.sigv4 import presign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign
 
 from .support import running
 
@@ -90,13 +90,8 @@ def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_pat
         query = urlencode({"Action": "ReceiveMessage", "WaitTimeSeconds": "20", "Version": "2012-11-05"})
         path = f"/{ours.account_id}/q"
         url = presign(
-            method=b"GET",
-            raw_path=path.encode(),
-            raw_query=query.encode(),
-            headers=[(b"host", b"q")],
-            access_key_id=ours.access_key_id,
-            secret=ours.secret_access_key,
-            region=ours.region,
+            UnsignedRequest(b"GET", path.encode(), query.encode(), [(b"host", b"q")]),
+            Signer(ours.access_key_id, ours.secret_access_key, ours.region),
             now_ms=time.time_ns() // 1_000_000,
             expires_s=3600,
         )

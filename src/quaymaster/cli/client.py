@@ -24,7 +24,7 @@ from quaymaster.core.values.attributes import (
     VISIBLE_MESSAGES,
 )
 from quaymaster.net.http.client import HTTPClient, HTTPReply, HTTPRequestFailed
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
@@ -69,18 +69,15 @@ class SignedChannel:
         """
         path, _, query = target.partition("?")
         credentials = self._credentials
-        signed = sign(
-            method=method.encode(),
-            raw_path=(self._path + path).encode(),
-            raw_query=query.encode(),
-            headers=[(b"host", self._host.encode()), *(headers or {}).items()],
-            body=body,
-            access_key_id=credentials.access_key_id,
-            secret=credentials.secret_access_key,
-            region=credentials.region,
-            now_ms=time.time_ns() // 1_000_000,
-            token=credentials.session_token,
+        signer = Signer(
+            credentials.access_key_id,
+            credentials.secret_access_key,
+            credentials.region,
+            credentials.session_token,
         )
+        every = [(b"host", self._host.encode()), *(headers or {}).items()]
+        request = UnsignedRequest(method.encode(), (self._path + path).encode(), query.encode(), every, body)
+        signed = sign(request, signer, now_ms=time.time_ns() // 1_000_000)
         fields = {name.decode(): value.decode() for name, value in signed}
         try:
             return self._http.request(method, target, headers=fields, body=body, timeout_ms=timeout_ms)

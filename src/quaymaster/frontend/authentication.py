@@ -77,13 +77,11 @@ class Signed:
         region: str,
         skew_ms: int,
         now_ms: Callable[[], int],
-        signing_keys: SigningKeys | None = None,
     ) -> None:
         self._find_key = find_key
         self._region = region
-        self._skew_ms = skew_ms
         self._now_ms = now_ms
-        self._signing = signing_keys or SigningKeys()
+        self._signing = SigningKeys(skew_ms=skew_ms)
         self._principals: dict[str, Principal] = {}
 
     def authenticate(self, request: HTTPRequest) -> Principal:
@@ -152,7 +150,6 @@ class Signed:
             body=request.body,
             secret=key.secret,
             now_ms=now_ms,
-            skew_ms=self._skew_ms,
             body_sha256=body_sha256,
         )
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from html import unescape
 from urllib.parse import quote, urlsplit
 
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 from quaymaster_pipeline.warehouse.errors import StoreFails, telling_full_disk
 
 _DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
@@ -90,12 +90,13 @@ def check_conditional_writes(uri: str, storage_options: Mapping[str, str]) -> No
         return
     path = quote(f"/{parts.netloc}/{parts.path.strip('/')}/.conditional-{uuid.uuid4().hex}")
     region = known.get("aws_region") or known.get("aws_default_region") or "us-east-1"
-    signer = _Signer(endpoint, str(keys[0]), str(keys[1]), known.get("aws_session_token"), region)
+    signer = Signer(str(keys[0]), str(keys[1]), region, known.get("aws_session_token"), "s3")
+    store = _SignedQuestions(endpoint, signer)
     with contextlib.suppress(OSError, http.client.HTTPException):
-        if signer.status("PUT", path, only_new=True) != http.client.OK:
+        if store.status("PUT", path, only_new=True) != http.client.OK:
             return
-        is_overwritten = signer.status("PUT", path, only_new=True) == http.client.OK
-        signer.status("DELETE", path)
+        is_overwritten = store.status("PUT", path, only_new=True) == http.client.OK
+        store.status("DELETE", path)
         if is_overwritten:
             raise StoreFails(
                 f"{uri} cannot be used: its store has no conditional writes (it overwrites in spite of "
@@ -103,17 +104,12 @@ def check_conditional_writes(uri: str, storage_options: Mapping[str, str]) -> No
             )
 
 
-class _Signer:
+class _SignedQuestions:
     """Asks a store, signed with one key; each question on a connection of its own."""
 
-    def __init__(
-        self, endpoint: str, access_key_id: str, secret: str, token: str | None, region: str
-    ) -> None:
+    def __init__(self, endpoint: str, signer: Signer) -> None:
         self._endpoint = urlsplit(endpoint)
-        self._access_key_id = access_key_id
-        self._secret = secret
-        self._token = token
-        self._region = region
+        self._signer = signer
 
     def status(self, method: str, path: str, *, only_new: bool = False) -> int:
         """Return how the store answers, with an empty body."""
@@ -125,19 +121,8 @@ class _Signer:
         ]
         if only_new:
             headers.append((b"if-none-match", b"*"))
-        signed = sign(
-            method=method.encode(),
-            raw_path=full.encode(),
-            raw_query=b"",
-            headers=headers,
-            body=b"",
-            access_key_id=self._access_key_id,
-            secret=self._secret,
-            region=self._region,
-            now_ms=time.time_ns() // 1_000_000,
-            token=self._token,
-            service="s3",
-        )
+        request = UnsignedRequest(method.encode(), full.encode(), b"", headers)
+        signed = sign(request, self._signer, now_ms=time.time_ns() // 1_000_000)
         is_tls = self._endpoint.scheme == "https"
         kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
         connection = kind(netloc, timeout=PROBE_TIMEOUT_S)

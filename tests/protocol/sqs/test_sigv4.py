@@ -18,14 +18,18 @@ from hypothesis import strategies as st
 
 from quaymaster.core.values.errors import CallerError, IncompleteSignature, SignatureDoesNotMatch
 from quaymaster.protocol.sqs import sigv4
+from quaymaster.protocol.sqs.canonical_requests import derive_key, render_time
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign, sign
 from quaymaster.protocol.sqs.sigv4 import QUERY_PARAMETERS_MAX, Authorization, SigningKeys
 
 _KEY_ID = "AKIDEXAMPLE"
 _SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 _REGION = "eu-central-1"
 _NOW_MS = 1_790_000_000_000
-_TIME = sigv4.render_time(_NOW_MS)
+_TIME = render_time(_NOW_MS)
 _HOST = (b"host", b"queue.test:9324")
+
+SIGNER = Signer(_KEY_ID, _SECRET, _REGION)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,22 +39,14 @@ def _sign(
     *,
     method: bytes = b"POST",
     path: bytes = b"/",
+    query: bytes = b"",
     body: bytes = b"{}",
-    **more: Any,
+    now_ms: int = _NOW_MS,
+    **signer: Any,
 ) -> Headers:
     given_headers = [_HOST, (b"x-amz-target", b"AmazonSQS.ListQueues")] if headers is None else headers
-    arguments: dict[str, Any] = {
-        "method": method,
-        "raw_path": path,
-        "raw_query": b"",
-        "headers": given_headers,
-        "body": body,
-        "access_key_id": _KEY_ID,
-        "secret": _SECRET,
-        "region": _REGION,
-        "now_ms": _NOW_MS,
-    }
-    return sigv4.sign(**(arguments | more))
+    request = UnsignedRequest(method, path, query, given_headers, body)
+    return sign(request, SIGNER._replace(**signer), now_ms=now_ms)
 
 
 def _check(
@@ -203,7 +199,7 @@ def test_our_signature_is_the_one_botocore_gives(token: str | None) -> None:
     ours = _sign(
         [_HOST, *((name.lower().encode(), value.encode()) for name, value in headers.items())],
         path=b"/a%20b/",
-        raw_query=b"z=1&a=2",
+        query=b"z=1&a=2",
         token=token,
     )
 
@@ -219,17 +215,11 @@ def test_our_presigned_url_is_the_one_botocore_gives(token: str | None, query: s
     credentials = botocore.credentials.Credentials(_KEY_ID, _SECRET, token)
     botocore.auth.SigV4QueryAuth(credentials, "sqs", _REGION, expires=60).add_auth(request)
 
-    ours = sigv4.presign(
-        method=b"GET",
-        raw_path=b"/000000000000/q",
-        raw_query=query.encode(),
-        headers=[_HOST],
-        access_key_id=_KEY_ID,
-        secret=_SECRET,
-        region=_REGION,
+    ours = presign(
+        UnsignedRequest(b"GET", b"/000000000000/q", query.encode(), [_HOST]),
+        SIGNER._replace(token=token),
         now_ms=_NOW_MS,
         expires_s=60,
-        token=token,
     )
 
     theirs = urllib.parse.urlsplit(request.url).query
@@ -332,7 +322,7 @@ def test_the_date_header_stands_in_for_x_amz_date() -> None:
             hashlib.sha256(request).hexdigest().encode(),
         ]
     )
-    key = sigv4.derive_key(_SECRET, _TIME[:8], _REGION)
+    key = derive_key(_SECRET, _TIME[:8], _REGION)
     signature = hmac.digest(key, to_sign, "sha256").hex().encode()
     header = b"AWS4-HMAC-SHA256 Credential=" + scope + b", SignedHeaders=date;host, Signature=" + signature
 
@@ -502,16 +492,8 @@ def test_the_parts_of_the_header_may_come_in_any_order() -> None:
 
 
 def _presigned(**changes: str | None) -> bytes:
-    query = sigv4.presign(
-        method=b"GET",
-        raw_path=b"/",
-        raw_query=b"Action=ListQueues",
-        headers=[_HOST],
-        access_key_id=_KEY_ID,
-        secret=_SECRET,
-        region=_REGION,
-        now_ms=_NOW_MS,
-        expires_s=60,
+    query = presign(
+        UnsignedRequest(b"GET", b"/", b"Action=ListQueues", [_HOST]), SIGNER, now_ms=_NOW_MS, expires_s=60
     )
     pairs = dict(pair.split("=", 1) for pair in query.decode().split("&"))
     for name, value in changes.items():
@@ -723,7 +705,7 @@ def test_a_query_of_too_many_parameters_is_refused_before_it_is_sorted(signed: b
         SigningKeys().parse(headers, query if signed else query + b"&X-Amz-Algorithm=AWS4-HMAC-SHA256")
 
     few = query[2:]
-    _check(_sign(raw_query=few), query=few)
+    _check(_sign(query=few), query=few)
 
 
 def test_a_header_that_is_named_twice_as_signed_is_refused_before_its_value_is_hashed_twice() -> None:

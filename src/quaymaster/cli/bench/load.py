@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from quaymaster.cli.client import JSON_TYPE, TARGET_PREFIX
 from quaymaster.cli.connection import ServerConnection
 from quaymaster.cli.failures import CommandRefused, NoServer
-from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 CALL_TIMEOUT_S = 30.0
 ACTIONS = ("send", "receive", "delete")
@@ -161,22 +161,19 @@ class Load:
     def _render_request(self, action: str, body: bytes) -> bytes:
         connection = self._connection
         path = self._parts.path or "/"
-        headers = sign(
-            method=b"POST",
-            raw_path=path.encode(),
-            raw_query=b"",
-            headers=[
-                (b"host", self._parts.netloc.encode()),
-                (b"content-type", JSON_TYPE),
-                (b"x-amz-target", (TARGET_PREFIX + action).encode()),
-            ],
-            body=body,
-            access_key_id=connection.access_key_id,
-            secret=connection.secret_access_key,
-            region=connection.region,
-            now_ms=time.time_ns() // 1_000_000,
-            token=connection.session_token,
+        signer = Signer(
+            connection.access_key_id,
+            connection.secret_access_key,
+            connection.region,
+            connection.session_token,
         )
+        unsigned = [
+            (b"host", self._parts.netloc.encode()),
+            (b"content-type", JSON_TYPE),
+            (b"x-amz-target", (TARGET_PREFIX + action).encode()),
+        ]
+        request = UnsignedRequest(b"POST", path.encode(), b"", unsigned, body)
+        headers = sign(request, signer, now_ms=time.time_ns() // 1_000_000)
         lines = [b"POST %b HTTP/1.1" % path.encode(), *(b"%b: %b" % header for header in headers)]
         lines.append(b"content-length: %d" % len(body))
         return b"\r\n".join((*lines, b"", body))

@@ -1,8 +1,6 @@
 """AWS Signature Version 4: who sent a request, and proof that nobody changed it on the way.
 
-    canonical request = method \\n path \\n query \\n name:value\\n... \\n names \\n SHA-256 of the body
-    string to sign    = AWS4-HMAC-SHA256 \\n time \\n date/region/service/aws4_request \\n SHA-256 of that
-    signing key       = HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), service), "aws4_request")
+What is signed is in `canonical_requests`; clients sign with `request_signing`.
 
 Checking takes two steps, because only the caller knows secrets: `SigningKeys.parse` reads what the request
 claims and refuses what cannot be right whoever signed it; `SigningKeys.verify` is given the secret. Between a
@@ -17,47 +15,43 @@ from __future__ import annotations
 import base64
 import calendar
 import hashlib
-import hmac
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import parsedate_tz
 from hashlib import sha256
 from hmac import compare_digest
 from operator import itemgetter
-from urllib.parse import quote_from_bytes
 
 import msgspec
 
 from quaymaster.core.values.errors import IncompleteSignature, SignatureDoesNotMatch
+from quaymaster.protocol.sqs.canonical_requests import (
+    ALGORITHM,
+    EMPTY_SHA256,
+    SERVICE,
+    TERMINATOR,
+    Headers,
+    canonical_path,
+    canonical_queries,
+    derive_key,
+    join_duplicates,
+    render_time,
+)
 from quaymaster.protocol.sqs.form_parameters import percent_decode
 
-ALGORITHM = b"AWS4-HMAC-SHA256"
-SERVICE = "sqs"
 SKEW_MS = 15 * 60 * 1000
 PRESIGNED_EXPIRES_S_MAX = 604_800
 QUERY_PARAMETERS_MAX = 1_024
 """Parameters of a signed query. To sort and encode them costs microseconds each, before anything is proven."""
 
-_TERMINATOR = "aws4_request"
 _UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
 _SHA256 = re.compile(rb"[0-9a-f]{64}")
 _NO_QUERY = (b"",)
-_ENCODED = [
-    bytes([byte])
-    if byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-    else b"%%%02X" % byte
-    for byte in range(256)
-]
-_EMPTY_SHA256 = sha256(b"").hexdigest().encode()
 # The Authorization header of a real client has about 250 bytes; a longer one is not worth remembering.
 _REMEMBERED_PREFIX_BYTES_MAX = 1_024
-# Each segment begins with the slash before it, so there is one way to match a path: time is linear in its length.
-_PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+/?")
 _YEAR_10000_S = 253_402_300_800
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -116,11 +110,12 @@ class SigningKeys:
     """Remembers scopes, derived keys and times; forgets all of them when `capacity` is reached.
 
     Owned by the caller, one per server. It never makes a decision by itself: a key is derived again when the
-    secret given with it changes.
+    secret given with it changes. Clocks may be `skew_ms` apart.
     """
 
-    def __init__(self, capacity: int = 4_096) -> None:
+    def __init__(self, capacity: int = 4_096, *, skew_ms: int = SKEW_MS) -> None:
         self.capacity = capacity
+        self._skew_ms = skew_ms
         self._scopes: dict[bytes, CredentialScope] = {}
         self._times_ms: dict[bytes, int] = {}
 
@@ -140,7 +135,7 @@ class SigningKeys:
         """
         joined = dict(headers) if first is None else first
         if len(joined) != len(headers):
-            joined = _join_duplicates(headers)
+            joined = join_duplicates(headers)
         authorization = joined.get(b"authorization")
         if raw_query and raw_query.count(b"&") >= QUERY_PARAMETERS_MAX:
             raise SignatureDoesNotMatch(
@@ -161,7 +156,6 @@ class SigningKeys:
         body: bytes,
         secret: str,
         now_ms: int,
-        skew_ms: int = SKEW_MS,
         body_sha256: bytes | None = None,
     ) -> None:
         """Return when `secret` signed exactly this request, not too long ago.
@@ -169,7 +163,7 @@ class SigningKeys:
         `body_sha256` in hex stands for the body where it is known already.
         Raises SignatureDoesNotMatch, or IncompleteSignature when the time is not one.
         """
-        self._check_time(authorization, now_ms, skew_ms)
+        self._check_time(authorization, now_ms)
         scope = authorization.scope
         if scope.key_secret != secret or scope.key_contexts is None:
             scope.key_contexts = _hmac_contexts(derive_key(secret, scope.date, scope.region))
@@ -187,9 +181,9 @@ class SigningKeys:
         elif body_sha256 is not None:
             digest = body_sha256
         else:
-            digest = sha256(body).hexdigest().encode() if body else _EMPTY_SHA256
-        path = raw_path if raw_path == b"/" else _canonical_path(raw_path)
-        for query in _canonical_queries(authorization.query) if authorization.query else _NO_QUERY:
+            digest = sha256(body).hexdigest().encode() if body else EMPTY_SHA256
+        path = raw_path if raw_path == b"/" else canonical_path(raw_path)
+        for query in canonical_queries(authorization.query) if authorization.query else _NO_QUERY:
             request = scope.request_template % (method, path, query, *values, digest)
             to_sign = scope.to_sign_template % (authorization.time, sha256(request).hexdigest().encode())
             inner = inner_context.copy()
@@ -281,7 +275,8 @@ class SigningKeys:
             b"&".join(kept),
         )
 
-    def _check_time(self, authorization: Authorization, now_ms: int, skew_ms: int) -> None:
+    def _check_time(self, authorization: Authorization, now_ms: int) -> None:
+        skew_ms = self._skew_ms
         text = authorization.time
         signed_ms = self._times_ms.get(text)
         if signed_ms is None:
@@ -304,14 +299,6 @@ class SigningKeys:
 
 
 # Reading what a request claims
-
-
-def _join_duplicates(headers: Headers) -> dict[bytes, bytes]:
-    joined: dict[bytes, bytes] = {}
-    for name, value in headers:
-        value = value.strip()
-        joined[name] = joined[name] + b"," + value if name in joined else value
-    return joined
 
 
 def _parse_header_slowly(
@@ -387,8 +374,8 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> CredentialScope:
     complaints = []
     if service != SERVICE:
         complaints.append(f"Credential should be scoped to correct service: '{SERVICE}'.")
-    if terminator != _TERMINATOR:
-        complaints.append(f"Credential should be scoped with a valid terminator: '{_TERMINATOR}'.")
+    if terminator != TERMINATOR:
+        complaints.append(f"Credential should be scoped with a valid terminator: '{TERMINATOR}'.")
     names = tuple(name.strip() for name in signed_headers.lower().split(b";"))
     if b"host" not in names:
         complaints.append("'Host' or ':authority' must be a 'SignedHeader' in the AWS Authorization.")
@@ -439,68 +426,8 @@ def _parse_time_ms(text: bytes) -> int:
         raise IncompleteSignature("Date must be in ISO-8601 'basic format'.") from error
 
 
-def render_time(time_ms: int) -> str:
-    """Return a time in the basic format of ISO 8601, as `X-Amz-Date` has it: 20260131T235959Z."""
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time_ms // 1000))
-
-
 def _minutes(duration_ms: int) -> str:
     return f"{duration_ms // 60_000} min." if duration_ms % 60_000 == 0 else f"{duration_ms // 1000} s."
-
-
-# The canonical request
-
-
-def _canonical_path(raw_path: bytes) -> bytes:
-    """Return the path as it was signed: dots resolved, then encoded again (so an escape is escaped twice)."""
-    if _PLAIN_PATH.fullmatch(raw_path) is not None:
-        return raw_path
-    segments: list[bytes] = []
-    for segment in raw_path.split(b"/"):
-        if segment == b"..":
-            del segments[-1:]
-        elif segment not in (b"", b"."):
-            segments.append(segment)
-    path = b"/" + b"/".join(segments)
-    if segments and raw_path.endswith(b"/"):
-        path += b"/"
-    return quote_from_bytes(path, safe="/~").encode()
-
-
-def _canonical_queries(raw_query: bytes) -> Iterator[bytes]:
-    """Give the canonical forms the query may have been signed in: sorted as sent, and with its texts encoded again.
-
-    They differ only for a query that was not encoded the way the algorithm asks for; clients sign what they
-    send.
-    """
-    as_sent = b"&".join(sorted_pairs(_split_query(raw_query)))
-    yield as_sent
-    encoded = _encoded_query(raw_query)
-    if encoded != as_sent:
-        yield encoded
-
-
-def _encoded_query(raw_query: bytes) -> bytes:
-    return b"&".join(sorted_pairs((_encode(name), _encode(value)) for name, value in _split_query(raw_query)))
-
-
-def _split_query(raw_query: bytes) -> Iterator[tuple[bytes, bytes]]:
-    for pair in raw_query.split(b"&"):
-        if pair:
-            name, _, value = pair.partition(b"=")
-            yield name, value
-
-
-def sorted_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return `name=value` texts in the order in which they are signed."""
-    return [name + b"=" + value for name, value in sorted(pairs)]
-
-
-def _encode(text: bytes) -> bytes:
-    return b"".join(map(_ENCODED.__getitem__, percent_decode(text)))
-
-
-# Signing
 
 
 def _hmac_contexts(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
@@ -511,112 +438,3 @@ def _hmac_contexts(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
     """
     padded = key.ljust(64, b"\0")
     return sha256(bytes(b ^ 0x36 for b in padded)), sha256(bytes(b ^ 0x5C for b in padded))
-
-
-def derive_key(secret: str, date: str, region: str, service: str = SERVICE) -> bytes:
-    """Return the key that signs one day's requests to one region."""
-    key = hmac.digest(b"AWS4" + secret.encode(), date.encode("latin-1"), "sha256")
-    key = hmac.digest(key, region.encode("latin-1"), "sha256")
-    key = hmac.digest(key, service.encode(), "sha256")
-    return hmac.digest(key, _TERMINATOR.encode(), "sha256")
-
-
-def sign(
-    *,
-    method: bytes,
-    raw_path: bytes,
-    raw_query: bytes,
-    headers: Headers,
-    body: bytes,
-    access_key_id: str,
-    secret: str,
-    region: str,
-    now_ms: int,
-    token: str | None = None,
-    service: str = SERVICE,
-) -> list[tuple[bytes, bytes]]:
-    """Return `headers` with those that sign the request added. They hold Host, and names in lower case."""
-    time_text = render_time(now_ms).encode()
-    signed = [*headers, (b"x-amz-date", time_text)]
-    if token is not None:
-        signed.append((b"x-amz-security-token", token.encode("latin-1")))
-    signature, scope, names = _signature(
-        method,
-        raw_path,
-        raw_query,
-        signed,
-        sha256(body).hexdigest().encode(),
-        secret,
-        region,
-        time_text,
-        service,
-    )
-    authorization = b"%b Credential=%b/%b, SignedHeaders=%b, Signature=%b" % (
-        ALGORITHM,
-        access_key_id.encode(),
-        scope,
-        names,
-        signature,
-    )
-    return [*signed, (b"authorization", authorization)]
-
-
-def presign(
-    *,
-    method: bytes,
-    raw_path: bytes,
-    raw_query: bytes,
-    headers: Headers,
-    access_key_id: str,
-    secret: str,
-    region: str,
-    now_ms: int,
-    expires_s: int,
-    token: str | None = None,
-) -> bytes:
-    """Return `raw_query` with the parameters that sign it added: good for `expires_s`, with an empty body."""
-    time_text = render_time(now_ms).encode()
-    names = b";".join(sorted({name for name, _ in headers}))
-    scope = _scope_text(time_text, region, SERVICE)
-    parameters = [
-        (b"X-Amz-Algorithm", ALGORITHM),
-        (b"X-Amz-Credential", access_key_id.encode() + b"/" + scope),
-        (b"X-Amz-Date", time_text),
-        (b"X-Amz-Expires", str(expires_s).encode()),
-        (b"X-Amz-SignedHeaders", names),
-    ]
-    if token is not None:
-        parameters.append((b"X-Amz-Security-Token", token.encode("latin-1")))
-    added = b"&".join(name + b"=" + quote_from_bytes(value, safe="~").encode() for name, value in parameters)
-    query = raw_query + b"&" + added if raw_query else added
-    signature, _, _ = _signature(
-        method, raw_path, query, headers, _EMPTY_SHA256, secret, region, time_text, SERVICE
-    )
-    return query + b"&X-Amz-Signature=" + signature
-
-
-def _scope_text(time_text: bytes, region: str, service: str) -> bytes:
-    return b"/".join((time_text[:8], region.encode(), service.encode(), _TERMINATOR.encode()))
-
-
-def _signature(
-    method: bytes,
-    raw_path: bytes,
-    raw_query: bytes,
-    headers: Headers,
-    body_sha256: bytes,
-    secret: str,
-    region: str,
-    time_text: bytes,
-    service: str,
-) -> tuple[bytes, bytes, bytes]:
-    joined = _join_duplicates(headers)
-    names = b";".join(sorted(joined))
-    lines = [method, _canonical_path(raw_path), _encoded_query(raw_query)]
-    lines += [name + b":" + b" ".join(joined[name].split()) for name in sorted(joined)]
-    lines += [b"", names, body_sha256]
-    scope = _scope_text(time_text, region, service)
-    digest = sha256(b"\n".join(lines)).hexdigest().encode()
-    to_sign = b"\n".join((ALGORITHM, time_text, scope, digest))
-    key = derive_key(secret, time_text[:8].decode(), region, service)
-    return hmac.digest(key, to_sign, "sha256").hex().encode(), scope, names
