@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from frontend.support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import DiskFull, InternalFailure, JournalStopped, NotNow
-from quaymaster.frontend.actions.message_actions import MessageIds, uuid_text
+from quaymaster.frontend.actions.message_actions import uuid_text
+from quaymaster.frontend.actions.message_preparation import MessageIds
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.server import CORS, RequestIds
 from quaymaster.messaging.encryption import MessageCipher

@@ -23,7 +23,8 @@ from harness.billing import sqs_version
 from harness.pipeline_site import Site
 from harness.usage_blocks import HOUR_US, SECOND_US
 from quaymaster.frontend.usage import spool_files
-from quaymaster.frontend.usage.recorder import TakenRows, category_of
+from quaymaster.frontend.usage.recorder import category_of
+from quaymaster.frontend.usage.taken_rows import TakenRows
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageRecord

@@ -12,6 +12,7 @@ from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
+from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.actions.move_actions import MoveActions
 from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
@@ -81,17 +82,18 @@ def make_front_end(
     cipher = MessageCipher(metadata.data_key)
     groups = ConsumerGroups(metadata.queues, metadata.find_queue)
     gate = Gate(metadata.find_queue, groups, metadata.queues.refresh, region=settings.region)
+    preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0)
     messages = MessageActions(
+        preparation,
         cipher,
         metadata.receipt_handles,
         metrics,
         long_polls_max=settings.long_polls_max,
-        remembers_sends=settings.retry_window_ms > 0,
     )
     queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(addresses, queues.dead_letter_sources)
     logs = LogActions(groups, broker, cipher, sealed, on_log_read)
-    transactions = TransactionActions(messages, metrics)
+    transactions = TransactionActions(preparation, metrics)
     return FrontEnd(
         Calls(
             broker,

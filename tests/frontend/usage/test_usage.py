@@ -15,7 +15,7 @@ import pytest
 
 from frontend.support import ACCOUNT, Service, serving_recorded, until
 from quaymaster.core.values.errors import NotNow
-from quaymaster.frontend.actions.message_actions import MessageActions
+from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.usage.recorder import ASKED_NAMES_MAX, REFUSED_KINDS_MAX, UsageRecorder
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import unknown_until
@@ -117,7 +117,7 @@ async def test_batches_count_their_messages_and_total_bytes() -> None:
 @on_a_loop
 async def test_a_batch_that_waits_for_a_data_key_counts_its_bytes_once() -> None:
     usage = recorder()
-    prepare = MessageActions._prepare
+    prepare = MessagePreparation.prepare
     asked: list[asyncio.Future[None]] = []
 
     def waits_once(*arguments: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_a_batch_that_waits_for_a_data_key_counts_its_bytes_once() -> None
         entries = [{"Id": str(at), "MessageBody": "x" * 100} for at in range(3)]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MessageActions, "_prepare", waits_once)
+            patch.setattr(MessagePreparation, "prepare", waits_once)
             await service.client.json("SendMessageBatch", {"QueueUrl": url("orders"), "Entries": entries})
 
         (record,) = records_of(usage)

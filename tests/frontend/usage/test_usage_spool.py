@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from quaymaster.frontend.usage import usage_spool
-from quaymaster.frontend.usage.recorder import CELLS, TakenRows, category_of
+from quaymaster.frontend.usage.recorder import category_of
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
+from quaymaster.frontend.usage.taken_rows import CELLS, TakenRows
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.protocol.usage.dropped_records import DroppedCount
 from quaymaster.protocol.usage.usage_blocks import (

@@ -11,13 +11,7 @@ wherever the service lets it.
 from __future__ import annotations
 
 import logging
-import os
-import re
-from collections.abc import Sequence
-from hashlib import sha256
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from quaymaster.core.values.commands import (
     QUEUE_DEFAULT,
@@ -26,7 +20,6 @@ from quaymaster.core.values.commands import (
     Delete,
     Delivery,
     EntriesOutcome,
-    NewMessage,
     Outcome,
     Receipt,
     Receive,
@@ -47,21 +40,17 @@ from quaymaster.core.values.messages import (
     UnknownMessageFormat,
     decode_message,
     hash_attempt,
-    hash_dedup,
-    hash_group,
-    hash_retry,
-    join_payload,
     prefix_bytes,
-    retry_hash_prefix,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.message_preparation import CheckedMessage, MessagePreparation
 from quaymaster.frontend.call import Call
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.protocol.actions import message_rules, transaction_shapes, validation
+from quaymaster.protocol.actions import message_rules, validation
 from quaymaster.protocol.sqs import shapes
-from quaymaster.protocol.sqs.checksums import attributes_md5, md5_digest
+from quaymaster.protocol.sqs.checksums import attributes_md5
 from quaymaster.protocol.sqs.errors import batch_error_entry
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.protocol.sqs.shapes import MessageAttributeValue
@@ -71,43 +60,8 @@ SEQUENCE_NUMBER_BASE: Final = 18_849_496_460_467_696_128
 
 It may be raised, never lowered: numbers that were told before must stay smaller than those of later messages.
 """
-MESSAGE_IDS_PER_BLOCK: Final = 256
 
 log = logging.getLogger(__name__)
-
-_FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
-_FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
-    None: False,
-    b"attempt=1": True,
-    b"attempt=1; max=3": True,
-    b"attempt=1; max=4": True,
-    b"attempt=1; max=5": True,
-}
-_VERSION_4: Final = bytes(0x40 | (byte & 0x0F) for byte in range(256))
-_VARIANT: Final = bytes(0x80 | (byte & 0x3F) for byte in range(256))
-
-
-class MessageIds:
-    """Makes message ids: random UUIDs (version 4) as 16 bytes, many at a time."""
-
-    __slots__ = ("_ready",)
-
-    def __init__(self) -> None:
-        self._ready: list[bytes] = []
-
-    def next(self) -> bytes:
-        """Return an id nobody had before."""
-        if not self._ready:
-            self._ready = self._make()
-        return self._ready.pop()
-
-    @staticmethod
-    def _make() -> list[bytes]:
-        block = bytearray(os.urandom(16 * MESSAGE_IDS_PER_BLOCK))
-        block[6::16] = block[6::16].translate(_VERSION_4)
-        block[8::16] = block[8::16].translate(_VARIANT)
-        data = bytes(block)
-        return [data[at : at + 16] for at in range(0, len(data), 16)]
 
 
 def uuid_text(message_id: bytes) -> str:
@@ -126,44 +80,23 @@ def sequence_number_text(sequence: int) -> str:
     return str(SEQUENCE_NUMBER_BASE + sequence)
 
 
-class Invocation(msgspec.Struct, gc=False):
-    """Which attempt of which call of an SDK a request is. `id` None: the client does not say."""
-
-    id: str | None
-    may_be_retry: bool
-
-
-_NO_INVOCATION: Final = Invocation(None, True)
-
-
-class Prepared(msgspec.Struct, gc=False):
-    """A message ready to be sent, its entry's id, and the MD5s its sender is told."""
-
-    entry_id: str
-    message: NewMessage
-    body_md5: bytes
-    attributes_md5: bytes | None
-    system_attributes_md5: bytes | None
-
-
 class MessageActions:
     """The handlers of the actions on messages."""
 
     def __init__(
         self,
+        preparation: MessagePreparation,
         cipher: MessageCipher,
         handles: ReceiptHandles,
         metrics: Metrics,
         *,
         long_polls_max: int,
-        remembers_sends: bool,
     ) -> None:
+        self._preparation = preparation
         self._cipher = cipher
         self._handles = handles
         self._metrics = metrics
         self._long_polls_max = long_polls_max
-        self._remembers_sends = remembers_sends
-        self._next_message_id = MessageIds().next
 
     # Sending
 
@@ -172,7 +105,7 @@ class MessageActions:
         definition = call.resolved
         checked = message_rules.check_send(given, definition)
         call.payload_bytes = checked.size_bytes
-        (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
+        (prepared,) = self._preparation.prepare(call, definition, [("", given, checked.body)])
 
         def render(outcome: Outcome) -> shapes.SendMessageResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
@@ -193,7 +126,7 @@ class MessageActions:
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, definition)
-        valid: list[tuple[str, message_rules.AnySend, bytes]] = []
+        valid: list[CheckedMessage] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         payload_bytes = 0
         for entry, result in zip(entries, checked, strict=True):
@@ -207,7 +140,7 @@ class MessageActions:
         if not valid:
             call.succeed(shapes.SendMessageBatchResult(Failed=failed))
             return
-        ready = self._prepare(call, definition, valid)
+        ready = self._preparation.prepare(call, definition, valid)
         is_fifo = definition.is_fifo
 
         def render(outcome: Outcome) -> shapes.SendMessageBatchResult:
@@ -227,109 +160,6 @@ class MessageActions:
 
         messages = [prepared.message for prepared in ready]
         call.submit(Send(definition.queue_id, partition_of(definition), messages), render)
-
-    def _prepare(
-        self,
-        call: Call,
-        definition: QueueDefinition,
-        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
-    ) -> list[Prepared]:
-        """Return messages as the broker stores them; each comes with its entry's id and its body in UTF-8."""
-        return self._prepare_all(call, definition, checked, self._invocation(call))
-
-    def prepare_staged(
-        self,
-        call: Call,
-        definition: QueueDefinition,
-        message: transaction_shapes.StagedMessageEntry,
-        body: bytes,
-    ) -> NewMessage:
-        """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
-        (prepared,) = self._prepare_all(call, definition, [("", message, body)], _NO_INVOCATION)
-        return prepared.message
-
-    def _prepare_all(
-        self,
-        call: Call,
-        definition: QueueDefinition,
-        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
-        invocation: Invocation,
-    ) -> list[Prepared]:
-        retry_prefix = None
-        if invocation.id is not None:
-            retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
-        trace_of_request = call.request.first.get(b"x-amzn-trace-id")
-        is_fifo = definition.is_fifo
-        sender_id = call.principal.sender_id
-        may_be_retry = invocation.may_be_retry
-        seal = self._cipher.seal_content
-        id_key = self._cipher.id_key(definition) if is_fifo else b""
-        next_message_id = self._next_message_id
-        prepared: list[Prepared] = []
-        for entry_id, given, body in checked:
-            body_md5 = md5_digest(body)
-            attributes: list[tuple[str, str, Any]] = []
-            attributes_sum: bytes | None = None
-            if given.MessageAttributes:
-                attributes = [
-                    (
-                        name,
-                        value.DataType,
-                        value.StringValue if value.BinaryValue is None else value.BinaryValue,
-                    )
-                    for name, value in given.MessageAttributes.items()
-                ]
-                attributes_sum = attributes_md5(given.MessageAttributes)
-            system_sum: bytes | None = None
-            trace_header: str | None = None
-            if given.MessageSystemAttributes:
-                system_sum = attributes_md5(given.MessageSystemAttributes)
-                trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
-            elif trace_of_request is not None:
-                trace_header = trace_of_request.decode("latin-1")
-
-            group_id = given.MessageGroupId
-            group = 0 if group_id is None else hash_group(group_id)
-            dedup_id = given.MessageDeduplicationId
-            dedup: bytes | None = None
-            delay_s = given.DelaySeconds
-            if is_fifo:
-                if dedup_id is None:
-                    dedup_id = sha256(body).hexdigest()
-                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, id_key)
-                delay_s = None
-            retry: bytes | None = None
-            if retry_prefix is not None:
-                rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
-                retry = hash_retry(retry_prefix, entry_id, body_md5, attributes_sum, rest)
-            content = MessageContent(
-                given.MessageBody,
-                body_md5,
-                attributes,
-                attributes_sum,
-                sender_id,
-                group_id,
-                dedup_id,
-                trace_header,
-            )
-            message_id = next_message_id()
-            flags, payload = join_payload(group, dedup, retry, seal(content, definition, message_id))
-            delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
-            message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry)
-            prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
-        return prepared
-
-    def _invocation(self, call: Call) -> Invocation:
-        fields = call.request.first
-        invocation_id = fields.get(b"amz-sdk-invocation-id")
-        if invocation_id is None or not self._remembers_sends:
-            return _NO_INVOCATION
-        attempt = fields.get(b"amz-sdk-request")
-        # Most requests say the same few things here.
-        is_first = _FIRST_ATTEMPTS.get(attempt)
-        if is_first is None:
-            is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
-        return Invocation(invocation_id.decode("latin-1"), not is_first)
 
     def _counted(self, call: Call, outcome: SendOutcome) -> list[SendResult]:
         results = outcome.results

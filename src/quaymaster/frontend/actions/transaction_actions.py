@@ -15,7 +15,8 @@ from quaymaster.core.values.commands import (
     StagedOutcome,
     StageMessages,
 )
-from quaymaster.frontend.actions.message_actions import MessageActions, partition_of
+from quaymaster.frontend.actions.message_actions import partition_of
+from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.call import Call
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol.actions import transaction_rules, transaction_shapes
@@ -27,8 +28,8 @@ PREPARED_AT_ONCE: Final = 64
 class TransactionActions:
     """The handlers of the actions of transactions."""
 
-    def __init__(self, messages: MessageActions, metrics: Metrics) -> None:
-        self._messages = messages
+    def __init__(self, preparation: MessagePreparation, metrics: Metrics) -> None:
+        self._preparation = preparation
         self._metrics = metrics
 
     async def stage_messages(
@@ -45,7 +46,7 @@ class TransactionActions:
             checked = transaction_rules.check_message(number, message, definition)
             size_bytes += checked.size_bytes
             transaction_rules.check_size(size_bytes)
-            ready.append(self._messages.prepare_staged(call, definition, message, checked.body))
+            ready.append(self._preparation.prepare_staged(call, definition, message, checked.body))
         call.message_count, call.payload_bytes = len(ready), size_bytes
         outcome = await call.calls.ask(
             StageMessages(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -34,6 +34,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import is_addressed_name
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
+from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.internal_queues import is_internal
@@ -41,8 +42,7 @@ from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 from quaymaster.protocol.usage.dropped_records import DroppedCount, add_dropped
-from quaymaster.protocol.usage.usage_records import Category, Change, UsageContext, chunks_of
-from quaymaster.protocol.usage.usage_rows import UsageRows
+from quaymaster.protocol.usage.usage_records import Category, Change, UsageContext
 
 CLIENT_GONE: Final = "ClientGone"
 CLIENT_GONE_STATUS: Final = 499
@@ -100,15 +100,11 @@ _MANAGEMENT: Final = (
 )
 _READ_ONLY: Final = {action.name for action in ACTIONS.values() if action.read_only} | ADMIN_LOOKS
 
-_MS_TO_US: Final = 1000
 _OWED: Final = {action.name for action in ACTIONS.values() if action.is_change} | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
 """Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code."""
-CELLS: Final = 10
-"""Of a record: context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response,
-payload bytes, messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
 
 
 class RecordedTimes(Protocol):
@@ -152,119 +148,6 @@ class AnsweredCall(Protocol):
     def times(self) -> RecordedTimes: ...
 
 
-class TakenRows(msgspec.Struct):
-    """What was recorded since the last time, in the order it was answered."""
-
-    contexts: list[UsageContext]
-    cells: list[Any]
-    """CELLS for each record, one record after another."""
-    changes: list[Change]
-    anchor_us: int
-    """What to add to a monotonic clock to have the wall clock's microseconds."""
-    watermark_us: int
-    """What comes later was not answered before this."""
-    overflow: int
-    """Records that were too many, after the rows."""
-    overflow_counts: list[DroppedCount]
-    owed: list[int] = []
-    """Rows that are kept until they can be written, ascending."""
-
-    @property
-    def count(self) -> int:
-        """How many records there are, but for those that were too many."""
-        return len(self.cells) // CELLS
-
-    def columns(self, start: int, end: int) -> UsageRows:
-        """Return some of the rows as a block has them, with the contexts they need."""
-        anchor_us = self.anchor_us
-        columns = [self.cells[start * CELLS + column : end * CELLS : CELLS] for column in range(CELLS)]
-        at, answered, received, waited, asked, responded, payload, messages, duplicates, request_ids = columns
-        numbers = {number: new for new, number in enumerate(dict.fromkeys(at))}
-        latency_us = [
-            max(0, int((ended - began) * _MS_TO_US)) for ended, began in zip(answered, received, strict=True)
-        ]
-        server_us = [
-            max(0, took - int(waited_ms * _MS_TO_US)) if waited_ms else took
-            for took, waited_ms in zip(latency_us, waited, strict=True)
-        ]
-        return UsageRows(
-            [self.contexts[number] for number in numbers],
-            [numbers[number] for number in at],
-            [anchor_us + int(ended * _MS_TO_US) for ended in answered],
-            latency_us,
-            server_us,
-            asked,
-            responded,
-            payload,
-            messages,
-            duplicates,
-            request_ids,
-            [
-                Change(change.row - start, change.request_params, change.response_elements)
-                for change in self.changes
-                if start <= change.row < end
-            ],
-        )
-
-    def after(self, earlier: TakenRows) -> TakenRows:
-        """Return these rows behind rows that were taken before."""
-        shift_ms = (earlier.anchor_us - self.anchor_us) / _MS_TO_US
-        count, known = earlier.count, len(earlier.contexts)
-        cells = [*earlier.cells, *self.cells]
-        for at in range(0, len(cells), CELLS):
-            if at < count * CELLS:
-                cells[at + 1] += shift_ms
-                cells[at + 2] += shift_ms
-            else:
-                cells[at] += known
-        changes = [msgspec.structs.replace(change, row=change.row + count) for change in self.changes]
-        return msgspec.structs.replace(
-            self,
-            contexts=[*earlier.contexts, *self.contexts],
-            cells=cells,
-            changes=[*earlier.changes, *changes],
-            owed=[*earlier.owed, *(row + count for row in self.owed)],
-        )
-
-    def split(self, start: int, end: int) -> tuple[TakenRows, TakenRows]:
-        """Return of some of the rows those that are owed, and the others. They say nothing of later ones."""
-        owed = {row for row in self.owed if start <= row < end}
-        return self._pick(sorted(owed)), self._pick([row for row in range(start, end) if row not in owed])
-
-    def _pick(self, rows: Sequence[int]) -> TakenRows:
-        numbers = dict.fromkeys(self.cells[row * CELLS] for row in rows)
-        contexts = [self.contexts[number] for number in numbers]
-        new = {number: at for at, number in enumerate(numbers)}
-        at = {row: index for index, row in enumerate(rows)}
-        cells: list[Any] = []
-        for row in rows:
-            cells.append(new[self.cells[row * CELLS]])
-            cells += self.cells[row * CELLS + 1 : (row + 1) * CELLS]
-        changes = [
-            msgspec.structs.replace(change, row=at[change.row]) for change in self.changes if change.row in at
-        ]
-        owed = [at[row] for row in self.owed if row in at]
-        return TakenRows(contexts, cells, changes, self.anchor_us, 0, 0, [], owed)
-
-    def request_ids(self, start: int, end: int) -> list[str]:
-        """Return the request ids of some of the rows."""
-        return self.cells[start * CELLS + CELLS - 1 : end * CELLS : CELLS]
-
-    def counts(self, start: int, end: int) -> list[DroppedCount]:
-        """Return sums of some of the rows, for when they cannot be written."""
-        counts: dict[tuple[str, str], DroppedCount] = {}
-        for at in range(start * CELLS, end * CELLS, CELLS):
-            context = self.contexts[self.cells[at]]
-            payload_bytes, messages = self.cells[at + 6 : at + 8]
-            add_dropped(
-                counts,
-                _one_dropped(
-                    context.account_id, context.action, messages, payload_bytes, context.http_status
-                ),
-            )
-        return list(counts.values())
-
-
 class _Refusals(msgspec.Struct):
     """Requests of clients that were not known, which were refused alike."""
 
@@ -302,7 +185,7 @@ class UsageRecorder:
         self._asked: set[str] = set()
         """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
         self._asked_hour = 0
-        self._anchor_us = now_us() - int(monotonic_ms() * _MS_TO_US)
+        self._anchor_us = now_us() - int(monotonic_ms() * MS_TO_US)
         self.recorded = 0
         """Requests so far, those that were too many among them."""
         self.on_many: Callable[[], None] = lambda: None
@@ -324,22 +207,7 @@ class UsageRecorder:
                 response_bytes=response_bytes,
             )
             return
-        queue_name = call.queue_name
-        if queue is None and queue_name:
-            queue_name = self._asked_name(queue_name)
-        key = (
-            principal.account_id,
-            principal.access_key_id,
-            principal.sender_id,
-            request.peer,
-            request.first.get(b"user-agent"),
-            call.action.name,
-            0 if queue is None else queue.queue_id,
-            queue_name,
-            call.form is WireForm.JSON or (call.form is None and ADMIN),
-            status,
-            code,
-        )
+        key = self._key_of(call, code, status)
         number = self._numbers.get(key)
         if number is None and _is_of_pipeline(call, queue):
             return
@@ -347,7 +215,7 @@ class UsageRecorder:
         count = self._count
         is_owed = call.action.name in _OWED and call.is_begun
         if count >= self._rows_max and not is_owed:
-            dropped = _one_dropped(
+            dropped = one_dropped(
                 principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
             )
             add_dropped(self._overflow, dropped)
@@ -378,6 +246,25 @@ class UsageRecorder:
         )
         if count == self._rows_to_write:
             self.on_many()
+
+    def _key_of(self, call: AnsweredCall, code: str, status: int) -> RowKey:
+        queue, request, principal = call.queue, call.request, call.principal
+        queue_name = call.queue_name
+        if queue is None and queue_name:
+            queue_name = self._asked_name(queue_name)
+        return (
+            principal.account_id,
+            principal.access_key_id,
+            principal.sender_id,
+            request.peer,
+            request.first.get(b"user-agent"),
+            call.action.name,
+            0 if queue is None else queue.queue_id,
+            queue_name,
+            call.form is WireForm.JSON or (call.form is None and ADMIN),
+            status,
+            code,
+        )
 
     def record_refused(
         self,
@@ -435,7 +322,7 @@ class UsageRecorder:
         self._numbers = {}
         anchor_us = self._anchor_us
         # Hours are closed by these times, so they never go back: where the wall clock did, time stands still.
-        elapsed_us = int(now_ms * _MS_TO_US)
+        elapsed_us = int(now_ms * MS_TO_US)
         watermark_us = max(anchor_us + elapsed_us, self._now_us())
         self._anchor_us = watermark_us - elapsed_us
         if watermark_us // _HOUR_US != self._asked_hour:
@@ -519,14 +406,6 @@ class UsageRecorder:
             )
         )
         return number
-
-
-def _one_dropped(
-    account_id: str, action: str, messages: int, payload_bytes: int, status: int
-) -> DroppedCount:
-    return DroppedCount(
-        account_id, action, 1, messages, payload_bytes, chunks_of(payload_bytes), int(status >= 400)
-    )
 
 
 def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from quaymaster.coordination.noted_acts import ACT_ID
-from quaymaster.frontend.usage.recorder import TakenRows
 from quaymaster.frontend.usage.spool_head import SegmentHead, segment_head_length
+from quaymaster.frontend.usage.taken_rows import TakenRows
 from quaymaster.protocol.usage.dropped_records import Dropped, DroppedCount, DropReason, merge_dropped
 from quaymaster.protocol.usage.usage_blocks import (
     BLOCK_BYTES_MAX,

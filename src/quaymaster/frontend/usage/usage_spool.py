@@ -28,7 +28,6 @@ import msgspec
 
 from quaymaster.frontend.usage.audit_gate import Trouble
 from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE, take_name
-from quaymaster.frontend.usage.recorder import CELLS, TakenRows
 from quaymaster.frontend.usage.spool_blocks import (
     OWED_BYTES,
     BlockChain,
@@ -47,6 +46,7 @@ from quaymaster.frontend.usage.spool_files import (
     SpoolSegment,
 )
 from quaymaster.frontend.usage.spool_head import SegmentHead, SpoolUnusable
+from quaymaster.frontend.usage.taken_rows import CELLS, TakenRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.protocol.usage.dropped_records import DropReason
 from quaymaster.protocol.usage.usage_blocks import (

@@ -1,0 +1,207 @@
+"""From a message as it was sent to the message that the broker stores: sums, hashes, an id, and its content encrypted.
+
+What is hashed here is what the broker knows a repetition by: the group, the deduplication id, and the call of an SDK
+that a retry repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.core.values.commands import QUEUE_DEFAULT, NewMessage
+from quaymaster.core.values.messages import (
+    MessageContent,
+    hash_dedup,
+    hash_group,
+    hash_retry,
+    join_payload,
+    retry_hash_prefix,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.call import Call
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.protocol.actions import message_rules, transaction_shapes
+from quaymaster.protocol.sqs.checksums import attributes_md5, md5_digest
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue
+
+MESSAGE_IDS_PER_BLOCK: Final = 256
+_FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
+_FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
+    None: False,
+    b"attempt=1": True,
+    b"attempt=1; max=3": True,
+    b"attempt=1; max=4": True,
+    b"attempt=1; max=5": True,
+}
+_VERSION_4: Final = bytes(0x40 | (byte & 0x0F) for byte in range(256))
+_VARIANT: Final = bytes(0x80 | (byte & 0x3F) for byte in range(256))
+
+
+CheckedMessage = tuple[str, message_rules.AnySend, bytes]
+"""The id of its entry, "" outside of a batch; what was sent; its body in UTF-8."""
+
+
+class MessageIds:
+    """Makes message ids: random UUIDs (version 4) as 16 bytes, many at a time."""
+
+    __slots__ = ("_ready",)
+
+    def __init__(self) -> None:
+        self._ready: list[bytes] = []
+
+    def next(self) -> bytes:
+        """Return an id nobody had before."""
+        if not self._ready:
+            self._ready = self._make()
+        return self._ready.pop()
+
+    @staticmethod
+    def _make() -> list[bytes]:
+        block = bytearray(os.urandom(16 * MESSAGE_IDS_PER_BLOCK))
+        block[6::16] = block[6::16].translate(_VERSION_4)
+        block[8::16] = block[8::16].translate(_VARIANT)
+        data = bytes(block)
+        return [data[at : at + 16] for at in range(0, len(data), 16)]
+
+
+class Invocation(msgspec.Struct, gc=False):
+    """Which attempt of which call of an SDK a request is. `id` None: the client does not say."""
+
+    id: str | None
+    may_be_retry: bool
+
+
+_NO_INVOCATION: Final = Invocation(None, True)
+
+
+class Prepared(msgspec.Struct, gc=False):
+    """A message ready to be sent, its entry's id, and the MD5s its sender is told."""
+
+    entry_id: str
+    message: NewMessage
+    body_md5: bytes
+    attributes_md5: bytes | None
+    system_attributes_md5: bytes | None
+
+
+class _Sender(msgspec.Struct, gc=False):
+    """What the messages of one request have in common."""
+
+    definition: QueueDefinition
+    sender_id: str
+    trace_header: str | None
+    retry_prefix: str | None
+    """None where retries are not known by the call that they repeat."""
+    may_be_retry: bool
+    id_key: bytes
+
+
+class MessagePreparation:
+    """Prepares the messages of a front end. `remembers_sends`: brokers know a repeated send by its retry hash."""
+
+    def __init__(self, cipher: MessageCipher, *, remembers_sends: bool) -> None:
+        self._cipher = cipher
+        self._remembers_sends = remembers_sends
+        self._next_message_id = MessageIds().next
+
+    def prepare(
+        self, call: Call, definition: QueueDefinition, checked: Sequence[CheckedMessage]
+    ) -> list[Prepared]:
+        """Return messages as the broker stores them."""
+        sender = self._sender(call, definition, self._invocation(call))
+        return [self._prepare_one(sender, *message) for message in checked]
+
+    def prepare_staged(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        message: transaction_shapes.StagedMessageEntry,
+        body: bytes,
+    ) -> NewMessage:
+        """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
+        sender = self._sender(call, definition, _NO_INVOCATION)
+        return self._prepare_one(sender, "", message, body).message
+
+    def _sender(self, call: Call, definition: QueueDefinition, invocation: Invocation) -> _Sender:
+        retry_prefix = None
+        if invocation.id is not None:
+            retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
+        trace_header = call.request.first.get(b"x-amzn-trace-id")
+        return _Sender(
+            definition,
+            call.principal.sender_id,
+            None if trace_header is None else trace_header.decode("latin-1"),
+            retry_prefix,
+            invocation.may_be_retry,
+            self._cipher.id_key(definition) if definition.is_fifo else b"",
+        )
+
+    def _prepare_one(
+        self, sender: _Sender, entry_id: str, given: message_rules.AnySend, body: bytes
+    ) -> Prepared:
+        definition = sender.definition
+        body_md5 = md5_digest(body)
+        attributes: list[tuple[str, str, Any]] = []
+        attributes_sum: bytes | None = None
+        if given.MessageAttributes:
+            attributes = _stored_attributes(given.MessageAttributes)
+            attributes_sum = attributes_md5(given.MessageAttributes)
+        system_sum, trace_header = None, sender.trace_header
+        if given.MessageSystemAttributes:
+            system_sum = attributes_md5(given.MessageSystemAttributes)
+            trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
+
+        group_id, dedup_id, delay_s = given.MessageGroupId, given.MessageDeduplicationId, given.DelaySeconds
+        group = 0 if group_id is None else hash_group(group_id)
+        dedup: bytes | None = None
+        if definition.is_fifo:
+            if dedup_id is None:
+                dedup_id = sha256(body).hexdigest()
+            dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, sender.id_key)
+            delay_s = None
+        retry: bytes | None = None
+        if sender.retry_prefix is not None:
+            rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
+            retry = hash_retry(sender.retry_prefix, entry_id, body_md5, attributes_sum, rest)
+
+        content = MessageContent(
+            given.MessageBody,
+            body_md5,
+            attributes,
+            attributes_sum,
+            sender.sender_id,
+            group_id,
+            dedup_id,
+            trace_header,
+        )
+        message_id = self._next_message_id()
+        sealed = self._cipher.seal_content(content, definition, message_id)
+        flags, payload = join_payload(group, dedup, retry, sealed)
+        delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
+        message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, sender.may_be_retry)
+        return Prepared(entry_id, message, body_md5, attributes_sum, system_sum)
+
+    def _invocation(self, call: Call) -> Invocation:
+        fields = call.request.first
+        invocation_id = fields.get(b"amz-sdk-invocation-id")
+        if invocation_id is None or not self._remembers_sends:
+            return _NO_INVOCATION
+        attempt = fields.get(b"amz-sdk-request")
+        # Most requests say the same few things here.
+        is_first = _FIRST_ATTEMPTS.get(attempt)
+        if is_first is None:
+            is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
+        return Invocation(invocation_id.decode("latin-1"), not is_first)
+
+
+def _stored_attributes(given: dict[str, MessageAttributeValue]) -> list[tuple[str, str, Any]]:
+    return [
+        (name, value.DataType, value.StringValue if value.BinaryValue is None else value.BinaryValue)
+        for name, value in given.items()
+    ]
