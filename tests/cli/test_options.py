@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
 from harness.command_line import Run
 
 from quaymaster.cli.commands import whole_command
+from quaymaster.cli.options import gathered
 
 OTHER_WORDS = {"--count", "--max", "--every", "--max-results", "--wait-time-seconds", "--force"}
 """Names that one idea had in some command, or has elsewhere."""
@@ -89,3 +92,27 @@ def test_a_wrong_line_is_found_though_a_variable_outweighs_it(run: Run, tmp_path
 
 def test_a_check_without_a_file_asks_for_one(run: Run) -> None:
     assert "Name a file" in run("config", "check").err
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreetOptions:
+    name: Annotated[str, typer.Argument(metavar="NAME")]
+    times: Annotated[int, typer.Option("--times")] = 1
+
+
+def test_a_command_takes_many_options_as_one_value_in_the_order_of_its_fields() -> None:
+    seen: list[object] = []
+    app = typer.Typer()
+
+    @app.command()
+    @gathered
+    def greet(context: typer.Context, given: GreetOptions) -> None:
+        """Greet."""
+        seen.append((context.info_name, given))
+
+    command = typer.main.get_command(app)
+    command.main(["--times", "2", "Ada"], prog_name="greet", standalone_mode=False)
+
+    assert seen == [("greet", GreetOptions(name="Ada", times=2))]
+    assert command.help == "Greet."
+    assert [parameter.name for parameter in command.params][:2] == ["name", "times"]

@@ -38,7 +38,7 @@ from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage.usage_blocks import UsageBlock, decode_block, parse_block_text
-from quaymaster_pipeline.commands.pipeline import read_broker_counts
+from quaymaster_pipeline.commands.broker_counts import read_broker_counts
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

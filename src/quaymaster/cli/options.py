@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -44,6 +46,33 @@ def new_group(help_text: str) -> typer.Typer:
     return typer.Typer(
         help=help_text, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
     )
+
+
+def gathered(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command with many options take them as one value.
+
+    The command's last parameter is annotated with a frozen dataclass. Its fields are the options, in the order of the
+    help; the parameters before it stay as they are.
+    """
+    taken = get_type_hints(command, include_extras=True)
+    *others, (value_name, kind) = [(name, hint) for name, hint in taken.items() if name != "return"]
+    hints = get_type_hints(kind, include_extras=True)
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in others]
+    fields = dataclasses.fields(kind)
+    for field in fields:
+        default = Parameter.empty if field.default is dataclasses.MISSING else field.default
+        parameters.append(
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
+        )
+
+    def run(**given: Any) -> None:
+        value = kind(**{field.name: given.pop(field.name) for field in fields if field.name in given})
+        command(**given, **{value_name: value})
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    # Typer makes the options of it.
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def parse_time(text: str, option: str, wanted: str) -> datetime.datetime:

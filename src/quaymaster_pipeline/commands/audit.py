@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory
 from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table
-from quaymaster_pipeline.commands.pipeline import StorageOptions, WarehouseURI, need_tables, open_warehouse
+from quaymaster_pipeline.commands.warehouse import StorageOptions, WarehouseURI, need_tables, open_warehouse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,41 +40,55 @@ Until = Annotated[str | None, typer.Option("--until", help="Up to this time, wit
 HoldName = Annotated[str, typer.Argument(help="Name of the hold.", metavar="NAME")]
 
 
-@app.callback(invoke_without_command=True, no_args_is_help=False)
-def search(
-    context: typer.Context,
-    data: options.Data = None,
-    account: Account = None,
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Which events are shown."""
+
+    data: options.Data = None
+    account: Account = None
     principal: Annotated[
         str | None, typer.Option("--principal", help="Only by this principal.", metavar="ARN")
-    ] = None,
-    action: Annotated[str | None, typer.Option("--action", help="Only this action.", metavar="NAME")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.", metavar="NAME")] = None,
-    changes: Annotated[
-        bool, typer.Option("--changes", help="Leave out what only reads, as GetQueueUrl.")
-    ] = False,
-    since: Since = None,
-    until: Until = None,
+    ] = None
+    action: Annotated[str | None, typer.Option("--action", help="Only this action.", metavar="NAME")] = None
+    queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.", metavar="NAME")] = None
+    changes: Annotated[bool, typer.Option("--changes", help="Leave out what only reads, as GetQueueUrl.")] = (
+        False
+    )
+    since: Since = None
+    until: Until = None
     limit: Annotated[
         int, typer.Option("--limit", help="At most so many events, up to 10,000.", metavar="N")
-    ] = LIMIT,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = LIMIT
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    as_json: options.AsJSON = False
+
+
+@app.callback(invoke_without_command=True, no_args_is_help=False)
+@options.gathered
+def search(context: typer.Context, given: SearchOptions) -> None:
     """Show who did what, when, from where, newest first."""
     if context.invoked_subcommand is not None:
-        if limit != LIMIT or any(
-            (data, account, principal, action, queue, changes, since, until, warehouse, as_json)
-        ):
+        if given != SearchOptions():
             raise WrongUsage(f"Options of `audit {context.invoked_subcommand}` come after its name.")
         return
-    from_time, to_time = _time(since, "--since"), _time(until, "--until")
-    with _audit(data, warehouse, storage_option) as audit:
+    from_time, to_time = _time(given.since, "--since"), _time(given.until, "--until")
+    with _audit(given.data, given.warehouse, given.storage_option) as audit:
         from quaymaster_pipeline.audit.audit import Query
 
-        found = audit.search(Query(account, principal, action, queue, from_time, to_time, limit, changes))
-    if as_json:
+        found = audit.search(
+            Query(
+                given.account,
+                given.principal,
+                given.action,
+                given.queue,
+                from_time,
+                to_time,
+                given.limit,
+                given.changes,
+            )
+        )
+    if given.as_json:
         print_json([event | {"event_time": _text(event["event_time"])} for event in found])
     else:
         print_table(
@@ -87,8 +102,8 @@ def search(
                 for event in found
             ),
         )
-    if len(found) == limit:
-        note(f"These are the newest {limit}; there may be more. See --until and --limit.")
+    if len(found) == given.limit:
+        note(f"These are the newest {given.limit}; there may be more. See --until and --limit.")
 
 
 @app.command()
@@ -174,27 +189,33 @@ def list_holds(
     )
 
 
-@hold_app.command("create")
-def create_hold(
-    name: HoldName,
-    account: Account = None,
-    since: Since = None,
-    until: Until = None,
+@dataclass(frozen=True, kw_only=True)
+class HoldOptions:
+    """What is kept, and why."""
+
+    name: HoldName
+    account: Account = None
+    since: Since = None
+    until: Until = None
     reason: Annotated[
         str, typer.Option("--reason", help="Why, for those who read it later.", metavar="TEXT")
-    ] = "",
-    data: options.Data = None,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = ""
+    data: options.Data = None
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    as_json: options.AsJSON = False
+
+
+@hold_app.command("create")
+@options.gathered
+def create_hold(given: HoldOptions) -> None:
     """Keep events until the hold is released, however old they get: of an account, of a time, or all."""
-    from_time, to_time = _time(since, "--since"), _time(until, "--until")
-    with _audit(data, warehouse, storage_option) as audit:
+    from_time, to_time = _time(given.since, "--since"), _time(given.until, "--until")
+    with _audit(given.data, given.warehouse, given.storage_option) as audit:
         from quaymaster_pipeline.audit.audit import Hold
 
-        audit.place_hold(Hold(name, account, from_time, to_time, reason, _now(), None))
-    _done(as_json, name=name)
+        audit.place_hold(Hold(given.name, given.account, from_time, to_time, given.reason, _now(), None))
+    _done(given.as_json, name=given.name)
 
 
 @hold_app.command("release")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +16,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
-from quaymaster_pipeline.commands.pipeline import (
+from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
     check_account,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from quaymaster_pipeline.billing.periods import Month
     from quaymaster_pipeline.billing.prices import PriceBook
     from quaymaster_pipeline.billing.reconciliation import BillingComparison
-    from quaymaster_pipeline.billing.service import Made
+    from quaymaster_pipeline.billing.service import Billing, Made
+    from quaymaster_pipeline.billing.store import BillingStore
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
 app = options.new_group("Make invoices of usage, by a price book. Needs quaymaster[spark].")
@@ -56,34 +58,40 @@ class BookFormat(StrEnum):
     CSV = "csv"
 
 
-@app.command()
-def invoice(
-    month: Annotated[str, typer.Option("--month", help="Which month, as 2026-11.", metavar="MONTH")],
-    data: options.Data = None,
+@dataclass(frozen=True, kw_only=True)
+class InvoiceOptions:
+    """Whose invoices of which month, and what becomes of them."""
+
+    month: Annotated[str, typer.Option("--month", help="Which month, as 2026-11.", metavar="MONTH")]
+    data: options.Data = None
     account: Annotated[
         str | None, typer.Option("--account", help="Only this account's; otherwise all.", metavar="ID")
-    ] = None,
+    ] = None
     final: Annotated[
         bool,
         typer.Option("--final", help="Issue final invoices, which never change: all asked for, or none."),
-    ] = False,
+    ] = False
     format_: Annotated[
         Format | None,
         typer.Option("--format", help="json, csv (FOCUS 1.2) or pdf; otherwise a summary.", metavar="FORMAT"),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None, typer.Option("--out", help="Write a file for each account here.", metavar="DIR")
-    ] = None,
+    ] = None
     grace_days: Annotated[
         int,
         typer.Option(
             "--grace-days", min=0, max=365, help="A month takes late usage for so long.", metavar="DAYS"
         ),
-    ] = GRACE_DAYS,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = GRACE_DAYS
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def invoice(given: InvoiceOptions) -> None:
     """Make the invoices of a month: provisional ones, or with --final those that count.
 
     A final invoice needs every hour of the month closed, the days of grace over, and the same counts in all tables.
@@ -92,33 +100,25 @@ def invoice(
     need_tables()
     from quaymaster_pipeline.billing.store import BillingStore
 
-    if format_ is Format.PDF and out is None:
+    if given.format_ is Format.PDF and given.out is None:
         raise WrongUsage("--format pdf needs --out DIR.")
-    if out is not None and format_ is None:
+    if given.out is not None and given.format_ is None:
         raise WrongUsage("--out needs --format json, csv or pdf.")
-    check_account(account)
-    period = _month(month)
-    tables = open_warehouse(data_directory(data), warehouse, storage_option)
+    check_account(given.account)
+    period = _month(given.month)
+    tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
     store = BillingStore(tables)
     with _billing_errors(), store.writing():
-        billing = _billing(store, tables, grace_days, final=final)
-        accounts = [account] if account else billing.accounts(period)
-        made: list[Made] = []
-        with progress_bar("invoices", total=len(accounts), quiet=as_json or format_ is not None) as bar:
-            if final:
-                made = billing.close(period, accounts)
-            else:
-                for first in range(0, len(accounts), ACCOUNTS_AT_ONCE):
-                    made += billing.update(period, accounts[first : first + ACCOUNTS_AT_ONCE])
-                    bar.update(len(made))
-        left_out = {} if account else billing.left_out(period)
+        billing = _billing(store, tables, given.grace_days, final=given.final)
+        made = _make(billing, period, given)
+        left_out = {} if given.account else billing.left_out(period)
     _tell_differences(made)
-    if format_ is None:
-        _print_summary(made, as_json)
-    elif out is not None:
-        _write_files(made, format_, out, as_json)
+    if given.format_ is None:
+        _print_summary(made, given.as_json)
+    elif given.out is not None:
+        _write_files(made, given.format_, given.out, given.as_json)
     else:
-        _print_documents([one.invoice for one in made], format_)
+        _print_documents([one.invoice for one in made], given.format_)
     if not made:
         note(f"Nobody used anything in {period}, and nothing is to be corrected in it.")
     for earlier, late in left_out.items():
@@ -126,6 +126,19 @@ def invoice(
             f"{', '.join(late)} used something in {earlier} and have no final invoice of it, as others do: "
             f"quaymaster billing invoice --month {earlier} --final"
         )
+
+
+def _make(billing: Billing, month: Month, given: InvoiceOptions) -> list[Made]:
+    accounts = [given.account] if given.account else billing.accounts(month)
+    if given.final:
+        return billing.close(month, accounts)
+    made: list[Made] = []
+    quiet = given.as_json or given.format_ is not None
+    with progress_bar("invoices", total=len(accounts), quiet=quiet) as bar:
+        for first in range(0, len(accounts), ACCOUNTS_AT_ONCE):
+            made += billing.update(month, accounts[first : first + ACCOUNTS_AT_ONCE])
+            bar.update(len(made))
+    return made
 
 
 @prices_app.command("show")
@@ -218,7 +231,7 @@ def accounts(
         print_table(("ACCOUNT ID", "NAME"), sorted(names.items()))
 
 
-def _billing(store: Any, tables: Warehouse, grace_days: int, *, final: bool) -> Any:
+def _billing(store: BillingStore, tables: Warehouse, grace_days: int, *, final: bool) -> Billing:
     from quaymaster_pipeline.billing.service import Billing
 
     return Billing(
@@ -448,7 +461,7 @@ def _time(time: datetime.datetime | None) -> str:
     return time_as_text(None if time is None else int(time.timestamp() * 1000))
 
 
-def _month(text: str) -> Any:
+def _month(text: str) -> Month:
     from quaymaster_pipeline.billing.periods import Month
 
     try:

@@ -17,7 +17,7 @@ from quaymaster_pipeline.warehouse.errors import (
 
 COMMANDS: Final[Mapping[str, str]] = {
     "pipeline": "quaymaster_pipeline.commands.pipeline:app",
-    "usage": "quaymaster_pipeline.commands.pipeline:usage",
+    "usage": "quaymaster_pipeline.commands.usage:usage",
     "billing": "quaymaster_pipeline.commands.billing:app",
     "archive": "quaymaster_pipeline.commands.archive:app",
     "audit": "quaymaster_pipeline.commands.audit:app",

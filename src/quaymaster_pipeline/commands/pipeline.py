@@ -1,4 +1,4 @@
-"""`quaymaster pipeline` and `quaymaster usage`: from what front ends recorded to tables of usage."""
+"""`quaymaster pipeline`: from what front ends recorded to tables of usage."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ import contextlib
 import dataclasses
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence, reason_of
+from quaymaster.cli.connection import data_directory
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
-from quaymaster.cli.profile_files import named_profile
+from quaymaster_pipeline.commands.broker_counts import count_brokers
+from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
+from quaymaster_pipeline.commands.warehouse import (
+    StorageOptions,
+    WarehouseURI,
+    need_tables,
+    only_writer,
+    open_warehouse,
+    write_metrics_of,
+)
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 
 if TYPE_CHECKING:
-    from quaymaster_pipeline.checks.broker_counts import QueueCount
+    from quaymaster_pipeline.checks.broker_counts import Compared
+    from quaymaster_pipeline.checks.reconciliation import LayerComparison
     from quaymaster_pipeline.jobs.jobs import Pipeline
     from quaymaster_pipeline.jobs.upkeep import Compacted
     from quaymaster_pipeline.usage.feed import BlockSource
@@ -32,98 +43,86 @@ app = options.new_group(
     "Make tables of usage, audit and bills of what front ends record. Needs quaymaster[spark]."
 )
 
-WAREHOUSE_DIRECTORY = "warehouse"
 SPARK_DIRECTORY = "spark"
 INTERVAL_S = 15.0
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
-COUNTS_PAGE = 1_000
 STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
-FILLED_BY = "`quaymaster pipeline run --warehouse {uri}` puts what front ends recorded there."
 
 Master = Annotated[
     str,
     typer.Option("--master", help="Spark's master: local[*], spark://..., yarn, k8s://...", metavar="URL"),
 ]
-WarehouseURI = Annotated[
-    str | None,
-    typer.Option(
-        "--warehouse",
-        help="Where the tables are, if not in DIR/warehouse: a directory or s3://...",
-        metavar="URI",
-    ),
-]
-StorageOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--storage-option",
-        help="For an object store, as of deltalake: AWS_ENDPOINT_URL=...",
-        metavar="KEY=VALUE",
-    ),
-]
 DriverMemory = Annotated[
     str,
     typer.Option("--driver-memory", help="Memory of Spark's JVM; rows are not kept there.", metavar="SIZE"),
 ]
-Since = Annotated[
-    str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
-]
-Until = Annotated[str | None, typer.Option("--until", help="Up to this hour, without it.", metavar="HOUR")]
 
 
-@app.command()
-def run(
-    data: options.Data = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False,
-    master: Master = "local[*]",
-    interval: options.Interval = INTERVAL_S,
+@dataclass(frozen=True, kw_only=True)
+class PipelineRunOptions:
+    """What is taken into the tables, and how often."""
+
+    data: options.Data = None
+    once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False
+    master: Master = "local[*]"
+    interval: options.Interval = INTERVAL_S
     files: Annotated[
         Path | None,
         typer.Option(
             "--files", help="Read blocks from *.blocks in a directory, not from the server.", metavar="DIR"
         ),
-    ] = None,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    driver_memory: DriverMemory = DRIVER_MEMORY,
+    ] = None
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    driver_memory: DriverMemory = DRIVER_MEMORY
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show what Spark says, else in DIR/spark/spark.log.")
-    ] = False,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = False
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def run(given: PipelineRunOptions) -> None:
     """Take what front ends recorded into the tables, each request once, whatever was killed before.
 
     Runs until it is stopped, also while the server is away, or --once. Afterwards layers are compared; a difference
     ends with 1.
     """
-    directory = data_directory(data)
+    directory = data_directory(given.data)
     need_tables()
-    feed = _feed(directory, files)
-    tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
-    with only_writer(tables.writing()), _spark(directory, master, driver_memory, verbose=verbose) as workers:
-        pipeline = _started(workers, tables, feed)
+    from quaymaster_pipeline.jobs.jobs import Pipeline
+
+    feed = _feed(directory, given.files)
+    tables = open_warehouse(directory, given.warehouse, given.storage_option, makes_tables=True)
+    with (
+        only_writer(tables.writing()),
+        _spark(directory, given.master, given.driver_memory, verbose=given.verbose) as workers,
+    ):
+        pipeline = Pipeline(workers, tables, feed)
         while True:
             try:
                 report = _catch_up(
-                    pipeline, tables, feed, directory, quiet=as_json, counts_brokers=files is None
+                    pipeline, tables, feed, directory, quiet=given.as_json, counts_brokers=given.files is None
                 )
             except NoServer as error:
-                if once:
+                if given.once:
                     raise
                 note(f"{error} Trying again until it answers.")
-                time.sleep(interval)
+                time.sleep(given.interval)
                 # What a batch had begun is found where the tables are; the server may be back at another address.
-                feed = _feed(directory, files)
-                pipeline = _started(workers, tables, feed)
+                feed = _feed(directory, given.files)
+                pipeline = Pipeline(workers, tables, feed)
                 continue
-            if once:
+            if given.once:
                 break
             if report["batches"]:
                 rows, seconds, lag = report["rows"], report["seconds"], report["lag_blocks"]
                 note(f"{rows} requests in {seconds:.1f} s; {lag} blocks behind")
-            time.sleep(interval)
-    if as_json:
+            time.sleep(given.interval)
+    if given.as_json:
         print_json(report)
     else:
         print_line(
@@ -178,20 +177,26 @@ def status(
     print_table(("WHAT", "VALUE"), lines)
 
 
-@app.command()
-def reconcile(
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
+@dataclass(frozen=True, kw_only=True)
+class ReconcileOptions:
+    """What is compared."""
+
+    data: options.Data = None
+    admin_url: options.AdminURL = None
     accept: Annotated[
         bool,
         typer.Option(
             "--accept", help="Compare with the brokers from now on only: what differed is known and settled."
         ),
-    ] = False,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = False
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def reconcile(given: ReconcileOptions) -> None:
     """Read all tables and compare them: blocks = bronze = silver + quarantine + duplicates = gold; the brokers, too.
 
     The brokers are asked how many messages were sent and deleted; usage is compared with that as soon as it is whole
@@ -207,44 +212,18 @@ def reconcile(
     from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
     from quaymaster_pipeline.usage.bronze import coverage_of
 
-    directory = data_directory(data)
-    tables = open_warehouse(directory, warehouse, storage_option)
+    directory = data_directory(given.data)
+    tables = open_warehouse(directory, given.warehouse, given.storage_option)
     with only_writer(tables.writing()):
-        with progress_bar("Comparing: files", quiet=as_json) as bar:
+        with progress_bar("Comparing: files", quiet=given.as_json) as bar:
             found = compare_rows(tables, bar.show) + compare_sums(tables)
         write_comparisons(tables, found, _now())
-        _count_brokers(tables, directory, admin_url, accept=accept)
+        count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
         compared = compare_brokers(tables, coverage_of(tables), now=_now())
         set_back = set_back_from(tables, _now())
         if compared is not None:
             write_broker_comparison(tables, compared, _now())
-    brokers = () if compared is None else (*compared.totals, *compared.queues)
-    if as_json:
-        lines = [one._asdict() | {"difference": one.difference} for one in found]
-        lines += [
-            one._asdict() | {"counted_time": one.counted_time.isoformat(), "difference": one.difference}
-            for one in brokers
-        ]
-        print_json(lines)
-    else:
-        headers = ("SCOPE", "MEASURE", "BLOCKS", "BRONZE", "DUPLICATES", "QUARANTINE", "SILVER", "GOLD")
-        print_table((*headers, "DIFFERENCE"), [(*one, one.difference) for one in found])
-        if compared is not None:
-            note(f"At {compared.totals[0].counted_time:%Y-%m-%dT%H:%M:%SZ} the brokers had counted:")
-            print_table(
-                (
-                    "SCOPE",
-                    "MEASURE",
-                    "BROKERS",
-                    "USAGE FROM",
-                    "TO",
-                    "MISSING",
-                    "SURPLUS",
-                    "ALLOWED",
-                    "DIFFERENCE",
-                ),
-                [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
-            )
+    _print_comparisons(found, compared, as_json=given.as_json)
     if set_back is not None:
         note(
             f"Usage or counts of the brokers are of {set_back:%Y-%m-%dT%H:%M:%SZ}, which is later than now: "
@@ -261,32 +240,68 @@ def reconcile(
         raise CommandRefused("usage is not what the brokers did")
 
 
+def _print_comparisons(found: Sequence[LayerComparison], compared: Compared | None, *, as_json: bool) -> None:
+    brokers = () if compared is None else (*compared.totals, *compared.queues)
+    if as_json:
+        lines = [one._asdict() | {"difference": one.difference} for one in found]
+        lines += [
+            one._asdict() | {"counted_time": one.counted_time.isoformat(), "difference": one.difference}
+            for one in brokers
+        ]
+        print_json(lines)
+        return
+    headers = ("SCOPE", "MEASURE", "BLOCKS", "BRONZE", "DUPLICATES", "QUARANTINE", "SILVER", "GOLD")
+    print_table((*headers, "DIFFERENCE"), [(*one, one.difference) for one in found])
+    if compared is not None:
+        note(f"At {compared.totals[0].counted_time:%Y-%m-%dT%H:%M:%SZ} the brokers had counted:")
+        print_table(
+            (
+                "SCOPE",
+                "MEASURE",
+                "BROKERS",
+                "USAGE FROM",
+                "TO",
+                "MISSING",
+                "SURPLUS",
+                "ALLOWED",
+                "DIFFERENCE",
+            ),
+            [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillOptions:
+    """Which hours are summed up."""
+
+    data: options.Data = None
+    since: Since = None
+    until: Until = None
+    master: Master = "local[*]"
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    driver_memory: DriverMemory = DRIVER_MEMORY
+    as_json: options.AsJSON = False
+
+
 @app.command()
-def backfill(
-    data: options.Data = None,
-    since: Since = None,
-    until: Until = None,
-    master: Master = "local[*]",
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    driver_memory: DriverMemory = DRIVER_MEMORY,
-    as_json: options.AsJSON = False,
-) -> None:
+@options.gathered
+def backfill(given: BackfillOptions) -> None:
     """Sum hours up anew from the events, and days, and replace what was wrong. The same again changes nothing."""
     need_tables()
     from quaymaster_pipeline.jobs.upkeep import backfill as sum_up
 
-    first_us = _hour_us(since, "--since", 0)
-    end_us = _hour_us(until, "--until", 1 << 62)
-    directory = data_directory(data)
-    tables = open_warehouse(directory, warehouse, storage_option)
+    first_us = hour_us(given.since, "--since", 0)
+    end_us = hour_us(given.until, "--until", 1 << 62)
+    directory = data_directory(given.data)
+    tables = open_warehouse(directory, given.warehouse, given.storage_option)
     with (
         only_writer(tables.writing()),
-        _spark(directory, master, driver_memory) as workers,
-        progress_bar("Summing up: files", quiet=as_json) as bar,
+        _spark(directory, given.master, given.driver_memory) as workers,
+        progress_bar("Summing up: files", quiet=given.as_json) as bar,
     ):
         done = sum_up(workers, tables, first_us, end_us, bar.show if bar.is_shown else None)
-    if as_json:
+    if given.as_json:
         print_json(dataclasses.asdict(done))
     else:
         print_line(
@@ -330,47 +345,6 @@ def compact(
         )
 
 
-def usage(
-    data: options.Data = None,
-    account: Annotated[
-        str | None, typer.Option("--account", help="Only this account's.", metavar="ID")
-    ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.", metavar="NAME")] = None,
-    since: Since = None,
-    until: Until = None,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Show what accounts used, by hour, queue and action.
-
-    What is shown is what `quaymaster pipeline run` has put into the tables so far.
-    """
-    need_tables()
-    from quaymaster_pipeline.usage.usage import UsageLine, read_usage
-    from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
-    from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
-
-    first, end = (
-        None if text is None else text_of_time(time_of_us(_hour_us(text, name, 0)))
-        for text, name in ((since, "--since"), (until, "--until"))
-    )
-    check_account(account)
-    tables = open_warehouse(data_directory(data), warehouse, storage_option)
-    lines = read_usage(tables, account=account, queue=queue, since=first, until=end)
-    if as_json:
-        print_json([line._asdict() for line in lines])
-        return
-    print_table(tuple(name.upper() for name in UsageLine._fields), lines)
-    if not lines and tables.table(USAGE_HOURLY).rows:
-        note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
-    elif not lines:
-        note(
-            "No usage is in the tables. `make run-pipeline` in a checkout, or `quaymaster pipeline run`, puts what "
-            "front ends recorded into them."
-        )
-
-
 def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Compacted]:
     """Make the files of the archive's ledger one, unless its job is at work: that does so itself."""
     from quaymaster_pipeline.archive.ledger import LedgerConflict, compact_ledger
@@ -400,97 +374,6 @@ def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
             owner.delete_old_files(keep_hours)
         except WarehouseBusy as error:
             note(f"{error}; its old files stay until the next time.")
-
-
-def check_account(account_id: str | None) -> None:
-    """Raise WrongUsage for what --account names if that can be no account."""
-    if account_id and not (len(account_id) == 12 and account_id.isascii() and account_id.isdigit()):
-        raise WrongUsage(f"--account: an account's id has 12 digits, unlike {account_id!r}.")
-
-
-def need_tables() -> None:
-    try:
-        import deltalake  # noqa: F401
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise WrongUsage(
-            f"The usage pipeline is not installed ({error.name} is missing). What clients do is recorded, and kept for "
-            "30 days. `make run-pipeline` in a checkout installs the pipeline and runs it; elsewhere: "
-            "pip install 'quaymaster[spark]', then `quaymaster pipeline run`."
-        ) from None
-
-
-def open_warehouse(
-    directory: Path,
-    uri: str | None,
-    storage_options: list[str] | None,
-    *,
-    makes_tables: bool = False,
-    filled_by: str = FILLED_BY,
-) -> Warehouse:
-    """Return the tables that the options mean. `filled_by` says, where there are none, what makes them at `{uri}`.
-
-    Raises:
-        NoServer: there is no such directory. Tables need not be there yet. Not if the command `makes_tables`.
-        WrongUsage: it is no directory.
-    """
-    from quaymaster_pipeline.warehouse.tables import Warehouse
-
-    pairs = {}
-    for text in storage_options or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise WrongUsage(f"--storage-option takes KEY=VALUE, not {text!r}.")
-        pairs[name] = value
-    if uri is not None and "://" not in uri and Path(uri).exists() and not Path(uri).is_dir():
-        raise WrongUsage(f"--warehouse: {uri} is not a directory.")
-    if not makes_tables:
-        _need_place(directory, uri, filled_by)
-    return Warehouse(uri or str((directory / WAREHOUSE_DIRECTORY).resolve()), pairs)
-
-
-def _need_place(directory: Path, uri: str | None, filled_by: str) -> None:
-    if uri is None:
-        if not directory.is_dir():
-            raise NoServer(
-                f"{directory} does not exist: no server was started on this data directory. "
-                f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data."
-            )
-    elif "://" not in uri and not Path(uri).is_dir():
-        raise NoServer(f"{uri} does not exist: there are no tables. {filled_by.format(uri=uri)}")
-
-
-@contextlib.contextmanager
-def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    """Hold a lock of the warehouse.
-
-    Raises:
-        Refused: another process does.
-        WrongUsage: the place cannot be written.
-    """
-    from quaymaster_pipeline.warehouse.tables import WarehouseBusy
-
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock)
-        except WarehouseBusy as error:
-            raise CommandRefused(f"{error}; stop it, or wait.") from None
-        except OSError as error:
-            raise WrongUsage(
-                f"The warehouse {error.filename} cannot be written: {reason_of(error)}."
-            ) from None
-        yield
-
-
-def write_metrics_of(tables: Warehouse, directory: Path, name: str, text: str) -> None:
-    """Replace a metrics file of the tables. One that cannot be written is noted: what was done counts without it."""
-    from quaymaster_pipeline.warehouse.metrics_file import place_of_metrics, write_metrics
-
-    path = place_of_metrics(tables.root, directory, name)
-    try:
-        write_metrics(path, text)
-    except OSError as error:
-        note(f"The metrics {path} cannot be written: {reason_of(error)}.")
 
 
 @contextlib.contextmanager
@@ -557,85 +440,6 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
         return None
 
 
-def _started(workers: SparkWorkers, tables: Warehouse, feed: BlockSource) -> Pipeline:
-    from quaymaster_pipeline.jobs.jobs import Pipeline
-
-    return Pipeline(workers, tables, feed)
-
-
-def _count_brokers(
-    tables: Warehouse, directory: Path, admin_url: str | None = None, *, accept: bool = False
-) -> None:
-    """Ask the server what its brokers counted, and keep it, and which queues there are; without an answer, a note.
-
-    Not after a clock was set back, until it has caught up: what is counted then cannot be compared.
-    """
-    from quaymaster_pipeline.checks.broker_counts import set_back_from, write_counts
-    from quaymaster_pipeline.jobs.queues import keep_queues
-
-    counted = _now()
-    if set_back_from(tables, counted) is not None:
-        return
-    try:
-        counts = read_broker_counts(directory, admin_url)
-    except (NoServer, CommandRefused) as error:
-        note(f"The brokers were not asked what they counted: {error}")
-        return
-    until = _now()
-    write_counts(tables, counts, counted, until, accept=accept)
-    keep_queues(tables, counts, until)
-
-
-def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[QueueCount]:
-    """Return what the brokers of a server count, of all queues of all accounts.
-
-    Raises:
-        NoServer: it cannot be reached.
-        Refused: it does not tell.
-    """
-    from quaymaster.cli.client import AdminClient
-    from quaymaster.protocol.sqs.internal_queues import is_internal
-    from quaymaster_pipeline.checks.broker_counts import QueueCount
-    from quaymaster_pipeline.jobs.queues import kind_of_queue
-
-    found = []
-    server = find_connection(None if named_profile() is not None else directory, None)
-    with AdminClient(server, admin_url) as admin:
-        for account in list(admin.accounts()):
-            account_id = account["account_id"]
-            page: dict[str, Any] = {"next_token": None}
-            while True:
-                query = {"account_id": account_id, "limit": COUNTS_PAGE, "next_token": page["next_token"]}
-                page = admin.call("GET", "queues", query=query)
-                for row in page["queues"]:
-                    found.append((row["name"], row))
-                    if row["is_log"]:
-                        groups = admin.call(
-                            "GET", "queues", row["name"], "groups", query={"account_id": account_id}
-                        )
-                        found += [
-                            (f"{row['name']}@{group['group']}", group | {"account_id": account_id})
-                            for group in groups["groups"]
-                        ]
-                if page["next_token"] is None:
-                    break
-    return [
-        QueueCount(
-            row["queue_id"],
-            row["account_id"],
-            name,
-            row["sends"],
-            row["deletions"],
-            row["counted_from"],
-            row["is_durable"],
-            row["created_ms"],
-            kind_of_queue(name, is_log=row.get("is_log", False)),
-        )
-        for name, row in found
-        if not is_internal(row["account_id"], name)
-    ]
-
-
 def _catch_up(
     pipeline: Pipeline,
     tables: Warehouse,
@@ -666,7 +470,7 @@ def _catch_up(
     if counts_brokers:
         counted = last_counted(tables)
         if counted is None or (_now() - counted).total_seconds() >= COUNT_EVERY_S:
-            _count_brokers(tables, directory)
+            count_brokers(tables, directory, now=_now)
     compared = compare_brokers(tables, pipeline.coverage, now=_now(), after=last_compared(tables))
     if compared is not None:
         write_broker_comparison(tables, compared, _now())
@@ -691,10 +495,3 @@ def _catch_up(
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-def _hour_us(text: str | None, name: str, absent: int) -> int:
-    if text is None:
-        return absent
-    time_of = options.parse_time(text, name, "an hour such as 2026-11-22T10")
-    return int(time_of.timestamp()) // 3600 * 3_600_000_000

@@ -138,6 +138,7 @@ def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, 
         (("--since", "yesterday"), "--since takes a time"),
         (("verify", "--head", "abc"), "FRONT-END=HASH"),
         (("--account", "1", "verify"), "come after its name"),
+        (("--storage-option", "A=b", "verify"), "come after its name"),
         (("expire", "--days", "9999999"), "before the year 1"),
     ],
 )

@@ -1,0 +1,97 @@
+"""What the brokers of a server counted, asked over its admin API, so that usage can be compared with it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.failures import CommandRefused, NoServer
+from quaymaster.cli.output import note
+from quaymaster.cli.profile_files import named_profile
+
+if TYPE_CHECKING:
+    from quaymaster_pipeline.checks.broker_counts import QueueCount
+    from quaymaster_pipeline.warehouse.tables import Warehouse
+
+COUNTS_PAGE = 1_000
+
+
+def count_brokers(
+    tables: Warehouse,
+    directory: Path,
+    admin_url: str | None = None,
+    *,
+    now: Callable[[], datetime.datetime],
+    accept: bool = False,
+) -> None:
+    """Ask the server what its brokers counted, and keep it, and which queues there are; without an answer, a note.
+
+    Not after a clock was set back, until it has caught up: what is counted then cannot be compared.
+    """
+    from quaymaster_pipeline.checks.broker_counts import set_back_from, write_counts
+    from quaymaster_pipeline.jobs.queues import keep_queues
+
+    counted = now()
+    if set_back_from(tables, counted) is not None:
+        return
+    try:
+        counts = read_broker_counts(directory, admin_url)
+    except (NoServer, CommandRefused) as error:
+        note(f"The brokers were not asked what they counted: {error}")
+        return
+    until = now()
+    write_counts(tables, counts, counted, until, accept=accept)
+    keep_queues(tables, counts, until)
+
+
+def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[QueueCount]:
+    """Return what the brokers of a server count, of all queues of all accounts.
+
+    Raises:
+        NoServer: it cannot be reached.
+        Refused: it does not tell.
+    """
+    from quaymaster.cli.client import AdminClient
+    from quaymaster.protocol.sqs.internal_queues import is_internal
+    from quaymaster_pipeline.checks.broker_counts import QueueCount
+    from quaymaster_pipeline.jobs.queues import kind_of_queue
+
+    found = []
+    server = find_connection(None if named_profile() is not None else directory, None)
+    with AdminClient(server, admin_url) as admin:
+        for account in list(admin.accounts()):
+            account_id = account["account_id"]
+            page: dict[str, Any] = {"next_token": None}
+            while True:
+                query = {"account_id": account_id, "limit": COUNTS_PAGE, "next_token": page["next_token"]}
+                page = admin.call("GET", "queues", query=query)
+                for row in page["queues"]:
+                    found.append((row["name"], row))
+                    if row["is_log"]:
+                        groups = admin.call(
+                            "GET", "queues", row["name"], "groups", query={"account_id": account_id}
+                        )
+                        found += [
+                            (f"{row['name']}@{group['group']}", group | {"account_id": account_id})
+                            for group in groups["groups"]
+                        ]
+                if page["next_token"] is None:
+                    break
+    return [
+        QueueCount(
+            row["queue_id"],
+            row["account_id"],
+            name,
+            row["sends"],
+            row["deletions"],
+            row["counted_from"],
+            row["is_durable"],
+            row["created_ms"],
+            kind_of_queue(name, is_log=row.get("is_log", False)),
+        )
+        for name, row in found
+        if not is_internal(row["account_id"], name)
+    ]

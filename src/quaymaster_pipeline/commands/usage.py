@@ -1,0 +1,79 @@
+"""`quaymaster usage`: what accounts used, as the tables have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import data_directory
+from quaymaster.cli.output import note, print_json, print_table
+from quaymaster_pipeline.commands.warehouse import (
+    StorageOptions,
+    WarehouseURI,
+    check_account,
+    need_tables,
+    open_warehouse,
+)
+
+Since = Annotated[
+    str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
+]
+Until = Annotated[str | None, typer.Option("--until", help="Up to this hour, without it.", metavar="HOUR")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageOptions:
+    """Whose usage is shown."""
+
+    data: options.Data = None
+    account: Annotated[str | None, typer.Option("--account", help="Only this account's.", metavar="ID")] = (
+        None
+    )
+    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.", metavar="NAME")] = None
+    since: Since = None
+    until: Until = None
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    as_json: options.AsJSON = False
+
+
+@options.gathered
+def usage(given: UsageOptions) -> None:
+    """Show what accounts used, by hour, queue and action.
+
+    What is shown is what `quaymaster pipeline run` has put into the tables so far.
+    """
+    need_tables()
+    from quaymaster_pipeline.usage.usage import UsageLine, read_usage
+    from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
+    from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
+
+    first, end = (
+        None if text is None else text_of_time(time_of_us(hour_us(text, name, 0)))
+        for text, name in ((given.since, "--since"), (given.until, "--until"))
+    )
+    check_account(given.account)
+    tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
+    lines = read_usage(tables, account=given.account, queue=given.queue, since=first, until=end)
+    if given.as_json:
+        print_json([line._asdict() for line in lines])
+        return
+    print_table(tuple(name.upper() for name in UsageLine._fields), lines)
+    if not lines and tables.table(USAGE_HOURLY).rows:
+        note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
+    elif not lines:
+        note(
+            "No usage is in the tables. `make run-pipeline` in a checkout, or `quaymaster pipeline run`, puts what "
+            "front ends recorded into them."
+        )
+
+
+def hour_us(text: str | None, name: str, absent: int) -> int:
+    """Return the hour that an option names; `absent` where it is not given."""
+    if text is None:
+        return absent
+    time_of = options.parse_time(text, name, "an hour such as 2026-11-22T10")
+    return int(time_of.timestamp()) // 3600 * 3_600_000_000
