@@ -6,6 +6,7 @@ import base64
 import binascii
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,111 +42,123 @@ def parse_message_attribute(text: str) -> tuple[str, dict[str, str]]:
     return name, {"DataType": data_type, "StringValue": value}
 
 
-@app.command()
-def send(
-    queue: options.QueueName,
+@dataclass(frozen=True, kw_only=True)
+class SendOptions:
+    """What is sent, and with what."""
+
+    queue: options.QueueName
     body: Annotated[
         str | None,
         typer.Argument(help="The body; without it, and without --file, standard input.", metavar="BODY"),
-    ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Take the body from a file.")] = None,
+    ] = None
+    file: Annotated[Path | None, typer.Option("--file", help="Take the body from a file.")] = None
     lines: Annotated[
         bool, typer.Option("--lines", help="Each line of the input is a message of its own.")
-    ] = False,
-    group: Annotated[str | None, typer.Option("--group", help="Message group id.", metavar="ID")] = None,
+    ] = False
+    group: Annotated[str | None, typer.Option("--group", help="Message group id.", metavar="ID")] = None
     dedup_id: Annotated[
         str | None, typer.Option("--dedup-id", help="Deduplication id (FIFO).", metavar="ID")
-    ] = None,
-    delay: Annotated[int | None, typer.Option("--delay", help="Seconds before it is visible.")] = None,
+    ] = None
+    delay: Annotated[int | None, typer.Option("--delay", help="Seconds before it is visible.")] = None
     attribute: Annotated[
         list[str] | None,
         typer.Option("--attribute", help="Message attribute.", metavar="NAME[:TYPE]=VALUE"),
-    ] = None,
-    data: options.Data = None,
-    endpoint_url: options.EndpointURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = None
+    data: options.Data = None
+    endpoint_url: options.EndpointURL = None
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def send(given: SendOptions) -> None:
     """Send a message, or with --lines one for each line of a file or of standard input."""
-    if body is not None and file is not None:
+    if given.body is not None and given.file is not None:
         raise WrongUsage("Give the body as an argument or with --file, not both.")
-    if lines and dedup_id is not None:
+    if given.lines and given.dedup_id is not None:
         raise WrongUsage("--dedup-id is for one message: with --lines all but the first would be duplicates.")
     fields: dict[str, Any] = {}
-    if group is not None:
-        fields["MessageGroupId"] = group
-    if dedup_id is not None:
-        fields["MessageDeduplicationId"] = dedup_id
-    if delay is not None:
-        fields["DelaySeconds"] = delay
-    if attribute:
-        fields["MessageAttributes"] = dict(map(parse_message_attribute, attribute))
+    if given.group is not None:
+        fields["MessageGroupId"] = given.group
+    if given.dedup_id is not None:
+        fields["MessageDeduplicationId"] = given.dedup_id
+    if given.delay is not None:
+        fields["DelaySeconds"] = given.delay
+    if given.attribute:
+        fields["MessageAttributes"] = dict(map(parse_message_attribute, given.attribute))
 
     from quaymaster.cli.client import SQSClient
 
-    with SQSClient(find_connection(data, endpoint_url)) as sqs:
-        url = sqs.queue_url(queue)
-        if lines:
-            count = _send_lines(sqs, url, _read_lines(body, file), fields, quiet=as_json)
-            if as_json:
+    with SQSClient(find_connection(given.data, given.endpoint_url)) as sqs:
+        url = sqs.queue_url(given.queue)
+        if given.lines:
+            count = _send_lines(sqs, url, _read_lines(given.body, given.file), fields, quiet=given.as_json)
+            if given.as_json:
                 print_json({"sent": count})
             else:
                 print_line(f"{count} messages sent")
             return
-        text = body if body is not None else _read_text(file)
+        text = given.body if given.body is not None else _read_text(given.file)
         result = sqs.call("SendMessage", {"QueueUrl": url, "MessageBody": text, **fields})
-    if as_json:
+    if given.as_json:
         print_json(result)
     else:
         print_line(result["MessageId"])
 
 
-@app.command()
-def receive(
-    queue: options.QueueName,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=10)] = 1,
+@dataclass(frozen=True, kw_only=True)
+class ReceiveOptions:
+    """How messages are received and shown."""
+
+    queue: options.QueueName
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=10)] = 1
     wait_seconds: Annotated[
         int | None, typer.Option("--wait-seconds", help="How long to wait for a message.", min=0, max=20)
-    ] = None,
+    ] = None
     visibility_timeout: Annotated[
         int | None, typer.Option("--visibility-timeout", help="Seconds to hide what is received.")
-    ] = None,
+    ] = None
     attempt_id: Annotated[
         str | None, typer.Option("--attempt-id", help="Receive request attempt id (FIFO).", metavar="ID")
-    ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what was printed.")] = False,
-    body_only: Annotated[bool, typer.Option("--body-only", help="Print bodies, one after another.")] = False,
-    data: options.Data = None,
-    endpoint_url: options.EndpointURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = None
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what was printed.")] = False
+    body_only: Annotated[bool, typer.Option("--body-only", help="Print bodies, one after another.")] = False
+    data: options.Data = None
+    endpoint_url: options.EndpointURL = None
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def receive(given: ReceiveOptions) -> None:
     """Receive messages and print them; with --delete, delete them then."""
     from quaymaster.cli.client import SQSClient
 
-    with SQSClient(find_connection(data, endpoint_url)) as sqs:
-        url = sqs.queue_url(queue)
+    with SQSClient(find_connection(given.data, given.endpoint_url)) as sqs:
+        url = sqs.queue_url(given.queue)
         fields: dict[str, Any] = {
             "QueueUrl": url,
-            "MaxNumberOfMessages": limit,
+            "MaxNumberOfMessages": given.limit,
             "MessageAttributeNames": ["All"],
             "MessageSystemAttributeNames": ["All"],
         }
-        if wait_seconds is not None:
-            fields["WaitTimeSeconds"] = wait_seconds
-        if visibility_timeout is not None:
-            fields["VisibilityTimeout"] = visibility_timeout
-        if attempt_id is not None:
-            fields["ReceiveRequestAttemptId"] = attempt_id
+        if given.wait_seconds is not None:
+            fields["WaitTimeSeconds"] = given.wait_seconds
+        if given.visibility_timeout is not None:
+            fields["VisibilityTimeout"] = given.visibility_timeout
+        if given.attempt_id is not None:
+            fields["ReceiveRequestAttemptId"] = given.attempt_id
         # A queue may have a wait of its own, of up to 20 seconds.
         messages = sqs.call("ReceiveMessage", fields, wait_ms=20_000).get("Messages") or []
-        if as_json:
+        if given.as_json:
             print_json({"messages": messages})
-        elif body_only:
+        elif given.body_only:
             for message in messages:
                 print_line(message["Body"])
         else:
             for message in messages:
-                _print_message(message, with_receipt=not delete)
-        if delete and messages:
+                _print_message(message, with_receipt=not given.delete)
+        if given.delete and messages:
             sys.stdout.flush()
             _delete(sqs, url, [message["ReceiptHandle"] for message in messages])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,34 +29,39 @@ Name = Annotated[str, typer.Argument(help="Name of the profile.", metavar="NAME"
 SECRETS = ("secret_access_key", "session_token")
 
 
-@app.command()
-def create(
-    name: Name,
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions:
+    """What a profile is made of."""
+
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Take all of it from the data directory of a server.", metavar="DIR"),
-    ] = None,
-    endpoint_url: options.EndpointURL = None,
-    admin_url: Annotated[str | None, typer.Option("--admin-url", help="Admin API.", metavar="URL")] = None,
+    ] = None
+    endpoint_url: options.EndpointURL = None
+    admin_url: Annotated[str | None, typer.Option("--admin-url", help="Admin API.", metavar="URL")] = None
     config: Annotated[
         Path | None,
         typer.Option("--config", help="File of settings, for commands that ask a cell.", metavar="FILE"),
-    ] = None,
+    ] = None
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting, for commands that ask a cell.", metavar="NAME=VALUE"),
-    ] = None,
-    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = None
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def create(name: Name, given: CreateOptions) -> None:
     """Keep how to reach a server or a cell. The file is for its owner only: it has the secret access key.
 
     With --endpoint-url the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the region that of
     AWS_REGION. The secret is never an argument, which others of this machine could see.
     """
     profile = Profile()
-    if data is not None or endpoint_url is not None:
-        found = find_connection(data, endpoint_url)
+    if given.data is not None or given.endpoint_url is not None:
+        found = find_connection(given.data, given.endpoint_url)
         profile = Profile(
             endpoint_url=found.endpoint_url,
             admin_url=found.admin_url,
@@ -68,17 +73,17 @@ def create(
         )
     profile = replace(
         profile,
-        admin_url=admin_url or profile.admin_url,
-        config=None if config is None else str(config.absolute()),
-        settings=options.parse_assignments(overrides or (), "setting"),
+        admin_url=given.admin_url or profile.admin_url,
+        config=None if given.config is None else str(given.config.absolute()),
+        settings=options.parse_assignments(given.overrides or (), "setting"),
     )
     if profile == Profile():
         raise WrongUsage("Say what it is of: --data, --endpoint-url, --config or --set.")
     path = create_profile(name, profile, os.environ)
-    if use:
+    if given.use:
         use_profile(name, os.environ)
-    if as_json:
-        print_json({"name": name, "file": str(path), "in_use": use})
+    if given.as_json:
+        print_json({"name": name, "file": str(path), "in_use": given.use})
     else:
         print_line(str(path))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,8 +18,9 @@ from quaymaster.cli.loading import Config, Overrides, load_for
 from quaymaster.cli.output import note, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from quaymaster.coordination.interface import Coordination
-    from quaymaster.core.cell.cell import BrokerReport
+    from quaymaster.coordination.interface import Coordination, KeyValue
+    from quaymaster.core.cell.cell import BrokerReport, ReplicaSeen
+    from quaymaster.core.values.journal_configuration import JournalConfiguration
     from quaymaster.settings import Settings
 
 app = options.new_group("Look at the journals of a cell, and recover one whose majority is lost.")
@@ -122,83 +123,116 @@ def recover(
         )
 
 
-async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: bool) -> dict[str, Any]:
-    import msgspec
+class _KeptCopy(NamedTuple):
+    """The copy of a journal that is to be all there is, and what is known of the others."""
 
-    from quaymaster.coordination.cell_keys import (
-        configuration_key,
-        decode_configuration,
-        decode_registration,
-        encode_configuration,
-        registration_key,
-    )
-    from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-    from quaymaster.coordination.noted_acts import act_of_user, put_act
-    from quaymaster.core.cell.cell import broker_of
-    from quaymaster.core.values.journal_configuration import JournalConfiguration
+    row: KeyValue
+    known: JournalConfiguration
+    replica: ReplicaSeen
+
+    @property
+    def others(self) -> list[str]:
+        """Members, of now or of before, that are given up."""
+        return sorted({*self.known.members, *self.known.previous_members} - {self.replica.member})
+
+
+async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: bool) -> dict[str, Any]:
     from quaymaster.node.stores import open_etcd
 
     store = open_etcd(settings)
     try:
-        row = await store.get(configuration_key(journal))
-        registered = await store.get(registration_key(broker))
-        if row is None:
-            raise CommandRefused(f"There is no journal {journal}.")
-        if registered is None:
-            raise CommandRefused(f"There is no broker {broker}.")
-        known = decode_configuration(row.value)
-        report = await _report_of(settings, decode_registration(registered.value).address)
-        replica = report.replicas.get(journal)
-        members = set(known.members) | set(known.previous_members)
-        if replica is None or replica.member not in members:
-            raise CommandRefused(f"{broker} has no copy of journal {journal} that counts.")
-        reachable = [
-            member
-            for member in known.members
-            if member != replica.member
-            and await _is_there(settings, store, broker_of(member), journal, member)
-        ]
-        if 2 * (len(reachable) + 1) > len(known.members):
-            raise CommandRefused(
-                f"Journal {journal} has a majority: {', '.join((replica.member, *reachable))}. The manager appoints "
-                "a leader by itself; nothing has to be given up."
-            )
-        others = sorted(members - {replica.member})
+        copy = await _find_copy(settings, store, journal, broker)
+        await _check_majority_is_lost(settings, store, journal, copy)
         note(
-            f"Journal {journal}: the copy of {broker} ends at {replica.end}, with a record of epoch "
-            f"{replica.last_epoch}; the newest epoch appointed is {known.epoch}.\n"
-            f"Given up: {', '.join(others)}. Every message that was acknowledged and is not in this copy is LOST, "
+            f"Journal {journal}: the copy of {broker} ends at {copy.replica.end}, with a record of epoch "
+            f"{copy.replica.last_epoch}; the newest epoch appointed is {copy.known.epoch}.\n"
+            f"Given up: {', '.join(copy.others)}. Every message that was acknowledged and is not in this copy is LOST, "
             "and deletes that are not in it are undone. If one of these disks can still be brought back, stop here."
         )
         if not confirmed and not typer.confirm(f"Go on with the copy of {broker} alone?", err=True):
             raise CommandRefused("Nothing was changed.")
-        epoch = max(known.epoch, replica.promised_epoch) + 1
-        alone = JournalConfiguration(epoch, replica.member, (replica.member,), (replica.member,), False)
-        event = {
-            "key": f"{RECOVERIES}{journal}/{epoch}",
-            "journal": journal,
-            "epoch": epoch,
-            "time_ms": time.time_ns() // 1_000_000,
-            "host": socket.gethostname(),
-            "kept": replica.member,
-            "kept_end": replica.end,
-            "kept_last_epoch": replica.last_epoch,
-            "given_up": others,
-        }
-        try:
-            await store.transaction(
-                [Compare(row.key, row.revision), Compare(str(event["key"]), 0)],
-                [
-                    Put(row.key, encode_configuration(alone)),
-                    Put(str(event["key"]), msgspec.json.encode(event)),
-                    put_act(act_of_user("ForceRecover", event)),
-                ],
-            )
-        except RevisionMismatch:
-            raise CommandRefused("The journal was changed meanwhile: look again.") from None
-        return event
+        return await _appoint_alone(store, journal, copy)
     finally:
         await store.close()
+
+
+async def _find_copy(settings: Settings, store: Coordination, journal: int, broker: str) -> _KeptCopy:
+    from quaymaster.coordination.cell_keys import (
+        configuration_key,
+        decode_configuration,
+        decode_registration,
+        registration_key,
+    )
+
+    row = await store.get(configuration_key(journal))
+    registered = await store.get(registration_key(broker))
+    if row is None:
+        raise CommandRefused(f"There is no journal {journal}.")
+    if registered is None:
+        raise CommandRefused(f"There is no broker {broker}.")
+    known = decode_configuration(row.value)
+    report = await _report_of(settings, decode_registration(registered.value).address)
+    replica = report.replicas.get(journal)
+    if replica is None or replica.member not in {*known.members, *known.previous_members}:
+        raise CommandRefused(f"{broker} has no copy of journal {journal} that counts.")
+    return _KeptCopy(row, known, replica)
+
+
+async def _check_majority_is_lost(
+    settings: Settings, store: Coordination, journal: int, copy: _KeptCopy
+) -> None:
+    """Raise CommandRefused if the members that can be reached are a majority."""
+    from quaymaster.core.cell.cell import broker_of
+
+    reachable = [
+        member
+        for member in copy.known.members
+        if member != copy.replica.member
+        and await _is_there(settings, store, broker_of(member), journal, member)
+    ]
+    if 2 * (len(reachable) + 1) > len(copy.known.members):
+        raise CommandRefused(
+            f"Journal {journal} has a majority: {', '.join((copy.replica.member, *reachable))}. The manager appoints "
+            "a leader by itself; nothing has to be given up."
+        )
+
+
+async def _appoint_alone(store: Coordination, journal: int, copy: _KeptCopy) -> dict[str, Any]:
+    """Appoint the copy's broker as the journal's only member; return the event that is written down with it."""
+    import msgspec
+
+    from quaymaster.coordination.cell_keys import encode_configuration
+    from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+    from quaymaster.coordination.noted_acts import act_of_user, put_act
+    from quaymaster.core.values.journal_configuration import JournalConfiguration
+
+    row, replica = copy.row, copy.replica
+    epoch = max(copy.known.epoch, replica.promised_epoch) + 1
+    alone = JournalConfiguration(epoch, replica.member, (replica.member,), (replica.member,), False)
+    key = f"{RECOVERIES}{journal}/{epoch}"
+    event = {
+        "key": key,
+        "journal": journal,
+        "epoch": epoch,
+        "time_ms": time.time_ns() // 1_000_000,
+        "host": socket.gethostname(),
+        "kept": replica.member,
+        "kept_end": replica.end,
+        "kept_last_epoch": replica.last_epoch,
+        "given_up": copy.others,
+    }
+    try:
+        await store.transaction(
+            [Compare(row.key, row.revision), Compare(key, 0)],
+            [
+                Put(row.key, encode_configuration(alone)),
+                Put(key, msgspec.json.encode(event)),
+                put_act(act_of_user("ForceRecover", event)),
+            ],
+        )
+    except RevisionMismatch:
+        raise CommandRefused("The journal was changed meanwhile: look again.") from None
+    return event
 
 
 async def _is_there(settings: Settings, store: Coordination, broker: str, journal: int, member: str) -> bool:

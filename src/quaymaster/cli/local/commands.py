@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,13 +47,15 @@ def _count(flag: str, text: str, default: int) -> Any:
     return typer.Option(flag, help=f"{text} At first {default}, later as before.", metavar="NUMBER", min=1)
 
 
-@app.command()
-def up(
-    data: Data = None,
-    brokers: Annotated[int | None, _count("--brokers", "Brokers, in three zones in turn.", 3)] = None,
-    frontends: Annotated[int | None, _count("--frontends", "Front ends.", 2)] = None,
-    metadata: Annotated[int | None, _count("--metadata", "Metadata nodes.", 2)] = None,
-    managers: Annotated[int | None, _count("--managers", "Managers, of which one acts.", 2)] = None,
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """What the cell has, and how it is shown."""
+
+    data: Data = None
+    brokers: Annotated[int | None, _count("--brokers", "Brokers, in three zones in turn.", 3)] = None
+    frontends: Annotated[int | None, _count("--frontends", "Front ends.", 2)] = None
+    metadata: Annotated[int | None, _count("--metadata", "Metadata nodes.", 2)] = None
+    managers: Annotated[int | None, _count("--managers", "Managers, of which one acts.", 2)] = None
     port: Annotated[
         int | None,
         typer.Option(
@@ -62,18 +65,22 @@ def up(
             min=0,
             max=65_535,
         ),
-    ] = None,
+    ] = None
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set", help="A setting for every process, as in --set log_level=debug.", metavar="NAME=VALUE"
         ),
-    ] = None,
+    ] = None
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when requests are served; the processes go on.")
-    ] = False,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = False
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def up(given: UpOptions) -> None:
     """Start a cell, or the one that was stopped in this directory, with its data, or what is missing of one that runs.
 
     Everything listens on loopback. Once requests are served it prints how to reach them, then shows how the cell is
@@ -83,21 +90,14 @@ def up(
     from quaymaster.cli.local.cluster import RECORD_FILE, locked, prepare_directory, read_cluster
     from quaymaster.cli.local.start import held_ports, plan_start, start_cluster
 
-    directory = _directory(data)
-    given = {
-        "brokers": brokers,
-        "frontends": frontends,
-        "metadata": metadata,
-        "managers": managers,
-        "port": port,
-    }
+    directory = _directory(given.data)
     prepare_directory(directory)
     with _terminated_as_interrupted():
         with ExitStack() as stack:
             stack.enter_context(locked(directory))
             known = read_cluster(directory) if (directory / RECORD_FILE).exists() else None
             record = known.record if known is not None else None
-            asked = _options(given, overrides, record)
+            asked = _options(given, record)
             if known is not None and known.running:
                 _check_some_are_missing(known, asked)
                 cluster = known
@@ -105,15 +105,15 @@ def up(
                 ports = stack.enter_context(held_ports(record))
                 cluster = plan_start(directory, asked, _programs(), record, ports)
             is_first = not (directory / CLIENT_FILE).exists()
-            with _progress("Starting", quiet=as_json) as progress:
+            with _progress("Starting", quiet=given.as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)
-        if as_json:
+        if given.as_json:
             print_json(connection_fields(connection))
             sys.stdout.flush()
         else:
             _greet(cluster, connection, is_first=is_first)
-        if not detach:
-            _watch_until_interrupted(cluster, quiet=as_json)
+        if not given.detach:
+            _watch_until_interrupted(cluster, quiet=given.as_json)
 
 
 @app.command()
@@ -217,9 +217,7 @@ def _directory(data: Path | None) -> Path:
     return (data or Path(os.environ.get(DATA_VARIABLE) or DATA_DEFAULT)).absolute()
 
 
-def _options(
-    given: dict[str, int | None], overrides: list[str] | None, known: ClusterRecord | None
-) -> ClusterOptions:
+def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
     """Return what was asked for now, else before, else what is usual."""
     import msgspec
 
@@ -231,13 +229,14 @@ def _options(
     settings = {
         **before.settings,
         **settings_of_environment(os.environ, list(Settings.model_fields), ENVIRONMENT_PREFIX),
-        **dict(parse_assignments(overrides or (), "setting")),
+        **dict(parse_assignments(given.overrides or (), "setting")),
     }
     try:
         load_settings(flags=settings, environment={})
     except SettingsError as error:
         raise WrongUsage(str(error)) from None
-    asked = {name: value for name, value in given.items() if value is not None}
+    names = ("brokers", "frontends", "metadata", "managers", "port")
+    asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     return msgspec.structs.replace(before, **asked, settings=settings)
 
 
