@@ -22,7 +22,7 @@ from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, when_known
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
 
 LIMIT_MS = int(PATIENCE_S * 1000) // 3
@@ -159,7 +159,7 @@ class Cell:
     ) -> AsyncIterator[FrontEnd]:
         """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
         links = {node: Link(self, node) for node in nodes}
-        full = FullNodes([Node(node, link) for node, link in links.items()], seed=0)
+        full = FullNodes([MetadataLink(node, link) for node, link in links.items()], seed=0)
         metadata = FrontEnd(
             MetadataClient(full),
             provider or FileKeyProvider(self.keys_of(name)),

@@ -18,7 +18,7 @@ from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, when_known
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
@@ -55,7 +55,7 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
                 clients = [RPCClient(address, Hello("cell", "frontend", name)) for address in addresses]
                 for client in clients:
                     stack.push_async_callback(client.close)
-                nodes = FullNodes([Node(str(client.address), client) for client in clients])
+                nodes = FullNodes([MetadataLink(str(client.address), client) for client in clients])
                 metadata = RemoteMetadata(
                     MetadataClient(nodes),
                     FileKeyProvider(tmp_path / "keys"),

@@ -30,7 +30,7 @@ from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
 from quaymaster.node.transport import Transport
 from quaymaster.settings import Address
 
@@ -125,7 +125,7 @@ async def start_remote_metadata(
         transport.secure(address)
         client = transport.connect((address.host, address.port), METADATA_ROLE)
         stack.push_async_callback(client.close)
-        nodes.append(Node(str(address), client))
+        nodes.append(MetadataLink(str(address), client))
     metadata = RemoteMetadata(
         MetadataClient(FullNodes(nodes)),
         key_provider,

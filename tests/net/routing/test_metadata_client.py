@@ -16,7 +16,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     Unreachable,
 )
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, known, when_known
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, known, when_known
 from quaymaster.protocol.rpc.metadata_messages import Greet, Greeting, encode_message
 
 GREETING = encode_message(Greeting("us-east-1", "000000000000"))
@@ -40,7 +40,7 @@ class FakeConnection:
 
 
 def client_of(*connections: FakeConnection) -> MetadataClient:
-    nodes = FullNodes([Node(str(number), link) for number, link in enumerate(connections)])
+    nodes = FullNodes([MetadataLink(str(number), link) for number, link in enumerate(connections)])
     nodes._nodes.sort(key=lambda node: node.name)
     return MetadataClient(nodes)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, Route
+from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 from quaymaster.frontend.authentication import VerifyingKey
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
@@ -80,21 +80,21 @@ class AccountAdmin:
         self._accounts = accounts
         self._default_account = default_account
 
-    def routes(self) -> dict[tuple[str, ...], Route]:
+    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
         """Return what answers each request, as `Admin` has them."""
         return {
-            ("GET", "accounts"): Route(self._list_accounts),
-            ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
-            ("POST", "accounts", "*", "enable"): Route(self._enable_account, "EnableAccount"),
-            ("POST", "accounts", "*", "disable"): Route(self._disable_account, "DisableAccount"),
-            ("DELETE", "accounts", "*"): Route(self._delete_account, "DeleteAccount"),
-            ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
-            ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
-            ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
-            ("POST", "keys", "*", "disable"): Route(self._disable_key, "DisableAccessKey"),
-            ("POST", "keys", "*", "rotate"): Route(self._rotate_secret, "RotateAccessKey"),
-            ("POST", "keys", "*", "session"): Route(self._create_session, "CreateSession"),
-            ("DELETE", "keys", "*"): Route(self._delete_key, "DeleteAccessKey"),
+            ("GET", "accounts"): AdminRoute(self._list_accounts),
+            ("POST", "accounts"): AdminRoute(self._create_account, "CreateAccount"),
+            ("POST", "accounts", "*", "enable"): AdminRoute(self._enable_account, "EnableAccount"),
+            ("POST", "accounts", "*", "disable"): AdminRoute(self._disable_account, "DisableAccount"),
+            ("DELETE", "accounts", "*"): AdminRoute(self._delete_account, "DeleteAccount"),
+            ("GET", "keys"): AdminRoute(self._list_keys, "ListAccessKeys"),
+            ("POST", "keys"): AdminRoute(self._create_key, "CreateAccessKey"),
+            ("POST", "keys", "*", "enable"): AdminRoute(self._enable_key, "EnableAccessKey"),
+            ("POST", "keys", "*", "disable"): AdminRoute(self._disable_key, "DisableAccessKey"),
+            ("POST", "keys", "*", "rotate"): AdminRoute(self._rotate_secret, "RotateAccessKey"),
+            ("POST", "keys", "*", "session"): AdminRoute(self._create_session, "CreateSession"),
+            ("DELETE", "keys", "*"): AdminRoute(self._delete_key, "DeleteAccessKey"),
         }
 
     async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:

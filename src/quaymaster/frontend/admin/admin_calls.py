@@ -61,7 +61,7 @@ class AdminCall(msgspec.Struct, frozen=True):
 Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
 
 
-class Route(NamedTuple):
+class AdminRoute(NamedTuple):
     """What answers a request, and which act that is; "" for a look that leaves no audit event."""
 
     handler: Handler

@@ -58,7 +58,7 @@ class Asks(Protocol):
         ...
 
 
-class Node:
+class MetadataLink:
     """A metadata node as seen from here."""
 
     def __init__(self, name: str, connection: Asks) -> None:
@@ -98,7 +98,7 @@ class Node:
 class MetadataNodes(Protocol):
     """How the nodes are organised: who holds what."""
 
-    def holding(self, key: str) -> Sequence[Node]:
+    def holding(self, key: str) -> Sequence[MetadataLink]:
         """Return the nodes that hold a row, the best to ask first. With an empty key, those that hold everything."""
         ...
 
@@ -106,13 +106,13 @@ class MetadataNodes(Protocol):
 class FullNodes:
     """Every node holds everything. Each front end begins with another one, so that load is spread."""
 
-    def __init__(self, nodes: Sequence[Node], *, seed: int | None = None) -> None:
+    def __init__(self, nodes: Sequence[MetadataLink], *, seed: int | None = None) -> None:
         if not nodes:
             raise ValueError("at least one metadata node is needed")
         self._nodes = list(nodes)
         random.Random(seed).shuffle(self._nodes)
 
-    def holding(self, key: str) -> Sequence[Node]:
+    def holding(self, key: str) -> Sequence[MetadataLink]:
         """Return all nodes."""
         return self._nodes
 
@@ -124,7 +124,7 @@ class MetadataClient:
         self._nodes = nodes
         self._in_flight_max = in_flight_max
         self._in_flight = 0
-        self.followed: Node | None = None
+        self.followed: MetadataLink | None = None
         """The node whose changes are followed: what it says goes best with what is known."""
         self.retries = 0
         """Requests asked of another node than the first."""
@@ -205,7 +205,7 @@ class MetadataClient:
         """Nodes that did not answer when they were asked last."""
         return sum(node.is_silent for node in self._nodes.holding(""))
 
-    def _in_order(self, key: str) -> list[Node]:
+    def _in_order(self, key: str) -> list[MetadataLink]:
         followed = self.followed
         return sorted(self._nodes.holding(key), key=lambda node: (node.rest_s() > 0, node is not followed))
 
@@ -243,7 +243,7 @@ class MetadataClient:
         A revision names the same moment on every node, so whoever answers next goes on where the last one stopped.
         After `is_lost` the caller lists again and follows anew.
         """
-        node: Node | None = None
+        node: MetadataLink | None = None
         position = after_revision
         while True:
             if node is None:
@@ -276,7 +276,7 @@ class MetadataClient:
         self.heard.set()
         self._confirmed_s = at_s if self._confirmed_s is None else max(self._confirmed_s, at_s)
 
-    async def _leave(self, stale: Node) -> Node | None:
+    async def _leave(self, stale: MetadataLink) -> MetadataLink | None:
         """Return the next node to try instead of one that is cut off from its store."""
         others = [node for node in self._in_order("") if node is not stale and not node.rest_s()]
         await asyncio.sleep(REST_MIN_S)
