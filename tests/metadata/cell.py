@@ -20,7 +20,9 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote_rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.store.identity import Identity
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
@@ -155,7 +157,10 @@ class Cell:
         *,
         nodes: tuple[str, ...] = ("one", "two"),
         provider: KeyProvider | None = None,
-        **options: Any,
+        account_id: str = ACCOUNT,
+        now_ms: Callable[[], int] | None = None,
+        cell_format: CellFormat | None = None,
+        **limits: int,
     ) -> AsyncIterator[FrontEnd]:
         """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
         links = {node: Link(self, node) for node in nodes}
@@ -164,10 +169,17 @@ class Cell:
             MetadataClient(full),
             provider or FileKeyProvider(self.keys_of(name)),
             name=name,
-            region=REGION,
-            account_id=ACCOUNT,
-            upkeep_interval_ms=3_600_000,
-            **{"now_ms": self.clock, "change_ms": LIMIT_MS, "lookup_ms": LIMIT_MS, **options},
+            identity=Identity(account_id, REGION),
+            now_ms=self.clock if now_ms is None else now_ms,
+            limits=RemoteLimits(
+                **{
+                    "upkeep_interval_ms": 3_600_000,
+                    "change_ms": LIMIT_MS,
+                    "lookup_ms": LIMIT_MS,
+                    **limits,
+                }
+            ),
+            cell_format=cell_format,
         )
         metadata.links = links
         await metadata.start()

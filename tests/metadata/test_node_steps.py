@@ -16,7 +16,7 @@ from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT
 from quaymaster.coordination.interface import Event, KeyValue
 from quaymaster.metadata import node as node_module
-from quaymaster.metadata import remote
+from quaymaster.metadata import read_through
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.store.rows import ACCOUNTS, DATA_KEYS, QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -196,7 +196,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
         for module, limit in (
             (node_module, "CATCH_UP_MS"),
             (node_module, "READ_MS"),
-            (remote, "LOOKUP_ATTEMPT_MS"),
+            (read_through, "LOOKUP_ATTEMPT_MS"),
         ):
             patch.setattr(module, limit, PATIENT_MS)
         # The first is to warm up what is made once in a process.

@@ -18,6 +18,7 @@ from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.store.identity import Identity
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
 from quaymaster.protocol.rpc.frames import Hello
@@ -60,8 +61,7 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
                     MetadataClient(nodes),
                     FileKeyProvider(tmp_path / "keys"),
                     name=name,
-                    region=REGION,
-                    account_id=ACCOUNT,
+                    identity=Identity(ACCOUNT, REGION),
                     now_ms=clock,
                 )
                 await metadata.start()

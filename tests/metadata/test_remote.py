@@ -33,11 +33,14 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
+from quaymaster.metadata import read_through, remote_rows
 from quaymaster.metadata import remote as remote_module
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
 from quaymaster.metadata.queues import known_queues
-from quaymaster.metadata.remote import ReadThroughCache, RemoteMetadata
+from quaymaster.metadata.read_through import ReadThroughCache
+from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store import feed as feed_module
+from quaymaster.metadata.store.identity import Identity
 from quaymaster.metadata.store.rows import DATA_KEYS, MASTER_KEY, DataKeyRow, id_text, row_decoder
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -469,7 +472,7 @@ def test_known_queues_are_served_and_the_rest_is_not_now_while_no_node_answers(t
 def test_node_that_takes_requests_and_never_answers_stalls_nothing_that_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "LOOKUP_ATTEMPT_MS", 20)
+    monkeypatch.setattr(read_through, "LOOKUP_ATTEMPT_MS", 20)
 
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
@@ -582,7 +585,7 @@ class AheadClock:
         self._ahead_s = 0.0
         for module in (
             "quaymaster.net.routing.metadata_client",
-            "quaymaster.metadata.remote",
+            "quaymaster.metadata.read_through",
             "metadata.cell",
         ):
             monkeypatch.setattr(f"{module}.time", self)
@@ -739,8 +742,7 @@ def test_front_end_of_another_region_is_refused(tmp_path: Path) -> None:
                 a._client,
                 a._provider,
                 name="b",
-                region="eu-west-1",
-                account_id=ACCOUNT,
+                identity=Identity(ACCOUNT, "eu-west-1"),
                 now_ms=cell.clock,
             )
             with pytest.raises(StoreUnusable, match="eu-west-1"):
@@ -975,6 +977,7 @@ def test_data_key_that_neither_front_end_nor_node_has_in_memory_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_module, "DATA_KEYS_KEPT_MAX", 1)
+    monkeypatch.setattr(remote_rows, "DATA_KEYS_KEPT_MAX", 1)
     monkeypatch.setattr(feed_module.Feed.__init__, "__kwdefaults__", {"history_max": 100, "data_keys_max": 1})
 
     async def scenario(cell: Cell) -> None:
@@ -996,7 +999,7 @@ def test_nothing_is_left_in_nodes_and_front_ends_of_queues_that_were_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is remembered of the latest deletions, for late events and late calls, has bounds of its own.
-    monkeypatch.setattr(remote_module, "DELETIONS_KEPT", 3)
+    monkeypatch.setattr(read_through, "DELETIONS_KEPT", 3)
     monkeypatch.setattr(known_queues, "GONE_MAX", 3)
     history_max = 60
     monkeypatch.setattr(

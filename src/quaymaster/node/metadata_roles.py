@@ -26,7 +26,9 @@ from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.queues.declared_queues import note_nothing
 from quaymaster.metadata.queues.placement import CellJournals
 from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote_rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.store.identity import Identity
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
@@ -130,13 +132,14 @@ async def start_remote_metadata(
         MetadataClient(FullNodes(nodes)),
         key_provider,
         name=transport.hello.node,
-        region=settings.region,
-        account_id=settings.account_id,
+        identity=Identity(settings.account_id, settings.region),
         now_ms=wall_ms,
-        rows_max=settings.metadata_rows_max,
-        change_ms=settings.metadata_timeout_ms,
-        staleness_ms=settings.metadata_staleness_ms,
-        quotas=Quotas(**settings.account_quotas()),
+        limits=RemoteLimits(
+            rows_max=settings.metadata_rows_max,
+            change_ms=settings.metadata_timeout_ms,
+            staleness_ms=settings.metadata_staleness_ms,
+            access_keys_max=Quotas(**settings.account_quotas()).account_access_keys_max,
+        ),
         cell_format=cell_format,
     )
     await _patiently(metadata.start, wait_s, "a metadata node")

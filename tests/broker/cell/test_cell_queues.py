@@ -16,7 +16,8 @@ from quaymaster.core.values.commands import CountMessages, QueueCounts
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
-from quaymaster.metadata.remote import RemoteMetadata, RemoteQueues
+from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote_queues import RemoteQueues
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata

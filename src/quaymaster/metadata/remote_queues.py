@@ -1,0 +1,197 @@
+"""Queues as a front end of a cell has them: found in memory, changed by a metadata node."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from quaymaster.core.values.errors import (
+    ConnectionLost,
+    NotNow,
+    Overloaded,
+    QueueDoesNotExist,
+    Timeout,
+)
+from quaymaster.core.values.formats import SHARED_DATA_KEYS, CellFormat
+from quaymaster.core.values.queue_definitions import (
+    QueueDefinition,
+    decode_queue_definition,
+    replace_definition,
+)
+from quaymaster.metadata.keys.data_keys import DataKeys
+from quaymaster.metadata.queues.known_queues import QueuePage
+from quaymaster.metadata.read_through import CacheLoader, ReadThroughCache
+from quaymaster.metadata.remote_rows import RemoteLimits
+from quaymaster.metadata.store.mirror import MirrorTable
+from quaymaster.metadata.store.rows import (
+    DATA_KEYS,
+    MASTER_KEY,
+    QUEUES,
+    id_text,
+)
+from quaymaster.net.routing.metadata_client import MetadataClient
+from quaymaster.protocol.rpc.metadata_messages import (
+    CancelPurge,
+    ChangedQueue,
+    CreateGroup,
+    CreateQueue,
+    DeleteQueue,
+    QueueChange,
+    QueueList,
+    QueueListing,
+    SetAttributes,
+    StoreRow,
+    TagQueue,
+    UntagQueue,
+)
+
+DATA_KEY_ATTEMPTS_MAX: Final = 8
+
+_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGroup)
+"""Changes that may be asked of another node when one may have made them: made twice, they come to the same."""
+
+Asked = TypeVar("Asked", bound=QueueChange | QueueListing)
+
+
+class RemoteQueues:
+    """Queues: found in memory, changed through a metadata node."""
+
+    def __init__(
+        self,
+        client: MetadataClient,
+        mirror: ReadThroughCache,
+        lookups: CacheLoader,
+        data_keys: DataKeys,
+        limits: RemoteLimits,
+        cell_format: CellFormat,
+    ) -> None:
+        self._cell_format = cell_format
+        self._client = client
+        self._mirror = mirror
+        self._lookups = lookups
+        self._data_keys = data_keys
+        self._staleness_ms = limits.staleness_ms
+        self._deadline_ms = limits.change_ms
+        self._rows: MirrorTable[QueueDefinition] = mirror.table(
+            QUEUES, decode_queue_definition, self._on_queue, capacity=limits.rows_max
+        )
+        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._by_id: dict[int, QueueDefinition] = {}
+        self._seen = 0
+        """The revision of the last change that this front end made: whoever it asks next must know of it."""
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None; NotYetKnown while it is asked for."""
+        definition = self._by_name.get((account_id, name))
+        if definition is None:
+            self._lookups.miss(f"{QUEUES}{account_id}/{name}")
+        return definition
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Return an active queue; QueueDoesNotExist, NotYetKnown."""
+        definition = self.find(account_id, name)
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return where a partition of a queue in memory is, None when it is not there."""
+        definition = self._by_id.get(queue_id)
+        if definition is None or partition >= len(definition.partitions):
+            return None
+        return definition.partitions[partition].journal_id
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    async def list_page(self, request: QueueListing) -> QueuePage:
+        """Return the queues that are asked for; as `Queues.list_page`."""
+        self._check_fresh()
+        listed = await self._client.ask(self._as_seen(request), QueueList, deadline_ms=self._deadline_ms)
+        return QueuePage([decode_queue_definition(data) for data in listed.definitions], listed.next_token)
+
+    def _check_fresh(self) -> None:
+        """A list from a node that has not heard of its store for long would be taken for the truth."""
+        age_ms = self._client.age_ms
+        if age_ms > self._staleness_ms:
+            raise NotNow(self._client.why_old)
+
+    async def refresh(self, definition: QueueDefinition) -> None:
+        """Have look-ups find a queue as it is in the store now, or as it is known where that cannot be learned."""
+        await self._lookups.refresh(f"{QUEUES}{definition.account_id}/{definition.name}")
+
+    async def change(self, request: QueueChange) -> QueueDefinition:
+        """Have a node do what is asked; as `Queues.change`."""
+        if isinstance(request, CreateQueue):
+            return await self._create(request)
+        if isinstance(request, DeleteQueue):
+            return await self._delete(request)
+        return self._take(await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE)))
+
+    async def _create(self, request: CreateQueue) -> QueueDefinition:
+        shares_keys = self._cell_format.version_of(SHARED_DATA_KEYS)
+        data_key = None if shares_keys else await self._data_keys.new_data_key()
+        for _ in range(DATA_KEY_ATTEMPTS_MAX):
+            changed = await self._ask(replace(request, data_key=data_key), is_repeatable=True)
+            if changed.definition is None:
+                if data_key is not None:
+                    await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                    self._data_keys.drop_ids()  # or the store that set them aside has gone back
+                data_key = await self._data_keys.new_data_key()
+                continue
+            definition = self._take(changed)
+            if data_key is not None and definition.data_key_id == data_key.key_id:
+                # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
+                data_row = StoreRow(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
+                self._mirror.take_found([data_row], changed.revision)
+            return definition
+        raise Overloaded
+
+    async def _delete(self, request: DeleteQueue) -> QueueDefinition:
+        account_id, name = request.account_id, request.name
+        known = self._by_name.get((account_id, name))
+        try:
+            changed = await self._ask(request)
+        except (Timeout, ConnectionLost):
+            if known is None:
+                raise
+            # A node began, or did not. Whoever is asked next does it, or finds that it is done.
+            try:
+                changed = await self._ask(request)
+            except QueueDoesNotExist:
+                row = await self._mirror.store.get(f"{QUEUES}{account_id}/{name}")
+                if row is not None and decode_queue_definition(row.value).queue_id == known.queue_id:
+                    raise  # half done; a node's reconciler goes on with it
+                return replace_definition(known, state="deleting")
+        return self._take(changed)
+
+    async def _ask(self, request: QueueChange, *, is_repeatable: bool = False) -> ChangedQueue:
+        return await self._client.ask(
+            self._as_seen(request),
+            ChangedQueue,
+            key=f"{QUEUES}{request.account_id}/{request.name}",
+            deadline_ms=self._deadline_ms,
+            attempt_ms=self._deadline_ms // 2,
+            is_repeatable=is_repeatable,
+        )
+
+    def _as_seen(self, request: Asked) -> Asked:
+        """Return the request as one that only a node answers that knows of what was changed here."""
+        return replace(request, at_least=self._seen)
+
+    def _take(self, changed: ChangedQueue) -> QueueDefinition:
+        assert changed.definition is not None, "only a creation is answered without a queue"
+        definition = decode_queue_definition(changed.definition)
+        self._seen = max(self._seen, changed.revision)
+        key = f"{QUEUES}{definition.account_id}/{definition.name}"
+        self._mirror.take_found([StoreRow(key, changed.definition, changed.revision)], changed.revision)
+        return definition
+
+    def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        if old is not None and old.state == "active":
+            del self._by_name[old.account_id, old.name]
+            del self._by_id[old.queue_id]
+        if new is not None and new.state == "active":
+            self._by_name[new.account_id, new.name] = new
+            self._by_id[new.queue_id] = new
