@@ -236,12 +236,12 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "0"
+        os.environ["QUAYMASTER_BLOCK_BUILD_INTERVAL_S"] = "0"
         with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
             url = server.create_queue("log", {"RetentionMode": "Log"})
             fill(server.endpoint, url, arguments.messages)
             measure_log(server.endpoint, url, server.pid, "tail", rounds, arguments.readers)
-            os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "1"
+            os.environ["QUAYMASTER_BLOCK_BUILD_INTERVAL_S"] = "1"
             server.restart_after_kill()
             url = f"http://{server.endpoint.host}:{server.endpoint.port}/000000000000/log"
             blocks, seen = folder / "server" / "data" / "sealed", -1

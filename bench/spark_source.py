@@ -39,7 +39,7 @@ SINK_AT_LEAST_ONCE = "sink: Parquet to a log, at least once"
 SPARK_SINK = "Spark: Parquet to Parquet"
 TRANSACTION_ROWS = 1_000_000
 """As many as one may have."""
-SEAL_INTERVAL_S = 1.0
+BLOCK_BUILD_INTERVAL_S = 1.0
 SEALED_AFTER_S = 10.0
 """When nothing was sealed for so long, all is."""
 
@@ -99,13 +99,13 @@ def session(memory: str, folder: Path) -> SparkSession:
     )
 
 
-def start_sealing(interval_s: float) -> Callable[[Path, Path, int, IO[bytes]], subprocess.Popen[bytes]]:
+def start_building(interval_s: float) -> Callable[[Path, Path, int, IO[bytes]], subprocess.Popen[bytes]]:
     """Return a start of the server that looks so often for what can be sealed; 0 is never."""
 
     def start(program: Path, folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         command: list[str | Path] = [program, "serve", "--data", folder / "data", "--admin", "127.0.0.1:0"]
         command += ["--listen", f"127.0.0.1:{port}"]
-        settings = {"QUAYMASTER_SEAL_INTERVAL_S": str(interval_s)}
+        settings = {"QUAYMASTER_BLOCK_BUILD_INTERVAL_S": str(interval_s)}
         return processes.start(command, folder=folder, environment=settings, log=log, core=None)
 
     return start
@@ -115,7 +115,7 @@ def wait_until_sealed(folder: Path) -> int:
     """Wait until nothing more of a log's folder is sealed, and return how many rows are."""
     rows, since_s = 0, time.monotonic()
     while time.monotonic() - since_s < SEALED_AFTER_S:
-        time.sleep(SEAL_INTERVAL_S)
+        time.sleep(BLOCK_BUILD_INTERVAL_S)
         places = [path.stem.split("-") for path in folder.glob("*/*.qmb")]
         now = sum(int(stop) - int(first) for first, stop in places)
         if now != rows:
@@ -201,7 +201,7 @@ def measure(
 
     if only != "sealed":
         add_reads("tail")
-    server.server = replace(server.server, start=start_sealing(SEAL_INTERVAL_S))
+    server.server = replace(server.server, start=start_building(BLOCK_BUILD_INTERVAL_S))
     server.restart_after_kill()
     at = server.endpoint
     key = (at.region, at.access_key_id, at.secret_access_key)
@@ -232,7 +232,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as name:
         folder = Path(name)
         spark = session(given.memory, folder)
-        tail_only = replace(servers.SERVERS["quaymaster"], start=start_sealing(0))
+        tail_only = replace(servers.SERVERS["quaymaster"], start=start_building(0))
         with servers.Running(tail_only, folder / "server") as server:
             lines = measure(spark, server, folder, given.rows, given.rounds, given.only)
         spark.stop()

@@ -188,8 +188,8 @@ class Settings(BaseSettings):
     """A segment with a smaller share of live bytes than this is rewritten without the dead ones."""
     compaction_age_min_s: Annotated[int, Field(ge=600)] = Field(600, json_schema_extra=STORAGE)
     """Nothing younger is compacted, so that deduplication windows can point at records."""
-    seal_interval_s: NotNegative = Field(10, json_schema_extra=STORAGE)
-    """How often closed stretches of log-retained queues are looked for, to be sealed in blocks that are read at full
+    block_build_interval_s: NotNegative = Field(10, json_schema_extra=STORAGE)
+    """How often closed stretches of log-retained queues are looked for, to build blocks of them that are read at full
     speed; 0: they are not. A front end of a cell looks at the logs that are read through it."""
     etcd_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=STORAGE)
     """How long etcd may take to answer. Then: 503; of a change, the outcome is unknown."""

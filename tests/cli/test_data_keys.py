@@ -54,8 +54,8 @@ class Server:
 
     async def send(self, queue: QueueDefinition, number: int = 1) -> None:
         message_id = number.to_bytes(16, "big")
-        sealed = MessageCipher(self.metadata.data_key).seal_content(CONTENT, queue, message_id)
-        flags, payload = join_payload(0, None, None, sealed)
+        closed = MessageCipher(self.metadata.data_key).encrypt_content(CONTENT, queue, message_id)
+        flags, payload = join_payload(0, None, None, closed)
         await self.tester.send(queue.queue_id, NewMessage(message_id, payload, flags))
 
     async def receive(self, queue: QueueDefinition) -> list[MessageContent]:
@@ -133,7 +133,7 @@ def test_dead_letter_is_readable_after_its_queue_was_deleted_and_the_master_key_
     asyncio.run(scenario())
 
 
-def test_redriven_message_keeps_the_key_that_it_is_sealed_with_and_the_key_goes_after_it(
+def test_redriven_message_keeps_the_key_that_it_is_closed_with_and_the_key_goes_after_it(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:

@@ -42,7 +42,7 @@ from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
-from quaymaster.frontend.logs.sealed_blocks import SealedLogs
+from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.recorder import UsageRecorder
@@ -531,7 +531,7 @@ class Service(NamedTuple):
     metrics: Metrics
     settings: Settings
     client: Client
-    sealed: SealedLogs | None = None
+    sealed: BuiltBlocks | None = None
 
     async def add_queue(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
         """Create a queue; the name's suffix says whether it is a FIFO queue."""
@@ -599,7 +599,7 @@ async def serving_with(
 ) -> AsyncIterator[Service]:
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
-    sealed = None if sealed_in is None else SealedLogs(sealed_in, metadata.data_key)
+    sealed = None if sealed_in is None else BuiltBlocks(sealed_in, metadata.data_key)
     front_end = make_front_end(
         settings,
         broker=broker,
@@ -607,7 +607,7 @@ async def serving_with(
         metrics=metrics,
         now_ms=now_ms,
         usage=usage,
-        sealed=sealed,
+        blocks=sealed,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)

@@ -959,13 +959,13 @@ def test_the_time_that_sealing_takes_is_not_blamed_on_parsing(
 
             await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
 
-    seal = MessageCipher.seal_content
+    seal = MessageCipher.encrypt_content
 
     def seal_slowly(self: MessageCipher, *arguments: Any) -> bytes:
         time.sleep(0.05)
         return seal(self, *arguments)
 
-    monkeypatch.setattr(MessageCipher, "seal_content", seal_slowly)
+    monkeypatch.setattr(MessageCipher, "encrypt_content", seal_slowly)
     with caplog.at_level(logging.WARNING, "quaymaster"):
         asyncio.run(scenario())
 

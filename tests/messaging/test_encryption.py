@@ -39,7 +39,7 @@ def cipher(start_id: bytes | None = None) -> MessageCipher:
 def test_message_is_opened_as_it_was_sealed() -> None:
     front_end = cipher()
 
-    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
     assert front_end.open(sealed) == CONTENT
     assert front_end.open(memoryview(sealed)) == CONTENT
@@ -48,13 +48,13 @@ def test_message_is_opened_as_it_was_sealed() -> None:
 
 
 def test_message_is_opened_by_another_front_end_and_after_a_restart() -> None:
-    sealed = cipher(b"start--1").seal_content(CONTENT, queue(), ID_A)
+    sealed = cipher(b"start--1").encrypt_content(CONTENT, queue(), ID_A)
 
     assert cipher(b"start--2").open(sealed) == CONTENT
 
 
 def test_dead_letter_stays_readable() -> None:
-    sealed = cipher().seal_content(CONTENT, queue(), ID_A)
+    sealed = cipher().encrypt_content(CONTENT, queue(), ID_A)
 
     dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
 
@@ -62,7 +62,7 @@ def test_dead_letter_stays_readable() -> None:
 
 
 def test_message_redriven_under_a_new_id_stays_readable() -> None:
-    sealed = cipher().seal_content(CONTENT, queue(), ID_A)
+    sealed = cipher().encrypt_content(CONTENT, queue(), ID_A)
     dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
 
     redriven = encode_moved(8, 0, 1, ID_B, None, dead)
@@ -79,15 +79,15 @@ def test_no_two_messages_share_key_and_nonce() -> None:
         for front_end in (one, two)
         for definition in (queue(7, 9), queue(8, 10))
         for _ in range(20)
-        for stored in [decode_message(front_end.seal_content(CONTENT, definition, os.urandom(16)))]
+        for stored in [decode_message(front_end.encrypt_content(CONTENT, definition, os.urandom(16)))]
     }
 
     assert len(nonces) == 80
 
 
 def test_front_end_starts_do_not_share_a_key() -> None:
-    one = cipher(b"start--1").seal_content(CONTENT, queue(), ID_A)
-    two = cipher(b"start--2").seal_content(CONTENT, queue(), ID_A)
+    one = cipher(b"start--1").encrypt_content(CONTENT, queue(), ID_A)
+    two = cipher(b"start--2").encrypt_content(CONTENT, queue(), ID_A)
 
     assert decode_message(one).nonce_counter == decode_message(two).nonce_counter
     assert one[HEAD_BYTES:] != two[HEAD_BYTES:]
@@ -95,7 +95,7 @@ def test_front_end_starts_do_not_share_a_key() -> None:
 
 def test_message_changed_anywhere_but_in_its_current_id_does_not_open() -> None:
     front_end = cipher()
-    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
     for at in range(len(sealed)):
         changed = bytearray(sealed)
@@ -106,14 +106,14 @@ def test_message_changed_anywhere_but_in_its_current_id_does_not_open() -> None:
 
 def test_message_put_under_another_messages_id_does_not_open() -> None:
     front_end = cipher()
-    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
     with pytest.raises(MessageDamaged):
         front_end.open(sealed[:2] + ID_B + sealed[18:])
 
 
 def test_message_whose_data_key_is_gone_is_told_by_the_keys_name() -> None:
-    sealed = cipher().seal_content(CONTENT, queue(data_key_id=10), ID_A)
+    sealed = cipher().encrypt_content(CONTENT, queue(data_key_id=10), ID_A)
     without = MessageCipher({9: KEYS[9]}.__getitem__)
 
     with pytest.raises(MessageDamaged, match="data key 10"):
@@ -122,14 +122,14 @@ def test_message_whose_data_key_is_gone_is_told_by_the_keys_name() -> None:
 
 def test_cipher_with_a_tiny_key_cache_still_opens_everything() -> None:
     small = MessageCipher(KEYS.__getitem__, cached_keys_max=1)
-    sealed = [small.seal_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
+    sealed = [small.encrypt_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
 
     assert all(small.open(message) == CONTENT for message in sealed)
 
 
 def test_keys_are_in_no_repr_and_no_error() -> None:
     front_end = cipher(b"start--1")
-    sealed = bytearray(front_end.seal_content(CONTENT, queue(), ID_A))
+    sealed = bytearray(front_end.encrypt_content(CONTENT, queue(), ID_A))
     sealed[-1] ^= 1
 
     with pytest.raises(MessageDamaged) as refused:
@@ -142,8 +142,11 @@ def test_keys_are_in_no_repr_and_no_error() -> None:
 
 def test_a_run_of_messages_opens_as_each_of_them_does() -> None:
     first, second = cipher(), cipher()
-    plain = [first.seal_content(CONTENT, queue(), ID_A), first.seal_content(CONTENT, queue(), ID_B)]
-    other = [second.seal_content(CONTENT, queue(8, 10), ID_A), first.seal_content(CONTENT, queue(), ID_A)]
+    plain = [first.encrypt_content(CONTENT, queue(), ID_A), first.encrypt_content(CONTENT, queue(), ID_B)]
+    other = [
+        second.encrypt_content(CONTENT, queue(8, 10), ID_A),
+        first.encrypt_content(CONTENT, queue(), ID_A),
+    ]
     moved = encode_moved(7, 0, 4, ID_B, "arn:dead", plain[0])
 
     opened = OpenedMessages([ID_C], ["arn:before"], [OTHER])
@@ -168,8 +171,8 @@ def test_a_run_of_no_messages_opens_as_none() -> None:
 @pytest.mark.parametrize("at", [0, 1, 3, 20, 30, 35, 45, HEAD_BYTES, -1])
 def test_a_changed_message_ends_a_run_behind_those_before_it(at: int) -> None:
     front_end = cipher()
-    whole = front_end.seal_content(CONTENT, queue(), ID_A)
-    changed = bytearray(front_end.seal_content(CONTENT, queue(), ID_B))
+    whole = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    changed = bytearray(front_end.encrypt_content(CONTENT, queue(), ID_B))
     changed[at] ^= 1
     opened = OpenedMessages([], [], [])
 
@@ -180,7 +183,7 @@ def test_a_changed_message_ends_a_run_behind_those_before_it(at: int) -> None:
 
 
 def test_a_run_ends_at_bytes_that_are_no_message() -> None:
-    whole = cipher().seal_content(CONTENT, queue(), ID_A)
+    whole = cipher().encrypt_content(CONTENT, queue(), ID_A)
 
     for wrong in (b"", whole[:10], whole[: HEAD_BYTES + 3]):
         opened = OpenedMessages([], [], [])
@@ -191,10 +194,10 @@ def test_a_run_ends_at_bytes_that_are_no_message() -> None:
 
 def test_a_run_ends_at_a_content_of_a_newer_program() -> None:
     front_end = cipher()
-    sealed = [front_end.seal_content(CONTENT, queue(), ID_A)]
+    sealed = [front_end.encrypt_content(CONTENT, queue(), ID_A)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encryption, "encode_content", lambda content: b"\x02" + encode_content(content)[1:])
-        sealed.append(front_end.seal_content(CONTENT, queue(), ID_B))
+        sealed.append(front_end.encrypt_content(CONTENT, queue(), ID_B))
     opened = OpenedMessages([], [], [])
 
     with pytest.raises(UnknownMessageFormat, match="version 2"):
@@ -204,7 +207,7 @@ def test_a_run_ends_at_a_content_of_a_newer_program() -> None:
 
 
 def test_a_run_ends_at_a_message_whose_data_key_is_gone() -> None:
-    sealed = [cipher().seal_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
+    sealed = [cipher().encrypt_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
     opened = OpenedMessages([], [], [])
 
     with pytest.raises(MessageDamaged, match="data key 10"):

@@ -18,7 +18,7 @@ from harness.waiting import PATIENCE_S
 
 from .support import EXIT_UNUSABLE, Client, bodies
 
-SETTINGS = {"usage": "false", "seal_interval_s": "0", "segment_bytes_max": str(2 << 20)}
+SETTINGS = {"usage": "false", "block_build_interval_s": "0", "segment_bytes_max": str(2 << 20)}
 LEFT_OUT = ("lock", "client.json")
 """Files that say nothing of what was stored, and are written anew at each start."""
 

@@ -83,7 +83,7 @@ def wait_for_blocks(process: QuaymasterProcess) -> None:
 
 
 def test_a_log_is_read_whole_while_it_is_sealed_after_a_kill_and_from_damaged_blocks(tmp_path: Path) -> None:
-    process = QuaymasterProcess(tmp_path / "data", settings={"seal_interval_s": "1"})
+    process = QuaymasterProcess(tmp_path / "data", settings={"block_build_interval_s": "1"})
     process.start()
     try:
         client = Client(process)

@@ -76,7 +76,7 @@ def write_newer_format(data: Path) -> None:
 def test_a_start_with_newer_forms_says_which_version_is_needed(
     tmp_path: Path, write: Callable[[Path], None], told: str
 ) -> None:
-    process = QuaymasterProcess(tmp_path / "data", settings={"usage": "false", "seal_interval_s": "0"})
+    process = QuaymasterProcess(tmp_path / "data", settings={"usage": "false", "block_build_interval_s": "0"})
     process.start()
     with closing(Client(process)) as client:
         client.create("orders")

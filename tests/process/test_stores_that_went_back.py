@@ -15,7 +15,7 @@ from harness.waiting import PATIENCE_S
 
 from .support import Client, bodies, refused_start, running
 
-SETTINGS = {"usage": "false", "seal_interval_s": "0"}
+SETTINGS = {"usage": "false", "block_build_interval_s": "0"}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import Open, Signed, VerifyingKey
 from quaymaster.frontend.call import Calls
-from quaymaster.frontend.logs.sealed_blocks import SealedLogs
+from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
@@ -64,13 +64,13 @@ def make_front_end(
     metrics: Metrics,
     now_ms: Callable[[], int],
     usage: UsageRecorder | None = None,
-    sealed: SealedLogs | None = None,
+    blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
     One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
-    of every request. `sealed`: where closed stretches of logs may be read; None: they are in the journal only.
+    of every request. `blocks`: where closed stretches of logs may be read; None: they are in the journal only.
     `on_log_read` hears of each log that is read in bulk.
     """
     addresses = Addresses(
@@ -92,7 +92,7 @@ def make_front_end(
     )
     queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(addresses, queues.dead_letter_sources)
-    logs = LogActions(groups, broker, cipher, sealed, on_log_read)
+    logs = LogActions(groups, broker, cipher, blocks, on_log_read)
     transactions = TransactionActions(preparation, metrics)
     return FrontEnd(
         Calls(

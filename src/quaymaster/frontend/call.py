@@ -141,12 +141,12 @@ class Calls:
             call.count("OK", now_ms, 200, len(body))
 
     def _render_when_known(self, call: Call, outcome: Outcome, error: CallerError | NotNow | None) -> None:
-        """Answer a call whose messages are sealed with a data key that had to be asked for."""
+        """Answer a call whose messages are encrypted with a data key that had to be asked for."""
         try:
             if error is not None:
                 raise error
             call.succeed(call.render(outcome))
-        except NotYetKnown as unknown:  # they may be sealed with several
+        except NotYetKnown as unknown:  # they may be encrypted with several
             unknown.when_known(partial(self._render_when_known, call, outcome))
         except Exception as failure:  # noqa: BLE001 -- the request is answered with it
             call.fail(failure)

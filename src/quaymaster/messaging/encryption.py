@@ -1,4 +1,4 @@
-"""Messages are sealed before they leave the front end and opened when they come back: brokers see ciphertext.
+"""Messages are encrypted before they leave the front end and opened when they come back: brokers see ciphertext.
 
 AES-256-GCM. The key of one message is derived (HKDF-SHA256) from its queue's data key and this front end's
 start id, eight random bytes chosen at each start. So no two starts share a key, the nonce can be a plain
@@ -37,8 +37,8 @@ from quaymaster.core.values.messages import (
     decode_message,
     encode_content,
     encode_message_head,
+    split_key_part,
     split_plain_heads,
-    split_seal,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
@@ -69,7 +69,7 @@ class MessageDamaged(Exception):
 
 
 class MessageCipher:
-    """Seals and opens messages. One per process: make it after a fork, never before.
+    """Encrypts and decrypts messages. One per process: make it after a fork, never before.
 
     `data_key` gives the 32 bytes of a data key by its id (KeyError when there is none).
     """
@@ -91,7 +91,9 @@ class MessageCipher:
     def __repr__(self) -> str:
         return f"MessageCipher(start_id={self._start_id.hex()})"
 
-    def seal_content(self, content: MessageContent, definition: QueueDefinition, message_id: bytes) -> bytes:
+    def encrypt_content(
+        self, content: MessageContent, definition: QueueDefinition, message_id: bytes
+    ) -> bytes:
         """Return the bytes to store for content sent to a queue under a new 16-byte message id."""
         data_key_id = definition.data_key_id
         queue_id = definition.queue_id
@@ -157,19 +159,19 @@ class MessageCipher:
 
     def _open_plain(self, messages: Sequence[bytes]) -> tuple[Sequence[bytes], list[MessageContent]]:
         """Return ids and contents of messages that were never moved; raises one of _NOT_ALL_PLAIN otherwise."""
-        message_ids, seals, counters = split_plain_heads(messages)
-        keys = {seal: self._seal_key(seal) for seal in set(seals)}
+        message_ids, key_parts, counters = split_plain_heads(messages)
+        keys = {part: self._key_of_part(part) for part in set(key_parts)}
         plain = [
             decrypt(counter + _NONCE_END, message[HEAD_BYTES:], bound_to + message_id)
             for (decrypt, bound_to), counter, message, message_id in zip(
-                map(keys.__getitem__, seals), counters, messages, message_ids, strict=True
+                map(keys.__getitem__, key_parts), counters, messages, message_ids, strict=True
             )
         ]
         return message_ids, decode_contents(plain)
 
-    def _seal_key(self, seal: bytes) -> tuple[Callable[[bytes, bytes, bytes], bytes], bytes]:
-        """Return what decrypts messages with that seal, and what they are bound to but for their id."""
-        data_key_id, start_id, queue_id = split_seal(seal)
+    def _key_of_part(self, part: bytes) -> tuple[Callable[[bytes, bytes, bytes], bytes], bytes]:
+        """Return what decrypts messages with that part of their head, and what they are bound to but for their id."""
+        data_key_id, start_id, queue_id = split_key_part(part)
         return self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id)
 
     def _derive_id_key(self, data_key_id: int, queue_id: int) -> bytes:

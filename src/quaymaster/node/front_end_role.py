@@ -19,8 +19,8 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
-from quaymaster.frontend.logs.sealed_blocks import SealedLogs
-from quaymaster.frontend.logs.sealing import Sealing
+from quaymaster.frontend.logs.block_building import BlockBuilding
+from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.messaging.encryption import MessageCipher
@@ -35,8 +35,8 @@ from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0
-SEALED_DIRECTORY = "sealed"
-SEALING_ROOM = 4
+BLOCKS_DIRECTORY = "sealed"
+BUILDING_ROOM = 4
 """Blocks are written while so many times the space is free below which sends are refused: they must not be why."""
 
 
@@ -53,7 +53,7 @@ async def serve_sqs(
     behind: Behind,
     admin: Admin,
     *,
-    sealed: SealedLogs | None = None,
+    blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> Address:
     """Start a front end, what records its requests and those of operators, and its port; return the address."""
@@ -69,7 +69,7 @@ async def serve_sqs(
         metrics=metrics,
         now_ms=wall_ms,
         usage=None if feed is None else feed.recorder,
-        sealed=sealed,
+        blocks=blocks,
         on_log_read=on_log_read,
     )
     front_end.start()
@@ -144,39 +144,39 @@ async def _ship_usage(node: Node, feed: UsageFeed, behind: Behind, address: Addr
     await asyncio.wait({setting_up}, timeout=PIPELINE_WAIT_S)
 
 
-def start_sealing(
+def start_building(
     node: Node, behind: Behind, logs: Callable[[], Sequence[QueueDefinition]]
-) -> SealedLogs | None:
-    """Start to seal `logs` in the background, and return where their blocks are.
+) -> BuiltBlocks | None:
+    """Start to build blocks of `logs` in the background, and return where their blocks are.
 
     None when that is switched off.
     """
     settings, data, metadata = node.settings, node.data, behind.metadata
-    if not settings.seal_interval_s:
+    if not settings.block_build_interval_s:
         return None
-    sealed = SealedLogs(data / SEALED_DIRECTORY, metadata.data_key)
+    blocks = BuiltBlocks(data / BLOCKS_DIRECTORY, metadata.data_key)
 
     def has_room() -> bool:
         usage = shutil.disk_usage(data)
-        return usage.free > SEALING_ROOM * settings.disk_low_limit(usage.total)
+        return usage.free > BUILDING_ROOM * settings.disk_low_limit(usage.total)
 
-    sealing = Sealing(
+    building = BlockBuilding(
         behind.broker,
         MessageCipher(metadata.data_key),
-        sealed,
+        blocks,
         logs=logs,
         data_key=metadata.data_key,
         has_room=has_room,
-        interval_s=settings.seal_interval_s,
+        interval_s=settings.block_build_interval_s,
     )
-    task = supervise(asyncio.get_running_loop().create_task(sealing.run()))
+    task = supervise(asyncio.get_running_loop().create_task(building.run()))
 
     async def end() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     node.stack.push_async_callback(end)
-    return sealed
+    return blocks
 
 
 def endpoint_of(settings: Settings, address: Address) -> str:

@@ -19,7 +19,7 @@ from quaymaster.node.broker_routing import BROKER_ROLE, route_to_brokers
 from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
-    start_sealing,
+    start_building,
     usage_incarnations,
     write_client_file,
 )
@@ -136,8 +136,8 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
     behind = Behind(cell.store, metadata, router)
-    sealed = start_sealing(node, behind, recent.logs)
-    address = await serve_sqs(node, behind, admin, sealed=sealed, on_log_read=recent.note)
+    blocks = start_building(node, behind, recent.logs)
+    address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)
 
 

@@ -28,7 +28,7 @@ from quaymaster.node.front_end_role import (
     Behind,
     reachable,
     serve_sqs,
-    start_sealing,
+    start_building,
     usage_incarnations,
     write_client_file,
 )
@@ -92,8 +92,8 @@ async def start_server(node: Node) -> None:
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
     behind = Behind(store, metadata, leader)
-    sealed = start_sealing(node, behind, metadata.queues.active_logs)
-    address = await serve_sqs(node, behind, admin, sealed=sealed)
+    blocks = start_building(node, behind, metadata.queues.active_logs)
+    address = await serve_sqs(node, behind, admin, blocks=blocks)
     await write_client_file(node, metadata.default_access_key, address)
     node.greet = partial(_greet, node, address)
 

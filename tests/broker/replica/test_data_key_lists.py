@@ -41,7 +41,7 @@ from quaymaster.core.values.messages import encode_message_head, join_payload
 FILLING = b"x" * 300
 
 
-def sealed_with(key_id: int, number: int) -> NewMessage:
+def closed_with(key_id: int, number: int) -> NewMessage:
     body = encode_message_head(identity(number), key_id, b"startid8", 1, number) + FILLING + bytes(16)
     flags, payload = join_payload(0, None, None, body)
     return NewMessage(identity(number), payload, flags)
@@ -49,12 +49,12 @@ def sealed_with(key_id: int, number: int) -> NewMessage:
 
 async def send(tester: BrokerTester, queue_id: int, key_id: int, first: int, count: int) -> None:
     for start in range(first, first + count, 10):
-        await tester.send(queue_id, *[sealed_with(key_id, number) for number in range(start, start + 10)])
+        await tester.send(queue_id, *[closed_with(key_id, number) for number in range(start, start + 10)])
 
 
 async def send_ones(tester: BrokerTester, key_id: int, first: int, count: int) -> None:
     for number in range(first, first + count):
-        await tester.send(1, sealed_with(key_id, number))
+        await tester.send(1, closed_with(key_id, number))
 
 
 def flip(path: str, place: float) -> None:
@@ -97,9 +97,9 @@ def test_every_message_in_a_journal_names_its_key_however_it_came_there(tmp_path
             await tester.set_queue(define(1, RedrivePolicy=redrive_to("dead", 1)))
             assert await keys_of(tester) == []
 
-            await tester.send(1, sealed_with(7, 1))
-            await tester.send(2, sealed_with(3, 2))
-            await tester.ask(StageMessages(1, 0, "sink", 1, "part", 0, [sealed_with(11, 3)]))
+            await tester.send(1, closed_with(7, 1))
+            await tester.send(2, closed_with(3, 2))
+            await tester.ask(StageMessages(1, 0, "sink", 1, "part", 0, [closed_with(11, 3)]))
             await tester.receive(1, timeout_ms=0)
             assert await tester.receive(1, timeout_ms=0) == []  # it moves to the dead-letter queue
             await tester.ask(Purge(1))
@@ -132,7 +132,7 @@ def test_keys_of_deleted_messages_are_named_until_they_are_compacted_away(tmp_pa
     asyncio.run(run())
 
 
-def test_sealed_segment_is_read_once_and_its_footer_lists_its_keys_after_a_restart(
+def test_closed_segment_is_read_once_and_its_footer_lists_its_keys_after_a_restart(
     tmp_path: Path, read: list[str]
 ) -> None:
     async def run() -> None:
@@ -140,20 +140,20 @@ def test_sealed_segment_is_read_once_and_its_footer_lists_its_keys_after_a_resta
         async with running(tmp_path, coordination=store) as tester:
             await tester.set_queue(define(1))
             await send(tester, 1, 5, 1, 200)
-            sealed = {segment.path for segment in tester.broker.files.segments_held[:-1]}
-            assert len(sealed) >= 3
+            closed = {segment.path for segment in tester.broker.files.segments_held[:-1]}
+            assert len(closed) >= 3
             assert await keys_of(tester) == [5]
-            assert sealed < set(read)
+            assert closed < set(read)
 
             read.clear()
             await send(tester, 1, 9, 201, 10)
             assert await keys_of(tester) == [5, 9]
-            assert not sealed & set(read)
+            assert not closed & set(read)
         async with running(tmp_path, coordination=store) as tester:
             read.clear()
 
             assert await keys_of(tester) == [5, 9]
-            assert not sealed & set(read)
+            assert not closed & set(read)
             assert len(await tester.receive(1)) == 10
 
     asyncio.run(run())
@@ -166,7 +166,7 @@ def test_answer_says_that_it_is_not_whole_when_there_was_too_much_to_read_and_co
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
             for number in range(1, 8):
-                await tester.send(1, sealed_with(number, number))
+                await tester.send(1, closed_with(number, number))
             files, disk = tester.broker.files, tester.broker._disk
 
             assert list_data_keys(files, disk, 0, reading_s=0) == DataKeysOutcome([], 0, is_whole=False)
@@ -211,7 +211,7 @@ def test_list_of_a_segment_that_was_compacted_meanwhile_changes_no_file(tmp_path
     asyncio.run(run())
 
 
-def test_segment_that_is_sealed_while_it_is_read_is_read_again(
+def test_segment_that_is_closed_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = data_key_lists.data_keys_in
@@ -219,7 +219,7 @@ def test_segment_that_is_sealed_while_it_is_read_is_read_again(
     async def run() -> None:
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
-            await tester.send(1, sealed_with(5, 1))
+            await tester.send(1, closed_with(5, 1))
             files, disk = tester.broker.files, tester.broker._disk
             loop = asyncio.get_running_loop()
 
@@ -227,7 +227,7 @@ def test_segment_that_is_sealed_while_it_is_read_is_read_again(
                 found = original(disk, segment)
                 monkeypatch.setattr(data_key_lists, "data_keys_in", original)
                 asyncio.run_coroutine_threadsafe(send_ones(tester, 9, 11, 60), loop).result(PATIENCE_S)
-                assert segment.is_sealed
+                assert segment.is_closed
                 return found
 
             monkeypatch.setattr(data_key_lists, "data_keys_in", slowly)

@@ -105,19 +105,19 @@ def test_batch_whose_table_is_damaged_is_whole_afterwards(tmp_path: Path) -> Non
 
 
 def damaged_journal() -> tuple[SimDisk, JournalFiles, BatchSource, list[Batch]]:
-    """A journal with a damaged table in a sealed segment, and the batches that belong there."""
+    """A journal with a damaged table in a closed segment, and the batches that belong there."""
     disk = SimDisk()
     journal = JournalFiles.open(disk, "/a", journal_id=7, limits=SMALL_LIMITS)
     source = BatchSource.behind(journal)
     for number in range(100):
         journal.append([source.batch([b"%d" % number * 200])])
     journal.sync()
-    for sealed in journal._segments:
-        disk.sync(sealed.open_file(disk).fd)  # its index, too
+    for closed in journal._segments:
+        disk.sync(closed.open_file(disk).fd)  # its index, too
     start, end = journal.stretch_of(30)
     batches = [batch for batch in journal.read_from(start, 1 << 20)[1] if batch.next_offset <= end]
     segment, position, _ = journal._locate(30)
-    assert segment.is_sealed
+    assert segment.is_closed
     disk.flip_bit(segment.path, (position - 80) * 8)
     with pytest.raises(RecordUnreadable):
         journal.row_of(30)

@@ -380,7 +380,7 @@ def test_bit_rot_is_noticed_when_the_record_is_read(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_bit_rot_in_a_sealed_segment_is_found_at_open_when_everything_is_verified(tmp_path: Path) -> None:
+def test_bit_rot_in_a_closed_segment_is_found_at_open_when_everything_is_verified(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
     fill(journal, BatchSource.behind(journal), batches=100)
     journal.close()
@@ -391,7 +391,7 @@ def test_bit_rot_in_a_sealed_segment_is_found_at_open_when_everything_is_verifie
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-60] + bytes(60)])
-def test_a_sealed_segment_without_its_index_is_scanned_again(
+def test_a_closed_segment_without_its_index_is_scanned_again(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     journal = open_journal(tmp_path / "j")
@@ -420,7 +420,7 @@ def test_segments_know_their_ends_and_times(tmp_path: Path) -> None:
     ]
     assert all(segment.first_time_ms == 1000 + segment.base_offset for segment in segments)
     assert all(segment.last_time_ms == 1000 + segment.end_offset - 4 for segment in segments)
-    assert [segment.is_sealed for segment in segments] == [True] * (len(segments) - 1) + [False]
+    assert [segment.is_closed for segment in segments] == [True] * (len(segments) - 1) + [False]
     journal.close()
 
 
@@ -617,7 +617,7 @@ def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> N
     for reader in readers:
         reader.start()
     for _ in range(3):
-        bases = [segment.base_offset for segment in journal.segments() if segment.is_sealed]
+        bases = [segment.base_offset for segment in journal.segments() if segment.is_closed]
         for base in bases[1:]:
             journal.compact(base, lambda row: row.offset % 5 == 0)
             journal.release_files()

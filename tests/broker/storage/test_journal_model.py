@@ -93,20 +93,20 @@ class JournalAgainstADict(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 32))
     def compact(self, seed: int) -> None:
         rng = Random(seed)
-        sealed = [segment for segment in self.journal.segments() if segment.is_sealed]
-        if not sealed:
+        closed = [segment for segment in self.journal.segments() if segment.is_closed]
+        if not closed:
             return
-        first = rng.randrange(len(sealed))
-        last = min(len(sealed) - 1, first + rng.randint(0, 2))
+        first = rng.randrange(len(closed))
+        last = min(len(closed) - 1, first + rng.randint(0, 2))
         drop = {
             offset
-            for offset in range(sealed[first].base_offset, sealed[last].end_offset)
+            for offset in range(closed[first].base_offset, closed[last].end_offset)
             if rng.random() < rng.choice((0.3, 0.9, 1.0))
         }
         result = self.journal.compact(
-            sealed[first].base_offset,
+            closed[first].base_offset,
             lambda row: row.offset not in drop,
-            last_base_offset=sealed[last].base_offset,
+            last_base_offset=closed[last].base_offset,
         )
         assert result.dropped_records == len(drop - self.gone)
         self.gone |= drop

@@ -81,17 +81,17 @@ class History:
             self.durable_end = max(self.durable_end, journal.sync())
 
     def compact(self, journal: JournalFiles) -> None:
-        sealed = [segment for segment in journal.segments() if segment.is_sealed]
-        if sealed:
-            first = self.rng.randrange(len(sealed))
-            last = min(len(sealed) - 1, first + self.rng.randint(0, 2))
-            dropped = set(range(sealed[first].base_offset, sealed[last].end_offset))
+        closed = [segment for segment in journal.segments() if segment.is_closed]
+        if closed:
+            first = self.rng.randrange(len(closed))
+            last = min(len(closed) - 1, first + self.rng.randint(0, 2))
+            dropped = set(range(closed[first].base_offset, closed[last].end_offset))
             dropped = {offset for offset in dropped if self.rng.random() < 0.7}
             self.maybe_gone |= dropped
             journal.compact(
-                sealed[first].base_offset,
+                closed[first].base_offset,
                 lambda row: row.offset not in dropped,
-                last_base_offset=sealed[last].base_offset,
+                last_base_offset=closed[last].base_offset,
             )
 
     def drop(self, journal: JournalFiles) -> None:

@@ -31,9 +31,9 @@ from quaymaster.core.values.messages import (
     message_id_of,
     prefix_bytes,
     retry_hash_prefix,
+    split_key_part,
     split_payload,
     split_plain_heads,
-    split_seal,
 )
 
 ID_A = bytes(range(16))
@@ -278,11 +278,11 @@ def test_copied_invocation_id_with_another_body_is_another_message() -> None:
 def test_many_heads_are_read_as_each_of_them_is(heads: list[tuple[bytes, int, bytes, int, int]]) -> None:
     messages = [encode_message_head(*head) + CIPHERTEXT for head in heads]
 
-    message_ids, seals, counters = split_plain_heads(messages)
+    message_ids, key_parts, counters = split_plain_heads(messages)
 
     stored = [decode_message(data) for data in messages]
     assert list(message_ids) == [one.message_id for one in stored]
-    assert [split_seal(seal) for seal in seals] == [
+    assert [split_key_part(seal) for seal in key_parts] == [
         (one.data_key_id, one.start_id, one.origin_queue_id) for one in stored
     ]
     assert [int.from_bytes(counter, "little") for counter in counters] == [

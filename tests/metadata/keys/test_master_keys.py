@@ -262,7 +262,7 @@ def test_messages_stay_readable_through_rotation_move_and_deletion_of_their_queu
     async def scenario(world: World) -> None:
         async with world.service() as service:
             queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
-            sealed = MessageCipher(service.data_key).seal_content(CONTENT, queue, MESSAGE_ID)
+            sealed = MessageCipher(service.data_key).encrypt_content(CONTENT, queue, MESSAGE_ID)
             dead = encode_moved(queue.queue_id, 0, 1, None, "arn:aws:sqs:r:0:orders", sealed)
             redriven = encode_moved(99, 0, 1, bytes(16), None, dead)
 
@@ -369,7 +369,7 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
             ]
             data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
             assert len(data_keys) == 70
-            sealed = MessageCipher(service.data_key).seal_content(CONTENT, queues[0], MESSAGE_ID)
+            sealed = MessageCipher(service.data_key).encrypt_content(CONTENT, queues[0], MESSAGE_ID)
             died = provider if part == "provider" else store
             died.after = after
             died.crash_at = step

@@ -1,6 +1,6 @@
 """Which data keys the messages of a journal are encrypted with: those that its segments name.
 
-A sealed segment is read once; its footer lists them from then on. The active one is read each time it is asked for.
+A closed segment is read once; its footer lists them from then on. The active one is read each time it is asked for.
 Records of deleted messages count until compaction has removed them.
 """
 
@@ -42,10 +42,10 @@ def list_data_keys(
         if known is None:
             if time.monotonic() >= until_s:
                 return DataKeysOutcome([], after, is_whole=False)
-            # Before it is read: what is sealed meanwhile may have become longer.
-            was_sealed = segment.is_sealed
+            # Before it is read: what is closed meanwhile may have become longer.
+            was_closed = segment.is_closed
             known = array("Q", sorted(data_keys_in(disk, segment)))
-            if was_sealed:
+            if was_closed:
                 files.list_data_keys(segment, known)
         found.update(known)
     key_ids = sorted(found)

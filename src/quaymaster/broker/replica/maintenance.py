@@ -384,7 +384,7 @@ class _Judged(NamedTuple):
 
 
 class Compaction:
-    """Gives back the room of deleted messages: rewrites sealed segments that are mostly dead.
+    """Gives back the room of deleted messages: rewrites closed segments that are mostly dead.
 
     Neighbours that are rewritten become one file, and small files left by earlier rewrites join them, so a stuck
     message costs about its own bytes, not a file for every segment that came after it. A segment is looked at
@@ -440,10 +440,10 @@ class Compaction:
 
     def _may_be_dead(self) -> tuple[int, int]:
         """Return what changes when there may be more to give back: how many messages are gone, and up to where
-        segments are sealed. Receives alone fill segments, too, which have no message at all.
+        segments are closed. Receives alone fill segments, too, which have no message at all.
         """
-        sealed = [segment.end_offset for segment in self._host.files.segments() if segment.is_sealed]
-        return self._gone(), max(sealed, default=0)
+        closed = [segment.end_offset for segment in self._host.files.segments() if segment.is_closed]
+        return self._gone(), max(closed, default=0)
 
     async def make_room(self) -> int:
         """Give back all that can be: snapshots so that old records are not needed, then segments of any age.
@@ -471,7 +471,7 @@ class Compaction:
         eligible = [
             segment
             for segment in host.files.segments()
-            if segment.is_sealed
+            if segment.is_closed
             and segment.end_offset <= self._snapshots.oldest_base_offset
             and segment.last_time_ms <= before_ms
         ]

@@ -45,7 +45,7 @@ from quaymaster.broker.storage.journal_state import (
     write_state,
 )
 from quaymaster.broker.storage.segment_compaction import CompactionResult, copy_kept, damaged_records
-from quaymaster.broker.storage.segment_life import cut_files, make_segment, scan_to_end, seal_segment
+from quaymaster.broker.storage.segment_life import close_segment, cut_files, make_segment, scan_to_end
 from quaymaster.broker.storage.segments import (
     DATA_AT,
     SEGMENT_COMPACTED,
@@ -432,7 +432,7 @@ class JournalFiles(JournalReader):
     def compact(
         self, base_offset: int, keep: Callable[[RecordRow], bool], *, last_base_offset: int | None = None
     ) -> CompactionResult:
-        """Rewrite a sealed segment so that only records stay for which `keep` says so.
+        """Rewrite a closed segment so that only records stay for which `keep` says so.
 
         Offsets and the chain at both ends stay. With `last_base_offset` the neighbours up to that segment are
         merged into the same file (a fully dead segment thus disappears into its neighbour). Only for segments
@@ -488,7 +488,7 @@ class JournalFiles(JournalReader):
                 self._disk.unlink(temporary)
             raise
         compacted.capacity = compacted.data_end + len(footer)
-        compacted.is_sealed = True
+        compacted.is_closed = True
         compacted.hold_file(handle)
         with self._change_lock, self._stop_on_failure():
             for segment in segments:  # a reader inside the old file must not open the new one under its name
@@ -507,14 +507,14 @@ class JournalFiles(JournalReader):
         return CompactionResult(kept, dropped, before, compacted.data_end - DATA_AT)
 
     def list_data_keys(self, segment: Segment, key_ids: array[int]) -> None:
-        """Note which data keys the messages of a sealed segment name, in its footer too; not if it was replaced.
+        """Note which data keys the messages of a closed segment name, in its footer too; not if it was replaced.
 
         As any footer, it is not fsynced and allowed to fail.
         """
         with self._maintenance_lock, self._change_lock:  # its file is neither rewritten nor cut meanwhile
             if self.failure is None and not self._closed and segment in self._segments[:-1]:
                 segment.data_key_ids = key_ids
-                seal_segment(self._disk, segment)
+                close_segment(self._disk, segment)
 
     def drop_before(self, offset: int) -> None:
         """Delete whole segments below `offset`; only called past a snapshot durable on this replica."""
@@ -632,18 +632,18 @@ class JournalFiles(JournalReader):
             raise
 
     def _roll(self, needed_bytes: int) -> Segment:
-        """Seal the active segment, make the next one active, and return it."""
-        sealed = self._segments[-1]
+        """Close the active segment, make the next one active, and return it."""
+        closed = self._segments[-1]
         if self.end_offset > self.durable_end:
             self.sync()  # so a break can only ever be torn in the last segment
         with self._stop_on_failure():
             header = header_at(self._state, self.end_offset, self.end_chain, self.last_epoch)
             segment = make_segment(self._disk, self._directory, self.space, header, needed_bytes)
-        is_empty = sealed.end_offset == sealed.base_offset  # too small for this batch; its file was replaced
+        is_empty = closed.end_offset == closed.base_offset  # too small for this batch; its file was replaced
         with self._change_lock:
             self._set_segments((*(self._segments[:-1] if is_empty else self._segments), segment))
         if not is_empty:
-            seal_segment(self._disk, sealed)
+            close_segment(self._disk, closed)
         return segment
 
     def _segments_between(self, first_base: int, last_base: int) -> list[Segment]:
@@ -652,7 +652,7 @@ class JournalFiles(JournalReader):
         assert (segments[0].base_offset, segments[-1].base_offset) == (first_base, last_base), (
             f"no segments start at {first_base} and {last_base}"
         )
-        assert segments[-1].is_sealed, "the active segment is not compacted"
+        assert segments[-1].is_closed, "the active segment is not compacted"
         return segments
 
     def _check_open(self) -> None:

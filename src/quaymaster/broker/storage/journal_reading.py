@@ -31,7 +31,7 @@ class SegmentInfo:
     data_bytes: int
     first_time_ms: int
     last_time_ms: int
-    is_sealed: bool
+    is_closed: bool
     is_compacted: bool
 
 
@@ -205,7 +205,7 @@ class JournalReader:
                 data_bytes=segment.data_end - DATA_AT,
                 first_time_ms=segment.first_time_ms,
                 last_time_ms=segment.last_time_ms,
-                is_sealed=segment.is_sealed,
+                is_closed=segment.is_closed,
                 is_compacted=segment.header.is_compacted,
             )
             for segment in self._segments

@@ -34,7 +34,7 @@ from quaymaster.broker.storage.journal_state import (
     read_state,
     write_state,
 )
-from quaymaster.broker.storage.segment_life import cut_files, make_segment, seal_segment
+from quaymaster.broker.storage.segment_life import close_segment, cut_files, make_segment
 from quaymaster.broker.storage.segments import (
     DATA_AT,
     READ_BYTES,
@@ -145,10 +145,10 @@ def _format(disk: Disk, directory: str, journal_id: int, space: SpaceKeeper) -> 
 def load_segments(
     disk: Disk, directory: str, state: JournalState, bases: list[int], verify_all: bool, limits: JournalLimits
 ) -> list[Segment]:
-    """Read every header, fill in the sealed segments, check that each begins where the one before ended."""
+    """Read every header, fill in the closed segments, check that each begins where the one before ended."""
     segments: list[Segment] = []
     leftovers: list[str] = []
-    unsealed: list[Segment] = []
+    unclosed: list[Segment] = []
     ids = {state.storage_id, state.previous_storage_id}
     for base in bases:
         path = f"{directory}/{segment_name(base)}"
@@ -167,11 +167,11 @@ def load_segments(
             "Nothing was changed. Restore the missing files from a backup."
         )
     for segment, following in pairwise(segments):
-        segment.is_sealed = True
+        segment.is_closed = True
         try:
             if not load_footer(disk, segment) or not _meets(segment, following):
                 _rebuild(disk, segment, limits, following)
-                unsealed.append(segment)
+                unclosed.append(segment)
             elif verify_all:
                 for _ in iterate_batches(disk, segment, DATA_AT, segment.data_end):
                     pass
@@ -179,8 +179,8 @@ def load_segments(
             raise JournalCorrupt(damage_story(error)) from error
     for path in leftovers:
         disk.unlink(path)
-    for segment in unsealed:
-        seal_segment(disk, segment)
+    for segment in unclosed:
+        close_segment(disk, segment)
     return segments
 
 
@@ -205,7 +205,7 @@ def _meets(segment: Segment, following: Segment) -> bool:
 
 
 def _rebuild(disk: Disk, segment: Segment, limits: JournalLimits, following: Segment) -> None:
-    """Scan a sealed segment whose footer is missing; it ends where the following one begins."""
+    """Scan a closed segment whose footer is missing; it ends where the following one begins."""
     handle = segment.open_file(disk)
     fresh = Segment(segment.path, segment.header, segment.capacity)
     fresh.hold_file(handle)
@@ -245,7 +245,7 @@ def recover_tail(
         why = "the file is whole"
         size = disk.size(segment.open_file(disk).fd)
         if segment.header.is_compacted or load_footer(disk, segment):
-            raise SegmentDamaged(segment.path, size, "it was sealed, but the segment after it is missing")
+            raise SegmentDamaged(segment.path, size, "it was closed, but the segment after it is missing")
         try:
             for position, header, _ in iterate_batches(disk, segment, DATA_AT, size):
                 segment.note_batch(header, position, limits.index_every_bytes)
@@ -319,7 +319,7 @@ def _copy_to_fresh_files(
         for position in range(DATA_AT, segment.data_end, READ_BYTES):
             length = min(READ_BYTES, segment.data_end - position)
             disk.write(handle.fd, disk.read(old.fd, length, position), position)
-        if segment.is_sealed:
+        if segment.is_closed:
             disk.write(handle.fd, render_footer(segment), segment.data_end)
         else:
             disk.fill_zeros(handle.fd, segment.data_end, segment.capacity)

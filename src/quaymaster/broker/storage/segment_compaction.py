@@ -1,4 +1,4 @@
-"""Rewriting sealed segments with the records that are kept: offsets stay, batches without any of them go.
+"""Rewriting closed segments with the records that are kept: offsets stay, batches without any of them go.
 
 Damage is met here as well, record by record: what nobody needs may be damaged.
 """
@@ -97,7 +97,7 @@ def _check_payloads(segment: Segment, data: memoryview, rows: Sequence[RecordRow
 
 
 def read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield the batches of a sealed segment with their tables checked but not their payloads.
+    """Yield the batches of a closed segment with their tables checked but not their payloads.
 
     A record nobody needs may be damaged; compaction then takes the damage away.
     """

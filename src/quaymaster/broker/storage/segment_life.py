@@ -1,4 +1,4 @@
-"""The file of one segment from its beginning to its end: made of a prepared file, sealed, cut."""
+"""The file of one segment from its beginning to its end: made of a prepared file, closed, cut."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def make_segment(
     return segment
 
 
-def seal_segment(disk: Disk, segment: Segment) -> None:
+def close_segment(disk: Disk, segment: Segment) -> None:
     """Write the index of a segment that is full behind its data and give its unused room back.
 
     Not fsynced and allowed to fail: the index is derived, and the next open scans where it is missing.
     """
-    segment.is_sealed = True
+    segment.is_closed = True
     footer = render_footer(segment)
     with suppress(OSError):
         fd = segment.open_file(disk).fd

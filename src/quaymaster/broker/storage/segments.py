@@ -1,7 +1,7 @@
 """One segment: a file of the journal, named by its base offset, and what is known of it in memory.
 
     ┌── header, one page of 4096 bytes ──┬─ batches, one after another ─┬─ footer or zeros ─┐
-    │ version u8 · magic "QMS"           │ as core.records draws them   │ sealed: the index │
+    │ version u8 · magic "QMS"           │ as core.records draws them   │ closed: the index │
     │ flags u32 · journal u64            │                              │ active: zeros up  │
     │ storage id 16 · base offset u64    │                              │ to the capacity   │
     │ start chain u64 · start epoch u64  │                              │                   │
@@ -15,7 +15,7 @@ neighbours. The `end` fields are 0 until the segment is compacted; then they are
 ends, because batches inside it may be missing. The header is durable before the file has its name, so a
 damaged header is never a torn write.
 
-The footer of a sealed segment holds its sparse index (one entry about every 16 KiB) and is derived: where it
+The footer of a closed segment holds its sparse index (one entry about every 16 KiB) and is derived: where it
 is missing or damaged, the segment is scanned again. From cell format 4 on it lists the data keys that the segment's
 messages are encrypted with, once somebody has asked for them (`data_key_lists`).
 
@@ -184,7 +184,7 @@ class Segment:
         "header",
         "index_offsets",
         "index_positions",
-        "is_sealed",
+        "is_closed",
         "last_time_ms",
         "path",
     )
@@ -199,11 +199,11 @@ class Segment:
         self.end_epoch = header.end_epoch if header.is_compacted else header.start_epoch
         self.first_time_ms = 0
         self.last_time_ms = 0
-        self.is_sealed = False
+        self.is_closed = False
         self.index_offsets = array("Q")
         self.index_positions = array("I")
         self.data_key_ids: array[int] | None = None
-        """The data keys of its messages, in order; None: not looked at. Only of a sealed segment."""
+        """The data keys of its messages, in order; None: not looked at. Only of a closed segment."""
         self._handle: FileHandle | None = None
 
     @property
@@ -248,7 +248,7 @@ class Segment:
 
 
 def render_footer(segment: Segment) -> bytes:
-    """Return footer and trailer of a sealed segment."""
+    """Return footer and trailer of a closed segment."""
     offsets, positions = segment.index_offsets, segment.index_positions
     key_ids = segment.data_key_ids
     footer = b"".join(
@@ -273,7 +273,7 @@ def render_footer(segment: Segment) -> bytes:
 
 
 def load_footer(disk: Disk, segment: Segment) -> bool:
-    """Fill a sealed segment's index from its footer; False when there is none that holds."""
+    """Fill a closed segment's index from its footer; False when there is none that holds."""
     fd = segment.open_file(disk).fd
     size = disk.size(fd)
     if size < DATA_AT + _FOOTER.size + _TRAILER.size:

@@ -184,7 +184,7 @@ class SequenceIndex:
         tail.times.append(sent_ms << _DELAY_BITS | delay_ms // SLOT_MS)
         self.next_sequence += 1
         if len(tail.offsets) >= TAIL_ENTRIES_MAX:
-            self._seal()
+            self._close()
 
     def append_run(self, run: SentRun) -> None:
         """Add the entries of the next sequence numbers."""
@@ -210,7 +210,7 @@ class SequenceIndex:
             self.next_sequence += some
             done += some
             if len(tail.offsets) >= TAIL_ENTRIES_MAX:
-                self._seal()
+                self._close()
 
     def entry(self, sequence: int) -> IndexEntry:
         """Return the entry of a sequence number that was appended and not dropped."""
@@ -403,7 +403,7 @@ class SequenceIndex:
         """Return what a chunk is asked for by: an older snapshot must not take a slot's new tenant for its own."""
         return b"%b@%d" % (self._tag, first)
 
-    def _seal(self) -> None:
+    def _close(self) -> None:
         head = self._tail.head(CHUNK_ENTRIES)
         number = self._keeper.write(self._chunk_tag(head.first), head.to_bytes())
         if number is None:

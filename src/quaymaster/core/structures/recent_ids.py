@@ -36,7 +36,7 @@ UNION_SLOTS = 256
 UNION_SLOTS_MIN = 16
 """With fewer there is no union: it would take as much memory as they."""
 DIGESTED_AT_ONCE = 1_024
-"""So many ids of the backlog go into slots in one step: at most one slot is sealed."""
+"""So many ids of the backlog go into slots in one step: at most one slot is closed."""
 _HALVES = struct.Struct("<QQ")
 _SLOT_HEAD = struct.Struct("<Q")
 
@@ -83,13 +83,13 @@ class _OpenSlot:
             for at in range(len(self.offsets))
         ]
 
-    def sealed(self) -> _SealedSlot:
+    def closed(self) -> _ClosedSlot:
         """Return the same entries, sorted."""
         self.complete_filter()
         columns = self._columns()
         order = sorted(range(len(self)), key=columns[0].__getitem__)
         packed = _packed([array("Q", [column[at] for at in order]) for column in columns])
-        return _SealedSlot(packed, self.filter, self.newest_ms)
+        return _ClosedSlot(packed, self.filter, self.newest_ms)
 
     def to_bytes(self) -> bytes:
         return _packed(self._columns())
@@ -114,7 +114,7 @@ class _OpenSlot:
         return slot
 
 
-class _SealedSlot:
+class _ClosedSlot:
     """A full slot: views into its bytes."""
 
     __slots__ = ("_packed", "filter", "high", "low", "newest_ms", "offsets", "times")
@@ -132,7 +132,7 @@ class _SealedSlot:
         self.newest_ms = newest_ms
 
     @classmethod
-    def from_bytes(cls, packed: bytes) -> _SealedSlot:
+    def from_bytes(cls, packed: bytes) -> _ClosedSlot:
         columns = memoryview(packed)[_SLOT_HEAD.size :].cast("Q")
         count = len(columns) // 4
         return cls(packed, _filter_of(packed, count, FILTER_BITS), max(columns[3 * count :]))
@@ -219,7 +219,7 @@ class RecentIds:
     def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
         self.entries_max = entries_max
-        self._slots: list[_OpenSlot | _SealedSlot] = []  # an empty deque has 600 bytes
+        self._slots: list[_OpenSlot | _ClosedSlot] = []  # an empty deque has 600 bytes
         self._unions: tuple[BitMap, ...] = ()
         self._left_union = 0
         """How many slots of the first union are gone."""
@@ -249,7 +249,7 @@ class RecentIds:
         slot.times.append(time_ms)
         slot.newest_ms = time_ms
         if len(slot.offsets) >= SLOT_ENTRIES:
-            self._seal(slot)
+            self._close(slot)
 
     def add_run(self, identities: bytes, offset: int, time_ms: int) -> None:
         """Remember ids that follow one another, used by records at consecutive offsets."""
@@ -288,7 +288,7 @@ class RecentIds:
             slot.newest_ms = time_ms
             done += some
             if len(slot.offsets) >= SLOT_ENTRIES:
-                self._seal(slot)
+                self._close(slot)
 
     def _begun(self, time_ms: int) -> _OpenSlot:
         slots = self._slots
@@ -300,9 +300,9 @@ class RecentIds:
             self._drop_oldest()
         return slot
 
-    def _seal(self, slot: _OpenSlot) -> None:
-        self._slots[-1] = sealed = slot.sealed()
-        self._unite(sealed)
+    def _close(self, slot: _OpenSlot) -> None:
+        self._slots[-1] = closed = slot.closed()
+        self._unite(closed)
 
     def may_know_below(self, offset: int) -> bool:
         """Tell whether an id may have been noted for an offset below this one. Takes no look at any."""
@@ -384,22 +384,22 @@ class RecentIds:
             end = at + _SLOT_HEAD.size + 4 * 8 * length
             packed = data[at:end]
             if length >= SLOT_ENTRIES:
-                sealed = _SealedSlot.from_bytes(packed)
-                result._slots.append(sealed)
-                result._unite(sealed)
+                closed = _ClosedSlot.from_bytes(packed)
+                result._slots.append(closed)
+                result._unite(closed)
             else:
                 result._slots.append(_OpenSlot.from_bytes(packed))
             at = end
         return result
 
-    def _unite(self, slot: _SealedSlot) -> None:
+    def _unite(self, slot: _ClosedSlot) -> None:
         """Let the union of the newest slot, which is this one, know its ids; begin one when there are enough."""
         number, place = divmod(len(self._slots) - 1 + self._left_union, UNION_SLOTS)
         if number < len(self._unions):
             self._unions[number].update(slot.union_filter())
         elif place == UNION_SLOTS_MIN - 1:
             begun = self._slots[-UNION_SLOTS_MIN:]
-            filters = [slot.union_filter() for slot in begun if type(slot) is _SealedSlot]
+            filters = [slot.union_filter() for slot in begun if type(slot) is _ClosedSlot]
             self._unions = (*self._unions, BitMap.union(*filters))
 
     def _drop_oldest(self) -> None:
@@ -411,7 +411,7 @@ class RecentIds:
             self._unions = self._unions[1:]
 
 
-def _find_in(slots: list[_OpenSlot | _SealedSlot], identity: bytes, high: int, since_ms: int) -> int | None:
+def _find_in(slots: list[_OpenSlot | _ClosedSlot], identity: bytes, high: int, since_ms: int) -> int | None:
     """Return the newest offset of the id in these slots, oldest first, no older than `since_ms`; or None."""
     top = high >> 64 - FILTER_BITS
     for slot in reversed(slots):

@@ -1,4 +1,4 @@
-"""A message's bytes, from the front end that seals it to the front end that opens it.
+"""A message's bytes, from the front end that key_parts it to the front end that opens it.
 
 The broker stores them unread. What a SEND or MOVE record holds, all integers little-endian:
 
@@ -52,7 +52,7 @@ TAG_BYTES: Final = 16
 
 _HEAD = struct.Struct("<BB16sQ8sQQ")
 _PLAIN_PARTS = struct.Struct("<2s16s24s8s")
-_SEAL = struct.Struct("<Q8sQ")
+_KEY_PART = struct.Struct("<Q8sQ")
 _ASSOCIATED_START = struct.Struct("<BQQ")
 _ASSOCIATED = struct.Struct("<BQQ16s")
 _MOVED = struct.Struct("<BBQIQ")
@@ -133,7 +133,7 @@ _CONTENT_VERSION_BYTE = bytes([CONTENT_VERSION])
 
 
 def encode_content(content: MessageContent) -> bytes:
-    """Return a version byte and the content as a MessagePack array: the plaintext to seal."""
+    """Return a version byte and the content as a MessagePack array: the plaintext to encrypt."""
     return _CONTENT_VERSION_BYTE + _content_encoder.encode(content)
 
 
@@ -232,7 +232,7 @@ def decode_message(data: bytes | memoryview, at: int = 0) -> StoredMessage:
 
 
 def split_plain_heads(messages: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes], Sequence[bytes]]:
-    """Return ids, seals (see `split_seal`) and nonce counters of messages that never got another id.
+    """Return ids, key_parts (see `split_key_part`) and nonce counters of messages that never got another id.
 
     The ciphertext of each begins at HEAD_BYTES. UnknownMessageFormat when one was moved or is no message.
     """
@@ -240,15 +240,15 @@ def split_plain_heads(messages: Sequence[bytes]) -> tuple[Sequence[bytes], Seque
         parts = list(zip(*map(_PLAIN_PARTS.unpack_from, messages), strict=True))
     except struct.error:
         raise UnknownMessageFormat("one is too short for a message") from None
-    beginnings, message_ids, seals, counters = parts or [()] * 4
+    beginnings, message_ids, key_parts, counters = parts or [()] * 4
     if set(beginnings) - {_PLAIN_HEAD}:
         raise UnknownMessageFormat("one was moved, or is no message")
-    return message_ids, seals, counters
+    return message_ids, key_parts, counters
 
 
-def split_seal(seal: bytes) -> tuple[int, bytes, int]:
+def split_key_part(part: bytes) -> tuple[int, bytes, int]:
     """Return data key id, start id and origin queue id, which are mostly the same in neighbours."""
-    return _SEAL.unpack(seal)
+    return _KEY_PART.unpack(part)
 
 
 def message_id_of(data: bytes | memoryview) -> bytes:

@@ -1,6 +1,6 @@
 """Reading queues as logs: what there is, from which offset on, and the messages of a range in columns.
 
-FetchMessages ──▶ is the range in a sealed block? ──▶ its columns, opened by a worker thread ──▶ reply
+FetchMessages ──▶ is the range in a built block? ──▶ its columns, opened by a worker thread ──▶ reply
                               └── no ──▶ from the journal, message by message (`log_reader`) ──┘
 """
 
@@ -23,15 +23,15 @@ from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, Uns
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.logs.log_reader import LogReader
-from quaymaster.frontend.logs.sealed_blocks import (
-    NOT_SEALED,
+from quaymaster.frontend.logs.built_blocks import (
+    NOT_IN_BLOCKS,
     BlockDamaged,
     BlockPlace,
-    SealedLogs,
+    BuiltBlocks,
     block_bytes,
     open_block,
 )
+from quaymaster.frontend.logs.log_reader import LogReader
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, ask
@@ -61,13 +61,13 @@ class LogActions:
         groups: ConsumerGroups,
         broker: BrokerClient,
         cipher: MessageCipher,
-        sealed: SealedLogs | None = None,
+        blocks: BuiltBlocks | None = None,
         on_read: Callable[[QueueDefinition], None] = lambda log: None,
     ) -> None:
         self._groups = groups
         self._broker = broker
         self._reader = LogReader(broker, cipher)
-        self._sealed = sealed
+        self._blocks = blocks
         self._on_read = on_read
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
         self._waiting = 0
@@ -143,10 +143,10 @@ class LogActions:
         self, log: QueueDefinition, partition: int, wanted: validation.FetchLog
     ) -> tuple[Block, int]:
         """Return messages from the beginning of the range on, and the offset behind them."""
-        if self._sealed is not None:
-            found = self._sealed.find(log.queue_id, partition, wanted.from_offset)
+        if self._blocks is not None:
+            found = self._blocks.find(log.queue_id, partition, wanted.from_offset)
             if found is not None:
-                block = await self._read_sealed(self._sealed, log, partition, found, wanted)
+                block = await self._read_built(self._blocks, log, partition, found, wanted)
                 if block is not None:
                     return block, wanted.from_offset + block.rows
         return await self._reader.read(
@@ -158,9 +158,9 @@ class LogActions:
             columns=wanted.columns,
         )
 
-    async def _read_sealed(
+    async def _read_built(
         self,
-        sealed: SealedLogs,
+        blocks: BuiltBlocks,
         log: QueueDefinition,
         partition: int,
         place: BlockPlace,
@@ -173,32 +173,32 @@ class LogActions:
         stop = min(place.stop, wanted.to_offset, bounds.end)
         if stop <= wanted.from_offset:
             return None
-        names = [name for name in wanted.columns if name not in NOT_SEALED]
+        names = [name for name in wanted.columns if name not in NOT_IN_BLOCKS]
         loop = asyncio.get_running_loop()
         try:
             opened = Block(place.stop - place.first, {})
             if names:
-                data, key_id = await loop.run_in_executor(None, sealed.read, log.queue_id, partition, place)
-                keys = {key_id: await sealed.data_key(key_id)}
+                data, key_id = await loop.run_in_executor(None, blocks.read, log.queue_id, partition, place)
+                keys = {key_id: await blocks.data_key(key_id)}
                 _, opened = await loop.run_in_executor(None, open_block, data, names, keys.__getitem__)
             return await loop.run_in_executor(
-                None, self._part_of_sealed, opened, log, partition, place, wanted, stop
+                None, self._part_of_built, opened, log, partition, place, wanted, stop
             )
         except BlockDamaged as error:
             log_event(
                 logger,
                 logging.WARNING,
-                "sealed block dropped",
+                "built block dropped",
                 queue=log.name,
                 partition=partition,
                 first=place.first,
                 reason=str(error),
             )
-            sealed.drop(log.queue_id, partition, place)
+            blocks.drop(log.queue_id, partition, place)
             return None
 
     @staticmethod
-    def _part_of_sealed(
+    def _part_of_built(
         block: Block,
         log: QueueDefinition,
         partition: int,
@@ -212,7 +212,7 @@ class LogActions:
             stop = min(stop, start + max(1, wanted.bytes_max * block.rows // size))
         part = slice_block(block, start - place.first, stop - place.first)
         rows = Rows(log.name, partition, list(range(start, stop)), [], [], [], [])
-        made = columns_of(rows, [name for name in wanted.columns if name in NOT_SEALED])
+        made = columns_of(rows, [name for name in wanted.columns if name in NOT_IN_BLOCKS])
         columns = {**part.columns, **made.columns}
         return Block(stop - start, {name: columns[name] for name in wanted.columns})
 

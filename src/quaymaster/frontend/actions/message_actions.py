@@ -1,6 +1,6 @@
 """Sending, receiving, deleting, hiding: the actions that every consumer and producer lives by.
 
-    SendMessage      validate ─▶ MD5s ─▶ hashes ─▶ seal ─▶ Send ─▶ ids
+    SendMessage      validate ─▶ MD5s ─▶ hashes ─▶ encrypt ─▶ Send ─▶ ids
     ReceiveMessage   Receive (parked for a long poll) ─▶ open ─▶ choose attributes ─▶ mint handles
     DeleteMessage    parse handle ─▶ Delete
 

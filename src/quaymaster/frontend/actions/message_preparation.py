@@ -181,8 +181,8 @@ class MessagePreparation:
             trace_header,
         )
         message_id = self._next_message_id()
-        sealed = self._cipher.seal_content(content, definition, message_id)
-        flags, payload = join_payload(group, dedup, retry, sealed)
+        encrypted = self._cipher.encrypt_content(content, definition, message_id)
+        flags, payload = join_payload(group, dedup, retry, encrypted)
         delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
         message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, sender.may_be_retry)
         return Prepared(entry_id, message, body_md5, attributes_sum, system_sum)

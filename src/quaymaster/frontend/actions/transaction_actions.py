@@ -22,7 +22,7 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol.actions import transaction_rules, transaction_shapes
 
 PREPARED_AT_ONCE: Final = 64
-"""So many messages are checked and sealed before others get their turn: about a millisecond."""
+"""So many messages are checked and encrypted before others get their turn: about a millisecond."""
 
 
 class TransactionActions:

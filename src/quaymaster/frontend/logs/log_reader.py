@@ -1,4 +1,4 @@
-"""Messages of a log from the broker, opened, in columns: for those who ask for them, and for sealing.
+"""Messages of a log from the broker, opened, in columns: for those who ask for them, and for blocks.
 
     Fetch ══▶ broker ──▶ stored messages ──▶ a few hundred at a time: opened, and added to the columns
       ▲                                                                  │

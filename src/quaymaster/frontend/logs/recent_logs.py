@@ -1,7 +1,7 @@
-"""Which logs are read in bulk through this front end: what a front end of a cell seals.
+"""Which logs are read in bulk through this front end: of what a front end of a cell builds blocks.
 
-It does not know all queues, and would seal those that others are asked for. A log that nobody has read for a while is
-forgotten, and its blocks are deleted.
+It does not know all queues, and would build blocks of those that others are asked for. A log that nobody has read for
+a while is forgotten, and its blocks are deleted.
 """
 
 from __future__ import annotations

@@ -157,6 +157,8 @@ class UsageShipper:
             body, md5_digest(body.encode()), [], None, block.header.front_end, None, None, None
         )
         retry = blake2b(block.data, digest_size=16).digest()
-        flags, payload = join_payload(0, None, retry, self._cipher.seal_content(content, queue, message_id))
+        flags, payload = join_payload(
+            0, None, retry, self._cipher.encrypt_content(content, queue, message_id)
+        )
         message = NewMessage(message_id, payload, flags, retry=retry)
         return Send(queue.queue_id, queue.partitions[0].number, [message])

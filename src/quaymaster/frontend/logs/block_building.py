@@ -1,4 +1,4 @@
-"""Seals the closed stretches of logs, in the background: a job of a process that has the keys.
+"""Builds blocks of the closed stretches of logs, in the background: a job of a process that has the keys.
 
 every `interval_s`:  for each log and partition
     gone messages ──▶ their blocks are deleted
@@ -20,8 +20,8 @@ from typing import Final
 from quaymaster.core.values.commands import LogBounds, LogBoundsOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.logs.built_blocks import BLOCK_COLUMNS, BlockPlace, BuiltBlocks, build_block
 from quaymaster.frontend.logs.log_reader import LogReader
-from quaymaster.frontend.logs.sealed_blocks import SEALED_COLUMNS, BlockPlace, SealedLogs, seal_block
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, ask
@@ -31,21 +31,21 @@ BLOCK_ROWS_MAX: Final = 16_384
 BLOCK_BYTES_MAX: Final = 3 << 20
 """As stored. A block opened fits into what a FetchMessages asks for by default, so that it is opened once."""
 EASE: Final = 2.0
-"""Sealing takes a third of the time that the loop has left, at most: some 70,000 messages a second."""
+"""BlockBuilding takes a third of the time that the loop has left, at most: some 70,000 messages a second."""
 FIRST_BYTES_EACH: Final = 512
 """What a message is taken to have before any of its log was read."""
 
 log = logging.getLogger(__name__)
 
 
-class Sealing:
-    """The job. `logs` gives what is sealed here; `has_room` says whether the disk can take more; it may block."""
+class BlockBuilding:
+    """The job. `logs` gives what is looked at; `has_room` says whether the disk can take more; it may block."""
 
     def __init__(
         self,
         broker: BrokerClient,
         cipher: MessageCipher,
-        sealed: SealedLogs,
+        blocks: BuiltBlocks,
         *,
         logs: Callable[[], Sequence[QueueDefinition]],
         data_key: Callable[[int], bytes],
@@ -54,7 +54,7 @@ class Sealing:
     ) -> None:
         self._broker = broker
         self._reader = LogReader(broker, cipher, ease=EASE)
-        self._sealed = sealed
+        self._blocks = blocks
         self._logs = logs
         self._data_key = data_key
         self._has_room = has_room
@@ -62,8 +62,8 @@ class Sealing:
         self._bytes_each: dict[tuple[int, int], float] = {}
 
     async def run(self) -> None:
-        """Seal until cancelled. A log that cannot be sealed now costs the others nothing."""
-        await asyncio.get_running_loop().run_in_executor(None, self._sealed.load)
+        """Build until cancelled. A log that cannot be read now costs the others nothing."""
+        await asyncio.get_running_loop().run_in_executor(None, self._blocks.load)
         while True:
             await self.look()
             await asyncio.sleep(self._interval_s)
@@ -71,29 +71,33 @@ class Sealing:
     async def look(self) -> None:
         """Look once at every log."""
         logs = self._logs()
-        for gone in self._sealed.queues() - {definition.queue_id for definition in logs}:
-            await self._delete(self._sealed.drop_queue(gone))
+        for gone in self._blocks.queues() - {definition.queue_id for definition in logs}:
+            await self._delete(self._blocks.drop_queue(gone))
         for definition in logs:
             for partition in definition.partitions:
                 try:
-                    await self._seal(definition, partition.number)
+                    await self._build(definition, partition.number)
                 except (CallerError, NotNow, OSError, KeyError) as error:  # KeyError: its data key is missing
                     log_event(
-                        log, logging.WARNING, "log not sealed", queue=definition.name, reason=str(error)
+                        log,
+                        logging.WARNING,
+                        "blocks of log not built",
+                        queue=definition.name,
+                        reason=str(error),
                     )
 
-    async def _seal(self, definition: QueueDefinition, partition: int) -> None:
+    async def _build(self, definition: QueueDefinition, partition: int) -> None:
         queue_id = definition.queue_id
         bounds = await ask(self._broker, LogBounds(queue_id, partition))
         assert isinstance(bounds, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
-        await self._delete(self._sealed.drop_below(queue_id, partition, bounds.earliest))
+        await self._delete(self._blocks.drop_below(queue_id, partition, bounds.earliest))
         loop = asyncio.get_running_loop()
-        at = self._sealed.end_of(queue_id, partition, bounds.earliest)
+        at = self._blocks.end_of(queue_id, partition, bounds.earliest)
         while (stop := self._stop_of(queue_id, partition, at, bounds.end)) is not None:
             if not await loop.run_in_executor(None, self._has_room):
                 return
             block, reached = await self._reader.read(
-                definition, partition, at, stop, bytes_max=BLOCK_BYTES_MAX, columns=SEALED_COLUMNS
+                definition, partition, at, stop, bytes_max=BLOCK_BYTES_MAX, columns=BLOCK_COLUMNS
             )
             size = sum(len(buffer) for buffers in block.columns.values() for buffer in buffers)
             self._bytes_each[queue_id, partition] = size / max(1, block.rows)
@@ -105,7 +109,7 @@ class Sealing:
             data_key = await when_known(lambda: self._data_key(definition.data_key_id))
             data = await loop.run_in_executor(
                 None,
-                lambda: seal_block(
+                lambda: build_block(
                     block,  # noqa: B023 -- it is awaited here
                     queue_id=queue_id,
                     partition=partition,
@@ -115,13 +119,13 @@ class Sealing:
                     data_key=data_key,  # noqa: B023
                 ),
             )
-            await loop.run_in_executor(None, self._sealed.write, queue_id, partition, place, data)
-            self._sealed.add(queue_id, partition, place)
+            await loop.run_in_executor(None, self._blocks.write, queue_id, partition, place, data)
+            self._blocks.add(queue_id, partition, place)
             at = reached
 
     async def _delete(self, paths: list[Path]) -> None:
         if paths:
-            await asyncio.get_running_loop().run_in_executor(None, self._sealed.delete, paths)
+            await asyncio.get_running_loop().run_in_executor(None, self._blocks.delete, paths)
 
     def _stop_of(self, queue_id: int, partition: int, at: int, end: int) -> int | None:
         """Return to where the stretch from `at` may be closed; None when it is not yet."""

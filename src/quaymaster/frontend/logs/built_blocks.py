@@ -1,4 +1,4 @@
-"""Sealed blocks: closed stretches of a log in columns, compressed and encrypted per block, to be read at full speed.
+"""Built blocks: closed stretches of a log in columns, compressed and encrypted per block, to be read at full speed.
 
     <data>/sealed/<queue id>/<partition>/<first offset>-<stop>.qmb, 20 digits each
 
@@ -9,8 +9,8 @@
 A block has a key of its own, derived from the queue's data key and its salt, so that the nonce can be the column's
 number. Each column is bound to queue, partition, offsets and its name, and has a CRC that needs no key.
 
-Nothing here is precious: a block can be deleted at any time and is made again from the journal (`sealing`). A damaged
-one is ignored and deleted. Written files are not fsynced: what a power cut leaves of one is found by its CRCs.
+Nothing here is precious: a block can be deleted at any time and is made again from the journal (`block_building`). A
+damaged one is ignored and deleted. Written files are not fsynced: what a power cut leaves of one is found by its CRCs.
 
 To change the format: raise BLOCK_VERSION. Blocks of another version are damaged to this program, and made again.
 """
@@ -42,9 +42,9 @@ BLOCK_MAGIC: Final = b"QMV"
 SUFFIX: Final = ".qmb"
 SALT_BYTES: Final = 16
 COMPRESSION_LEVEL: Final = 3
-NOT_SEALED: Final = frozenset({"queue", "partition", "offset"})
+NOT_IN_BLOCKS: Final = frozenset({"queue", "partition", "offset"})
 """Columns that follow from where a row is."""
-SEALED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in NOT_SEALED)
+BLOCK_COLUMNS: Final = tuple(name for name in COLUMNS if name not in NOT_IN_BLOCKS)
 
 _PREFIX = struct.Struct("<B3sII")
 _BOUND = struct.Struct("<BQIQQ")
@@ -62,7 +62,7 @@ class BlockPlace(NamedTuple):
     stop: int
 
 
-class SealedColumn(msgspec.Struct, array_like=True, frozen=True):
+class BlockColumn(msgspec.Struct, array_like=True, frozen=True):
     """Where a column is behind the head, the CRC of its bytes there, and the sizes of its buffers when opened."""
 
     name: str
@@ -83,14 +83,14 @@ class BlockHead(msgspec.Struct, array_like=True, frozen=True):
     last_ms: int
     data_key_id: int
     salt: bytes
-    columns: list[SealedColumn]
+    columns: list[BlockColumn]
 
 
 _encode_head = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(BlockHead).decode
 
 
-def seal_block(
+def build_block(
     block: Block,
     *,
     queue_id: int,
@@ -100,24 +100,24 @@ def seal_block(
     data_key_id: int,
     data_key: bytes,
 ) -> bytes:
-    """Return the bytes of a file that holds SEALED_COLUMNS of a block. Takes a while, without holding up others."""
+    """Return the bytes of a file that holds BLOCK_COLUMNS of a block. Takes a while, without holding up others."""
     assert block.rows == place.stop - place.first, "a block has a row for each of its offsets"
     salt = os.urandom(SALT_BYTES)
     key = _block_key(data_key, salt)
     compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
-    columns: list[SealedColumn] = []
-    sealed: list[bytes] = []
+    columns: list[BlockColumn] = []
+    encrypted: list[bytes] = []
     at = 0
-    for name in SEALED_COLUMNS:
+    for name in BLOCK_COLUMNS:
         buffers = block.columns[name]
         data = key.encrypt(
             _nonce(name), compressor.compress(b"".join(buffers)), _bound_to(queue_id, partition, place, name)
         )
-        columns.append(SealedColumn(name, at, len(data), crc32c(data), [len(buffer) for buffer in buffers]))
-        sealed.append(data)
+        columns.append(BlockColumn(name, at, len(data), crc32c(data), [len(buffer) for buffer in buffers]))
+        encrypted.append(data)
         at += len(data)
     head = _encode_head(BlockHead(queue_id, partition, *place, *times_ms, data_key_id, salt, columns))
-    return b"".join((_PREFIX.pack(BLOCK_VERSION, BLOCK_MAGIC, len(head), crc32c(head)), head, *sealed))
+    return b"".join((_PREFIX.pack(BLOCK_VERSION, BLOCK_MAGIC, len(head), crc32c(head)), head, *encrypted))
 
 
 def open_block(
@@ -133,10 +133,12 @@ def open_block(
         block = Block(head.stop - head.first, {})
         for name in names:
             column = by_name[name]
-            sealed = view[start + column.start : start + column.start + column.size]
-            if crc32c(sealed) != column.crc:
+            encrypted = view[start + column.start : start + column.start + column.size]
+            if crc32c(encrypted) != column.crc:
                 raise BlockDamaged(f"column {name} does not match its CRC")
-            packed = key.decrypt(_nonce(name), sealed, _bound_to(head.queue_id, head.partition, place, name))
+            packed = key.decrypt(
+                _nonce(name), encrypted, _bound_to(head.queue_id, head.partition, place, name)
+            )
             size = sum(column.buffers)
             plain = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size) if size else b""
             block.columns[name] = _split(plain, column.buffers)
@@ -181,7 +183,7 @@ def _bound_to(queue_id: int, partition: int, place: BlockPlace, name: str) -> by
     return _BOUND.pack(BLOCK_VERSION, queue_id, partition, *place) + name.encode()
 
 
-class SealedLogs:
+class BuiltBlocks:
     """The blocks of a directory. Which there are is known in memory; on the loop's thread, but for what "blocks"."""
 
     def __init__(self, directory: Path, data_key: Callable[[int], bytes]) -> None:

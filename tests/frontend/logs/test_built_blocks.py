@@ -1,4 +1,4 @@
-"""Sealed blocks: what was sealed is read again, nothing else is, and a damaged one is no block."""
+"""Built blocks: what was sealed is read again, nothing else is, and a damaged one is no block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from quaymaster.core.values.messages import MessageContent
-from quaymaster.frontend.logs.sealed_blocks import (
-    SEALED_COLUMNS,
+from quaymaster.frontend.logs.built_blocks import (
+    BLOCK_COLUMNS,
     BlockDamaged,
     BlockPlace,
-    SealedLogs,
+    BuiltBlocks,
+    build_block,
     open_block,
     read_head,
-    seal_block,
 )
 from quaymaster.protocol.logs.log_arrow import to_record_batch
 from quaymaster.protocol.logs.log_columns import Block
@@ -32,12 +32,12 @@ def rows(count: int = 3) -> Block:
     ]
     ids = [bytes([number]) * 16 for number in range(count)]
     return columns_of(
-        Rows("log", 0, list(range(count)), list(range(count)), ids, [None] * count, contents), SEALED_COLUMNS
+        Rows("log", 0, list(range(count)), list(range(count)), ids, [None] * count, contents), BLOCK_COLUMNS
     )
 
 
 def sealed(place: BlockPlace = PLACE, *, queue_id: int = 7) -> bytes:
-    return seal_block(
+    return build_block(
         rows(place.stop - place.first),
         queue_id=queue_id,
         partition=0,
@@ -55,7 +55,7 @@ def key_of(data_key_id: int) -> bytes:
 def test_a_block_is_opened_as_it_was_sealed() -> None:
     data = sealed()
 
-    head, block = open_block(data, SEALED_COLUMNS, key_of)
+    head, block = open_block(data, BLOCK_COLUMNS, key_of)
 
     assert (head.queue_id, head.first, head.stop, head.first_ms, head.last_ms) == (7, 11, 14, 5, 9)
     assert to_record_batch(block) == to_record_batch(rows())
@@ -92,23 +92,23 @@ def test_a_changed_or_missing_byte_anywhere_is_noticed() -> None:
         changed = bytearray(data)
         changed[at] ^= 0x10
         with pytest.raises(BlockDamaged):
-            open_block(bytes(changed), SEALED_COLUMNS, key_of)
+            open_block(bytes(changed), BLOCK_COLUMNS, key_of)
         with pytest.raises(BlockDamaged):
-            open_block(data[:at], SEALED_COLUMNS, key_of)
+            open_block(data[:at], BLOCK_COLUMNS, key_of)
 
 
-def put(logs: SealedLogs, place: BlockPlace, queue_id: int = 7) -> None:
+def put(logs: BuiltBlocks, place: BlockPlace, queue_id: int = 7) -> None:
     logs.write(queue_id, 0, place, sealed(place, queue_id=queue_id))
     logs.add(queue_id, 0, place)
 
 
 def test_blocks_are_found_by_their_offsets_also_after_a_restart(tmp_path: Path) -> None:
-    logs = SealedLogs(tmp_path, key_of)
+    logs = BuiltBlocks(tmp_path, key_of)
     put(logs, BlockPlace(14, 20))
     put(logs, BlockPlace(11, 14))
     put(logs, BlockPlace(1, 3), queue_id=8)
     (tmp_path / "7" / "0" / "half.tmp").write_bytes(b"x")
-    again = SealedLogs(tmp_path, key_of)
+    again = BuiltBlocks(tmp_path, key_of)
     again.load()
 
     for found in (logs, again):
@@ -130,7 +130,7 @@ def test_blocks_are_found_by_their_offsets_also_after_a_restart(tmp_path: Path) 
 
 
 def test_what_is_gone_from_the_log_is_deleted(tmp_path: Path) -> None:
-    logs = SealedLogs(tmp_path, key_of)
+    logs = BuiltBlocks(tmp_path, key_of)
     for place in (BlockPlace(1, 5), BlockPlace(5, 9), BlockPlace(9, 12)):
         put(logs, place)
 
@@ -149,7 +149,7 @@ def test_what_is_gone_from_the_log_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_another_block_is_damaged(tmp_path: Path) -> None:
-    logs = SealedLogs(tmp_path, key_of)
+    logs = BuiltBlocks(tmp_path, key_of)
     put(logs, BlockPlace(1, 5))
     put(logs, BlockPlace(5, 9))
     first, second = sorted(tmp_path.glob("7/0/*"))

@@ -16,9 +16,9 @@ from frontend.actions.test_log_actions import fetch, rows, send
 from frontend.support import Service, serving, until
 from quaymaster.core.values.commands import Fetch
 from quaymaster.core.values.errors import NotYetKnown
-from quaymaster.frontend.logs import sealing
-from quaymaster.frontend.logs.sealed_blocks import BlockPlace, SealedLogs
-from quaymaster.frontend.logs.sealing import Sealing
+from quaymaster.frontend.logs import block_building
+from quaymaster.frontend.logs.block_building import BlockBuilding
+from quaymaster.frontend.logs.built_blocks import BlockPlace, BuiltBlocks
 from quaymaster.messaging.encryption import MessageCipher
 
 ROWS = 8
@@ -26,15 +26,15 @@ ROWS = 8
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "BLOCK_ROWS_MAX", ROWS)
+    monkeypatch.setattr(block_building, "BLOCK_ROWS_MAX", ROWS)
 
 
 def job(
     service: Service, *, has_room: Callable[[], bool] = lambda: True, interval_s: float = 0.01
-) -> Sealing:
+) -> BlockBuilding:
     assert service.sealed is not None
     metadata = service.metadata
-    return Sealing(
+    return BlockBuilding(
         service.broker,
         MessageCipher(metadata.data_key),
         service.sealed,
@@ -140,13 +140,13 @@ def test_blocks_of_a_deleted_log_are_not_deleted_on_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    delete = SealedLogs.delete
+    delete = BuiltBlocks.delete
 
     def watched(paths: Iterable[Path]) -> None:
         threads.append(threading.get_ident())
         delete(paths)
 
-    monkeypatch.setattr(SealedLogs, "delete", staticmethod(watched))
+    monkeypatch.setattr(BuiltBlocks, "delete", staticmethod(watched))
 
     async def scenario() -> None:
         async with serving(sealed_in=tmp_path) as service:
@@ -178,7 +178,7 @@ def test_a_damaged_block_is_dropped_and_made_again(tmp_path: Path, caplog: pytes
                 answer = await fetch(service, 1, 8)
 
             assert [row["offset"] for row in rows(answer)] == list(range(1, 8))
-            assert "sealed block dropped" in caplog.text
+            assert "built block dropped" in caplog.text
             assert places(service, queue.queue_id) == []
             await job(service).look()
             assert places(service, queue.queue_id) == [BlockPlace(1, 8)]
@@ -210,8 +210,8 @@ def test_blocks_go_with_their_messages_and_with_their_queue(tmp_path: Path) -> N
 
 
 def test_large_messages_close_a_block_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "BLOCK_ROWS_MAX", 1_000)
-    monkeypatch.setattr(sealing, "BLOCK_BYTES_MAX", 2_000)
+    monkeypatch.setattr(block_building, "BLOCK_ROWS_MAX", 1_000)
+    monkeypatch.setattr(block_building, "BLOCK_BYTES_MAX", 2_000)
 
     async def scenario() -> None:
         async with serving(sealed_in=tmp_path) as service:
@@ -267,7 +267,7 @@ def test_a_log_that_cannot_be_sealed_costs_the_others_nothing(
             with caplog.at_level(logging.WARNING):
                 await job(service).look()
 
-            assert "log not sealed" in caplog.text
+            assert "blocks of log not built" in caplog.text
             assert places(service, first.queue_id) == []
             assert places(service, other.queue_id) == [BlockPlace(1, 8)]
 
