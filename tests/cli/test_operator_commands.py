@@ -13,12 +13,72 @@ KEY = {
 }
 
 
-def test_accounts_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
-    account = {"account_id": "000000000000", "name": "default", "created_ms": 1_700_000_000_000}
-    server.answers["GET /admin/v1/accounts"] = {"accounts": [account]}
+ACCOUNT = {
+    "account_id": "111111111111",
+    "name": "shop",
+    "created_ms": 1_700_000_000_000,
+    "state": "enabled",
+    "deleted_ms": None,
+}
 
-    assert run("account", "list", "--data", data).out == "000000000000\tdefault\t2023-11-14 22:13:20Z\n"
-    assert run("account", "list", "--data", data, "--json").json == {"accounts": [account]}
+
+def test_accounts_are_listed_with_their_states(run: Run, data: Path, server: PlayedServer) -> None:
+    gone = ACCOUNT | {"account_id": "222222222222", "state": "deleted", "deleted_ms": 1_700_000_000_001}
+    server.answers["GET /admin/v1/accounts"] = {"accounts": [ACCOUNT]}
+    server.answers["GET /admin/v1/accounts?deleted=true"] = {"accounts": [ACCOUNT, gone]}
+
+    one = "111111111111\tshop\t2023-11-14 22:13:20Z\tenabled\n"
+    assert run("account", "list", "--data", data).out == one
+    assert run("account", "list", "--data", data, "--json").json == {"accounts": [ACCOUNT]}
+    assert run("account", "list", "--deleted", "--data", data).out == (
+        one + "222222222222\tshop\t2023-11-14 22:13:20Z\tdeleted\n"
+    )
+
+
+def test_an_account_is_disabled_and_enabled_by_id(run: Run, data: Path, server: PlayedServer) -> None:
+    disabled = ACCOUNT | {"state": "disabled"}
+    server.answers["POST /admin/v1/accounts/111111111111/disable"] = disabled
+    server.answers["POST /admin/v1/accounts/111111111111/enable"] = ACCOUNT
+
+    assert run("account", "disable", "111111111111", "--data", data).out == (
+        "The account 111111111111 (shop) is disabled.\n"
+    )
+    assert run("account", "disable", "111111111111", "--data", data, "--json").json == disabled
+    assert run("account", "enable", "111111111111", "--data", data).out.endswith("is enabled.\n")
+
+
+def test_an_account_is_deleted_when_its_id_is_given_once_more(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    deleted = {"account_id": "111111111111", "deleted": True}
+    server.answers["DELETE /admin/v1/accounts/111111111111"] = deleted
+    delete = ("account", "delete", "111111111111", "--data", data)
+
+    unanswered = run(*delete)
+    wrong = run(*delete, "--confirm", "111111111112")
+    mistyped = run(*delete, stdin="shop\n", is_terminal=True)
+    assert server.calls == []
+    typed = run(*delete, stdin="111111111111\n", is_terminal=True)
+    confirmed = run(*delete, "--confirm", "111111111111", "--json")
+
+    assert unanswered.code == 2
+    assert "give --confirm 111111111111" in unanswered.err
+    assert wrong.code == mistyped.code == 1
+    assert "nothing was deleted" in wrong.err
+    assert typed.out == "Deleted the account 111111111111.\n"
+    assert "deletes the account 111111111111 and its access keys for good" in typed.err
+    assert confirmed.json == deleted
+
+
+def test_why_an_account_is_not_deleted_is_one_line(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["DELETE /admin/v1/accounts/111111111111"] = Refusal(
+        400, "UnsupportedOperation", "The account 111111111111 has 2 queues."
+    )
+
+    result = run("account", "delete", "111111111111", "--confirm", "111111111111", "--data", data)
+
+    assert result.code == 1
+    assert result.err == "quaymaster: The account 111111111111 has 2 queues. (UnsupportedOperation)\n"
 
 
 def test_accounts_are_listed_page_by_page(run: Run, data: Path, server: PlayedServer) -> None:

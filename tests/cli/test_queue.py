@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from harness.command_line import PlayedServer, Refusal, Run
 
 COUNTS = {
@@ -189,6 +190,82 @@ def test_delete_over_sqs_where_no_admin_api_is_known(run: Run, server: PlayedSer
 
     assert (result.code, result.err) == (0, "")
     assert server.called("DeleteQueue") == [{"QueueUrl": server.queue_url("orders")}]
+
+
+OTHER = "111111111111"
+
+
+def test_queues_of_another_account_are_listed_page_by_page(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    one, two = ({"name": name, "visible": 3, "in_flight": 2, "delayed": 1, "is_log": False} for name in "ab")
+    page = f"GET /admin/v1/queues?account_id={OTHER}&prefix=&limit=1000"
+    server.answers[page] = {"queues": [one], "next_token": "more"}
+    server.answers[f"{page}&next_token=more"] = {"queues": [two], "next_token": None}
+    listed = ("queue", "list", "--account", OTHER, "--data", data)
+
+    assert run(*listed).out == "a\t3\t2\t1\nb\t3\t2\t1\n"
+    assert run(*listed, "--names-only").out == "a\nb\n"
+    assert run(*listed, "--json").json["queues"][1] == {
+        "name": "b",
+        "visible": 3,
+        "in_flight": 2,
+        "delayed": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "queue", [("orders", "--account", OTHER), (f"http://localhost:9324/{OTHER}/orders",)], ids=["name", "URL"]
+)
+def test_a_queue_of_another_account_is_deleted_and_not_the_own_one_of_its_name(
+    run: Run, data: Path, server: PlayedServer, queue: tuple[str, ...]
+) -> None:
+    rows = [{"name": name, "visible": 3, "in_flight": 2, "delayed": 1} for name in ("orders", "orders-2")]
+    server.answers[f"GET /admin/v1/queues?account_id={OTHER}&prefix=orders&limit=1000"] = {"queues": rows}
+    delete = ("queue", "delete", *queue, "--data", data)
+
+    mistyped = run(*delete, stdin="order\n", is_terminal=True)
+    assert not [call for call in server.calls if call.what.startswith("DELETE")]
+    typed = run(*delete, stdin="orders\n", is_terminal=True)
+    confirmed = run(*delete, "--confirm", "orders", "--json")
+
+    assert mistyped.code == 1
+    assert "the queue orders and its 6 messages" in typed.err
+    assert confirmed.json == {"name": "orders", "account_id": OTHER, "deleted": True}
+    deleted = [call.what for call in server.calls if call.what.startswith("DELETE")]
+    assert deleted == 2 * [f"DELETE /admin/v1/queues/orders?account_id={OTHER}"]
+
+
+def test_a_queue_that_another_account_does_not_have_is_not_deleted(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    server.answers[f"GET /admin/v1/queues?account_id={OTHER}&prefix=orders&limit=1000"] = {"queues": []}
+
+    result = run("queue", "delete", "orders", "--account", OTHER, "--data", data, is_terminal=True)
+
+    assert (result.code, result.err) == (1, f"quaymaster: The account {OTHER} has no queue orders.\n")
+
+
+def test_the_own_account_named_is_no_other(run: Run, data: Path, server: PlayedServer) -> None:
+    own = ("--account", "000000000000", "--confirm", "orders")
+
+    assert run("queue", "delete", "orders", *own, "--data", data).code == 0
+    url = server.queue_url("orders")
+    assert run("queue", "delete", url, "--confirm", "orders", "--data", data).code == 0
+
+    deleted = [call.what for call in server.calls if call.what.startswith("DELETE")]
+    assert deleted == 2 * ["DELETE /admin/v1/queues/orders"]
+
+
+def test_messages_of_a_queue_of_another_account_are_shown(run: Run, data: Path, server: PlayedServer) -> None:
+    asked = f"GET /admin/v1/queues/orders/messages?count=10&account_id={OTHER}"
+    server.answers[asked] = {"messages": [], "next_sequence": 0}
+
+    by_name = run("queue", "peek", "orders", "--account", OTHER, "--data", data)
+    by_url = run("queue", "peek", f"http://localhost:9324/{OTHER}/orders", "--data", data)
+
+    assert by_name.code == by_url.code == 0
+    assert [call.what for call in server.calls] == [asked, asked]
 
 
 def test_redrive_starts_a_move_task_and_follows_it(run: Run, data: Path, server: PlayedServer) -> None:

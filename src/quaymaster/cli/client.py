@@ -208,11 +208,23 @@ class AdminClient:
         result: dict[str, Any] = json.loads(answer.body or b"{}")
         return result
 
-    def accounts(self) -> Iterator[dict[str, Any]]:
-        """Yield all accounts by id, page by page."""
+    def queues(self, account_id: str, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """Yield the queues of an account whose names start with `prefix`, with their counts, page by page."""
         token: str | None = None
         while True:
-            page = self.call("GET", "accounts", query={"next_token": token})
+            query = {"account_id": account_id, "prefix": prefix, "limit": 1000, "next_token": token}
+            page = self.call("GET", "queues", query=query)
+            yield from page["queues"]
+            token = page.get("next_token")
+            if token is None:
+                return
+
+    def accounts(self, *, deleted: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield all accounts by id, page by page; `deleted`: also those that were deleted."""
+        token: str | None = None
+        while True:
+            query = {"next_token": token, "deleted": "true" if deleted else None}
+            page = self.call("GET", "accounts", query=query)
             yield from page["accounts"]
             token = page.get("next_token")
             if token is None:

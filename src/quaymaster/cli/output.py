@@ -1,4 +1,4 @@
-"""How commands print: tables on a terminal, tab-separated lines in a pipe, JSON when asked.
+"""How commands print and ask: tables on a terminal, tab-separated lines in a pipe, JSON when asked.
 
 Only what was asked for goes to stdout, so that `$(quaymaster ...)` and pipes get nothing else; notes and
 progress bars go to stderr. Rich takes longer to import than most commands to run, so it is imported by those
@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from quaymaster.cli.failures import WrongUsage
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -31,6 +33,15 @@ def print_line(text: str = "") -> None:
 def note(text: str) -> None:
     """Say something beside the answer: on stderr."""
     sys.stderr.write(text + "\n")
+
+
+def ask_before_deletion(question: str, option: str) -> str:
+    """Return what is typed; WrongUsage names the `option` that answers where nobody can."""
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"This asks before it deletes; give {option} where nobody can answer.")
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip()
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -1,13 +1,13 @@
 """`quaymaster queue`: queues themselves, over the SQS API.
 
 Peek and delete go to the admin API where it is known: SQS has no peek, and an operator may have closed
-DeleteQueue to applications.
+DeleteQueue to applications. So does what operators do with queues of other accounts.
 """
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +15,15 @@ import typer
 from quaymaster.cli import options
 from quaymaster.cli.connection import ServerConnection, find_connection
 from quaymaster.cli.failures import CommandRefused, WrongUsage
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.output import (
+    ask_before_deletion,
+    note,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+    time_as_text,
+)
 
 if TYPE_CHECKING:
     from quaymaster.cli.client import SQSClient
@@ -29,6 +37,10 @@ app.add_typer(redrive_app, name="redrive")
 Assignments = Annotated[
     list[str] | None,
     typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE"),
+]
+OfAccount = Annotated[
+    str | None,
+    typer.Option("--account", help="Account of the queues; otherwise the caller's own.", metavar="ID"),
 ]
 DeadLetterQueue = Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")]
 
@@ -44,6 +56,24 @@ def name_of(queue: str) -> str:
     return queue.rstrip("/").rpartition("/")[2]
 
 
+def account_of(queue: str) -> str | None:
+    """Return the account of a queue given by URL, None for a name."""
+    from quaymaster.core.values.errors import CallerError
+    from quaymaster.protocol.sqs.queue_urls import parse_queue_url
+
+    try:
+        return parse_queue_url(queue).account_id
+    except CallerError:
+        return None
+
+
+def _other_account(connection: ServerConnection, queue: str, account: str | None) -> str | None:
+    """Return the account of a queue; None where it is the caller's own, or is not known to be another."""
+    if account is None and connection.account_id is not None:
+        account = account_of(queue)
+    return None if account == connection.account_id else account
+
+
 def delete_queue(
     connection: ServerConnection, sqs: SQSClient, url: str, admin_url: str | None = None
 ) -> None:
@@ -54,8 +84,10 @@ def delete_queue(
     if connection.admin_url is None and admin_url is None:
         sqs.call("DeleteQueue", {"QueueUrl": url})
         return
+    account = account_of(url)
     with AdminClient(connection, admin_url) as admin:
-        admin.call("DELETE", "queues", name_of(url))
+        query = {"account_id": account if account != connection.account_id else None}
+        admin.call("DELETE", "queues", name_of(url), query=query)
 
 
 @app.command()
@@ -98,12 +130,17 @@ def list_queues(
     names_only: Annotated[
         bool, typer.Option("--names-only", help="Don't ask each queue for its counts.")
     ] = False,
+    account: OfAccount = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
+    admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """List the account's queues with their message counts."""
     rows: list[dict[str, Any]] = []
+    if account is not None:
+        _list_of_account(find_connection(data, None), admin_url, account, prefix, names_only, as_json)
+        return
     with _open(data, endpoint_url) as sqs:
         urls = list(sqs.queue_urls(prefix))
         with progress_bar("Counting messages", total=len(urls), quiet=names_only) as bar:
@@ -118,6 +155,26 @@ def list_queues(
                         continue  # deleted since it was listed
                 rows.append(row)
                 bar.update(done)
+    _print_queues(rows, names_only, as_json)
+
+
+def _list_of_account(
+    connection: ServerConnection,
+    admin_url: str | None,
+    account: str,
+    prefix: str,
+    names_only: bool,
+    as_json: bool,
+) -> None:
+    from quaymaster.cli.client import AdminClient
+
+    shown = ("name",) if names_only else ("name", "visible", "in_flight", "delayed")
+    with AdminClient(connection, admin_url) as admin:
+        rows = [{field: row[field] for field in shown} for row in admin.queues(account, prefix)]
+    _print_queues(rows, names_only, as_json)
+
+
+def _print_queues(rows: list[dict[str, Any]], names_only: bool, as_json: bool) -> None:
     if as_json:
         print_json({"queues": rows})
     elif names_only:
@@ -195,7 +252,7 @@ def purge(
         if not yes:
             counts = sqs.counts(url)
             total = sum(counts.values())
-            answer = _ask(f"Delete all {total} messages of {name_of(url)}? [y/N] ", "--yes")
+            answer = ask_before_deletion(f"Delete all {total} messages of {name_of(url)}? [y/N] ", "--yes")
             if answer.lower() not in ("y", "yes"):
                 raise CommandRefused("Nothing was deleted.")
         sqs.call("PurgeQueue", {"QueueUrl": url})
@@ -210,6 +267,7 @@ def delete(
         str | None,
         typer.Option("--confirm", help="The queue's name once more, instead of typing it.", metavar="NAME"),
     ] = None,
+    account: OfAccount = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     admin_url: options.AdminURL = None,
@@ -219,20 +277,47 @@ def delete(
     from quaymaster.cli.client import SQSClient
 
     connection = find_connection(data, endpoint_url)
+    owner = _other_account(connection, queue, account)
+    if owner is not None:
+        _delete_of_account(connection, admin_url, owner, name_of(queue), confirm)
+        if as_json:
+            print_json({"name": name_of(queue), "account_id": owner, "deleted": True})
+        return
     with SQSClient(connection) as sqs:
         url = sqs.queue_url(queue)
         name = name_of(url)
-        if confirm is None:
-            counts = sqs.counts(url)
-            note(f"This deletes the queue {name} and its {sum(counts.values())} messages for good.")
-            confirm = _ask("Type the queue's name to go on: ", f"--confirm {name}")
-        if confirm.strip() != name:
-            raise CommandRefused(
-                f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was deleted."
-            )
+        _check_confirmed(name, confirm, lambda: sum(sqs.counts(url).values()))
         delete_queue(connection, sqs, url, admin_url)
     if as_json:
         print_json({"name": name, "deleted": True})
+
+
+def _delete_of_account(
+    connection: ServerConnection, admin_url: str | None, account: str, name: str, confirm: str | None
+) -> None:
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(connection, admin_url) as admin:
+
+        def count() -> int:
+            for row in admin.queues(account, name):
+                if row["name"] == name:
+                    return sum(row[state] for state in ("visible", "in_flight", "delayed"))
+            raise CommandRefused(f"The account {account} has no queue {name}.")
+
+        _check_confirmed(name, confirm, count)
+        admin.call("DELETE", "queues", name, query={"account_id": account})
+
+
+def _check_confirmed(name: str, confirm: str | None, count: Callable[[], int]) -> None:
+    """Raise CommandRefused unless the queue's name is given once more; `count` tells how many messages it has."""
+    if confirm is None:
+        note(f"This deletes the queue {name} and its {count()} messages for good.")
+        confirm = ask_before_deletion("Type the queue's name to go on: ", f"--confirm {name}")
+    if confirm.strip() != name:
+        raise CommandRefused(
+            f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was deleted."
+        )
 
 
 @redrive_app.command("start")
@@ -306,6 +391,7 @@ def peek(
     queue: options.QueueName,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=1000)] = 10,
     from_sequence: Annotated[int, typer.Option("--from", help="Sequence number to start at.", min=0)] = 0,
+    account: OfAccount = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -316,10 +402,14 @@ def peek(
     """
     from quaymaster.cli.client import AdminClient
 
-    with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call(
-            "GET", "queues", name_of(queue), "messages", query={"count": limit, "from": from_sequence or None}
-        )
+    connection = find_connection(data, None)
+    query = {
+        "count": limit,
+        "from": from_sequence or None,
+        "account_id": _other_account(connection, queue, account),
+    }
+    with AdminClient(connection, admin_url) as admin:
+        result = admin.call("GET", "queues", name_of(queue), "messages", query=query)
     messages = result.get("messages") or []
     if as_json:
         print_json(result)
@@ -340,14 +430,6 @@ def peek(
     )
     if result.get("next_sequence"):
         note(f"There are more: --from {result['next_sequence']}")
-
-
-def _ask(question: str, option: str) -> str:
-    if not sys.stdin.isatty():
-        raise WrongUsage(f"This asks before it deletes; give {option} where nobody can answer.")
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    return sys.stdin.readline().strip()
 
 
 def _tasks(sqs: SQSClient, source_arn: str, count: int = 1) -> list[dict[str, Any]]:

@@ -221,7 +221,8 @@ def accounts(
         from quaymaster.cli.client import AdminClient
 
         with AdminClient(find_connection(data, None), admin_url) as admin:
-            found = list(admin.accounts())
+            # An account that was deleted has invoices to come for what it used.
+            found = list(admin.accounts(deleted=True))
         with _billing_errors(), store.writing():
             store.set_account_names({one["account_id"]: one["name"] for one in found}, _now())
     names = store.account_names(_now())

@@ -58,7 +58,7 @@ SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
 
-CountQueues = Callable[[str, int], Awaitable[CountedQueues]]
+QueueCounter = Callable[[str, int], Awaitable[CountedQueues]]
 """Tells how many queues and consumer groups an account has at a revision of the store or later; NotNow."""
 
 
@@ -97,7 +97,7 @@ class Accounts(KnownAccounts):
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
         *,
-        count_queues: CountQueues,
+        count_queues: QueueCounter,
         on_missing: Callable[[str], None] | None = None,
         keys_max: int = Quotas().account_access_keys_max,
         cell_format: CellFormat | None = None,
@@ -158,7 +158,7 @@ class Accounts(KnownAccounts):
         while True:
             account = self._present(account_id)
             changed = msgspec.structs.replace(account, is_enabled=enabled)
-            # Also where it is so already: whoever is at deleting the account notices.
+            # Also where it is so already: a deletion that is under way must not enable the account again.
             with suppress(RevisionMismatch):
                 await self._put_account(changed, self._accounts.compare(account_id))
                 return changed
@@ -166,8 +166,8 @@ class Accounts(KnownAccounts):
     async def delete_account(self, account_id: str) -> None:
         """Delete an account that has no queues, for good, with its keys and sessions. Its id is never given again.
 
-        Creations of queues, keys and sessions compare the account's row, and none is made in a disabled account. So
-        an enabled one is disabled first. From that revision on it gets no queue, and what is counted later is all.
+        Creations of queues compare the account's row, and disabled accounts get none. So an enabled account is disabled
+        first: from that revision on it gets no queue, and what is counted later is all that it has.
 
         Raises:
             ResourceNotFound: there is no such account.
@@ -192,7 +192,7 @@ class Accounts(KnownAccounts):
                 deleted = msgspec.structs.replace(account, is_enabled=False, deleted_ms=self._now_ms())
                 await self._put_account(deleted, unchanged)
             except RevisionMismatch:
-                continue  # somebody else changed it: what it is now counts
+                continue  # it was changed meanwhile
             break
         await self._delete_keys_of(account_id)
 
@@ -202,7 +202,8 @@ class Accounts(KnownAccounts):
         had = [f"{number} {noun}{'s' if number > 1 else ''}" for number, noun in numbers if number]
         if had:
             raise UnsupportedOperation(
-                f"The account {account_id} has {' and '.join(had)}; those being deleted count. Delete its queues first."
+                f"The account {account_id} has {' and '.join(had)}; those being deleted count. Delete its queues "
+                f"first: `quaymaster queue list --account {account_id}` shows them."
             )
 
     async def drop_keys_of_deleted_accounts(self) -> None:

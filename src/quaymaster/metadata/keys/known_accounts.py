@@ -62,7 +62,7 @@ class KnownAccounts:
     def check_open(self, account_id: str) -> Compare:
         """Return the condition that an account stays as it is; InvalidClientTokenId if it is closed.
 
-        Whoever has the condition in a transaction that makes something of the account makes nothing once it is closed.
+        A transaction with this condition creates nothing for an account that was closed after the look.
         """
         if account_id in self._closed:
             raise InvalidClientTokenId
