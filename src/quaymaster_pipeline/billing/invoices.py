@@ -11,7 +11,7 @@ id, and its revision grows with each change. A *final* one never changes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -46,7 +46,7 @@ class PriceSum(NamedTuple):
     cost: Decimal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invoice:
     """One account's month. `issued` is None while it is provisional."""
 
@@ -56,11 +56,11 @@ class Invoice:
     currency: str
     issuer: str
     price_book: str
-    revision: int
-    state: State
-    issued: datetime | None
     charges: tuple[Charge, ...]
     corrections: tuple[Correction, ...]
+    revision: int = 1
+    state: State = "provisional"
+    issued: datetime | None = None
 
     @property
     def invoice_id(self) -> str | None:
@@ -165,29 +165,11 @@ def corrections_of(
     return sorted(found, key=lambda correction: (*correction.charge[1:9], correction.corrects))
 
 
-def make_provisional(
-    *,
-    account_id: str,
-    account_name: str,
-    month: Month,
-    currency: str,
-    issuer: str,
-    price_book: str,
-    charges: Sequence[Charge],
-    corrections: Sequence[Correction],
-    before: tuple[int, str] | None = None,
-) -> Invoice:
-    """Return a provisional invoice. `before` are the last one's revision and digest, None when there was none.
+def revised(invoice: Invoice, before: tuple[int, str]) -> Invoice:
+    """Return the invoice with its revision: that of the last one when nothing has changed, else one more.
 
-    The revision is that of before when nothing has changed, else one more; the first is 1.
+    `before` are the last one's revision and digest.
     """
-    invoice = Invoice(
-        *(account_id, account_name, month, currency, issuer, price_book, 1, "provisional", None),
-        tuple(charges),
-        tuple(corrections),
-    )
-    if before is None:
-        return invoice
     revision, digest = before
     return replace(invoice, revision=revision if digest == invoice.digest else revision + 1)
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Final
 
-from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
+from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, revised
 from quaymaster_pipeline.billing.periods import GRACE, Month, PeriodStage, stage_of
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import rate_month
@@ -174,17 +174,18 @@ class Billing:
             raise NothingToBill(
                 f"account {account_id} used nothing in {month}, and nothing is to be corrected in it"
             )
-        invoice = make_provisional(
+        invoice = Invoice(
             account_id=account_id,
             account_name=self._store.account_names(month.end).get(account_id, ""),
             month=month,
             currency=book.currency,
             issuer=book.issuer,
             price_book=book.name,
-            charges=charges,
-            corrections=corrections,
-            before=None if before is None else (before.fields["revision"], before.fields["digest"]),
+            charges=tuple(charges),
+            corrections=tuple(corrections),
         )
+        if before is not None:
+            invoice = revised(invoice, (before.fields["revision"], before.fields["digest"]))
         compared = [
             comparison._replace(counts=(*comparison.counts, ("charges", invoice.quantity)))
             if comparison.measure == "billed requests"

@@ -299,11 +299,17 @@ class BillingStore:
         fields = row.fields
         account_id = fields["account_id"]
         invoice = Invoice(
-            *(account_id, fields["account_name"], row.month, fields["currency"], fields["issuer"]),
-            *(fields["price_book"], fields["revision"], fields["state"]),
-            None if fields["issued"] is None else fields["issued"].astimezone(datetime.UTC),
-            tuple(self.charges(row.month, account_id)),
-            tuple(self.corrections(row.month, account_id)),
+            account_id=account_id,
+            account_name=fields["account_name"],
+            month=row.month,
+            currency=fields["currency"],
+            issuer=fields["issuer"],
+            price_book=fields["price_book"],
+            charges=tuple(self.charges(row.month, account_id)),
+            corrections=tuple(self.corrections(row.month, account_id)),
+            revision=fields["revision"],
+            state=fields["state"],
+            issued=None if fields["issued"] is None else fields["issued"].astimezone(datetime.UTC),
         )
         if invoice.digest != fields["digest"]:
             raise StoreDamaged(

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.usage.blocks import DAMAGED, Origin, block_ranges, read_block, segment_table
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage, Epoch, judge_blocks
-from quaymaster_pipeline.usage.tasks import Workers, answer_files, answer_table
+from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, SEGMENTS
@@ -74,16 +74,7 @@ def take_batch(
     answers = workers.over_blocks(
         feed, ranges, bronze_work(events.place, batch_id, now.astimezone(datetime.UTC).date())
     )
-    lines = [line for table in answers.tables("segments") for line in table.to_pylist()]
-    expected = {
-        (partition, offset) for partition, (low, high) in ranges.items() for offset in range(low, high)
-    }
-    if len(lines) != len(expected) or expected != {
-        (line["log_partition"], line["log_offset"]) for line in lines
-    }:
-        raise FeedIncomplete(
-            f"of {len(expected)} blocks the usage queue gave {len(lines)}, so nothing was taken"
-        )
+    lines = _lines_of(answers, ranges)
     table = judged(segment_table(lines), coverage, segments)
     totals = Counter(note.get("totals", {}))
     found: Counter[str] = Counter()
@@ -114,6 +105,20 @@ def take_batch(
         raise CommitConflict(f"another process took batch {batch_id} into {warehouse.root}")
     commit_segments(warehouse)
     return BronzeBatch(batch_id, len(lines), dict(found), dict(states))
+
+
+def _lines_of(answers: Answers, ranges: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """Return the lines of ops.segments that tasks made of the blocks they read; FeedIncomplete if any is missing."""
+    lines = [line for table in answers.tables("segments") for line in table.to_pylist()]
+    expected = {
+        (partition, offset) for partition, (low, high) in ranges.items() for offset in range(low, high)
+    }
+    read = {(line["log_partition"], line["log_offset"]) for line in lines}
+    if len(lines) != len(expected) or read != expected:
+        raise FeedIncomplete(
+            f"of {len(expected)} blocks the usage queue gave {len(lines)}, so nothing was taken"
+        )
+    return lines
 
 
 def positions_of(warehouse: Warehouse) -> dict[int, int]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from quaymaster_pipeline.billing.documents import render_csv, render_json
 from quaymaster_pipeline.billing.focus import COLUMNS, focus_rows
 from quaymaster_pipeline.billing.invoice_pdf import render_pdf
-from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
+from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, revised
 from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
 from quaymaster_pipeline.billing.rating import Charge, Usage
@@ -39,17 +39,17 @@ def invoice_of(
     before: tuple[int, str] | None = None,
     name: str = "Acme Ltd",
 ) -> Invoice:
-    return make_provisional(
+    invoice = Invoice(
         account_id=ACCOUNT,
         account_name=name,
         month=MONTH,
         currency="USD",
         issuer="Quaymaster",
         price_book="SQS",
-        charges=charges,
-        corrections=corrections,
-        before=before,
+        charges=tuple(charges),
+        corrections=tuple(corrections),
     )
+    return invoice if before is None else revised(invoice, before)
 
 
 def months_usage() -> list[Usage]:
