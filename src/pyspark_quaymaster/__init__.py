@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_quaymaster.options import includes_headers, parse_sink_options, parse_source_options
 from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, check_schema
-from pyspark_quaymaster.sink import BatchWriter, StreamWriter
+from pyspark_quaymaster.sink.writers import BatchWriter, StreamWriter
 from pyspark_quaymaster.source import BatchReader, FilteringReader, StreamReader
 
 __all__ = ["SCHEMA", "DefaultSource"]

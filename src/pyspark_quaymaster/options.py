@@ -156,42 +156,14 @@ def parse_source_options(
 ) -> SourceOptions:
     """Return what the options of a read say; raises OptionIsInvalid naming the option and what it may be."""
     options = _known(given, SOURCE_OPTIONS)
-    named = [name for name in ("queue", "queues", "queuePattern", "assign") if name.lower() in options]
-    if len(named) != 1:
-        found = "none" if not named else ", ".join(named)
-        raise OptionIsInvalid(
-            f"exactly one of queue, queues, queuePattern and assign says what to read; given: {found}"
-        )
+    _check_queues_named_once(options)
     _check_mode(options)
     _check_fetch(options)
     strategy = options.get("startingoffsetsbytimestampstrategy", "error")
     if strategy not in ("error", "latest"):
         raise OptionIsInvalid(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
-    if is_stream:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if name.lower() in options:
-                raise OptionIsInvalid(f"{name} is for batch reads; a stream has no end")
-        if _flag(options, "pushdown", False):
-            raise OptionIsInvalid("pushdown=true is for batch reads: Spark gives streams no filters")
-    else:
-        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
-            if name.lower() in options:
-                raise OptionIsInvalid(f"{name} is for streams; a batch read ends at endingOffsets")
-        if "consumergroup" in options:
-            raise OptionIsInvalid("consumerGroup is for streams; a batch read reports no progress")
-    starting = _position(options, "starting")
-    ending = _position(options, "ending")
-    if not is_stream and isinstance(starting, Latest):
-        raise OptionIsInvalid("startingOffsets=latest would make a batch read empty; it is for streams")
-    if isinstance(ending, Earliest):
-        raise OptionIsInvalid("endingOffsets is latest or offsets, not earliest")
-    _check_order(starting, ending)
-    group = options.get("consumergroup")
-    if group is not None and _GROUP.fullmatch(group) is None:
-        raise OptionIsInvalid(f"consumerGroup has 1 to 80 letters, digits, '-' and '_', unlike {group!r}")
-    fetch_format = options.get("fetchformat", "columns")
-    if fetch_format not in ("columns", "arrow"):
-        raise OptionIsInvalid(f"fetchFormat is columns or arrow, not {fetch_format!r}")
+    _check_kind(options, is_stream=is_stream)
+    starting, ending = _positions(options, is_stream=is_stream)
     tasks_min = _count(options, "minPartitions") or 1
     tasks_max = _count(options, "maxTasks") or max(tasks_min, os.cpu_count() or 1)
     if tasks_min > tasks_max:
@@ -214,8 +186,8 @@ def parse_source_options(
         tasks_max=tasks_max,
         task_rows_max=_count(options, "maxRecordsPerPartition"),
         fails_on_data_loss=_flag(options, "failOnDataLoss", True),
-        consumer_group=group,
-        fetch_format=fetch_format,
+        consumer_group=_consumer_group(options),
+        fetch_format=_fetch_format(options),
         fetch_bytes=_count(options, "fetchBytes", FETCH_BYTES_MAX) or FETCH_BYTES,
         pushes_filters=_flag(options, "pushdown", False),
         archive=_archive(options),
@@ -328,6 +300,57 @@ def _assigned(options: Mapping[str, str]) -> dict[str, frozenset[int]]:
             if type(number) is not int or number < 0:
                 raise OptionIsInvalid(f"{shape}; {queue} has {number!r}")
     return {queue: frozenset(partitions) for queue, partitions in found.items()}
+
+
+def _check_queues_named_once(options: Mapping[str, str]) -> None:
+    named = [name for name in ("queue", "queues", "queuePattern", "assign") if name.lower() in options]
+    if len(named) != 1:
+        found = "none" if not named else ", ".join(named)
+        raise OptionIsInvalid(
+            f"exactly one of queue, queues, queuePattern and assign says what to read; given: {found}"
+        )
+
+
+def _check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
+    """Raise OptionIsInvalid for what is of streams only, in a batch read, and the reverse."""
+    if is_stream:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name.lower() in options:
+                raise OptionIsInvalid(f"{name} is for batch reads; a stream has no end")
+        if _flag(options, "pushdown", False):
+            raise OptionIsInvalid("pushdown=true is for batch reads: Spark gives streams no filters")
+    else:
+        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+            if name.lower() in options:
+                raise OptionIsInvalid(f"{name} is for streams; a batch read ends at endingOffsets")
+        if "consumergroup" in options:
+            raise OptionIsInvalid("consumerGroup is for streams; a batch read reports no progress")
+
+
+def _positions(options: Mapping[str, str], *, is_stream: bool) -> tuple[Position | None, Position | None]:
+    """Return where to start and where to end."""
+    starting = _position(options, "starting")
+    ending = _position(options, "ending")
+    if not is_stream and isinstance(starting, Latest):
+        raise OptionIsInvalid("startingOffsets=latest would make a batch read empty; it is for streams")
+    if isinstance(ending, Earliest):
+        raise OptionIsInvalid("endingOffsets is latest or offsets, not earliest")
+    _check_order(starting, ending)
+    return starting, ending
+
+
+def _consumer_group(options: Mapping[str, str]) -> str | None:
+    group = options.get("consumergroup")
+    if group is not None and _GROUP.fullmatch(group) is None:
+        raise OptionIsInvalid(f"consumerGroup has 1 to 80 letters, digits, '-' and '_', unlike {group!r}")
+    return group
+
+
+def _fetch_format(options: Mapping[str, str]) -> str:
+    fetch_format = options.get("fetchformat", "columns")
+    if fetch_format not in ("columns", "arrow"):
+        raise OptionIsInvalid(f"fetchFormat is columns or arrow, not {fetch_format!r}")
+    return fetch_format
 
 
 def _check_mode(options: Mapping[str, str]) -> None:

@@ -158,45 +158,19 @@ def _fetch(client: Client, one: Range, first: int, options: SourceOptions, colum
                 columns=columns,
                 form=options.fetch_format,
             )
-            if fetched.next_offset < one.end:
-                is_planned = True
-            else:
-                # Ids never come back: what is the planned queue now was it all the time.
-                is_planned = client.describe_log(one.url).queue_id == one.queue_id
-        except RequestRefused as error:
-            if error.code in NO_SUCH_QUEUE:
-                lose(
-                    f"offsets {first} to {one.end} of {one.url}: the queue is deleted",
-                    options.fails_on_data_loss,
-                )
-                return _Piece(first, None)
-            if error.code != TRIMMED:
-                raise
-            log = client.describe_log(one.url)
-            is_planned = log.queue_id == one.queue_id
-            earliest = log.partitions[one.partition].earliest if one.partition in log.partitions else one.end
-            if is_planned:
-                if earliest <= first:
-                    raise
-                if options.archive is not None:
-                    raise _Trimmed(earliest) from None
-                lose(
-                    f"offsets {first} to {min(earliest, one.end)} of {one.url} partition {one.partition} are trimmed "
-                    f"while they are read: it begins at {earliest}",
-                    options.fails_on_data_loss,
-                )
-                if earliest >= one.end:
-                    return _Piece(first, None)
-                first = earliest
-                continue
-            fetched = None
-        if not is_planned:
-            lose(
-                f"offsets {first} to {one.end} of {one.url}: the queue was made anew under its name",
-                options.fails_on_data_loss,
+            # Ids never come back: what is the planned queue now was it all the time.
+            is_planned = (
+                fetched.next_offset < one.end or client.describe_log(one.url).queue_id == one.queue_id
             )
+        except RequestRefused as error:
+            following = _next_after_refusal(error, client, one, first, options)
+            if following is None:
+                return _Piece(first, None)
+            first = following
+            continue
+        if not is_planned:
+            _lose_remade(one, first, options)
             return _Piece(first, None)
-        assert fetched is not None, "only another queue's answer is thrown away"
         if first < fetched.next_offset <= one.end:
             return _Piece(first, fetched)
         if fetched.next_offset > one.end:
@@ -208,3 +182,40 @@ def _fetch(client: Client, one: Range, first: int, options: SourceOptions, colum
                 f"though {one.end} is committed"
             )
         time.sleep(_BEHIND_PAUSE_S)
+
+
+def _next_after_refusal(
+    error: RequestRefused, client: Client, one: Range, first: int, options: SourceOptions
+) -> int | None:
+    """Return the offset at which a range goes on whose `first` was refused; None when the rest of it is lost.
+
+    Raises:
+        _Trimmed: there is an archive, and it may have what is gone.
+    """
+    if error.code in NO_SUCH_QUEUE:
+        lose(f"offsets {first} to {one.end} of {one.url}: the queue is deleted", options.fails_on_data_loss)
+        return None
+    if error.code != TRIMMED:
+        raise error
+    log = client.describe_log(one.url)
+    if log.queue_id != one.queue_id:
+        _lose_remade(one, first, options)
+        return None
+    earliest = log.partitions[one.partition].earliest if one.partition in log.partitions else one.end
+    if earliest <= first:
+        raise error
+    if options.archive is not None:
+        raise _Trimmed(earliest) from None
+    lose(
+        f"offsets {first} to {min(earliest, one.end)} of {one.url} partition {one.partition} are trimmed "
+        f"while they are read: it begins at {earliest}",
+        options.fails_on_data_loss,
+    )
+    return earliest if earliest < one.end else None
+
+
+def _lose_remade(one: Range, first: int, options: SourceOptions) -> None:
+    lose(
+        f"offsets {first} to {one.end} of {one.url}: the queue was made anew under its name",
+        options.fails_on_data_loss,
+    )

@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pyspark_quaymaster import DefaultSource, sink
-from pyspark_quaymaster.entries import MessageIsRefused
+from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.errors import (
     AnswerIsWrong,
     OptionIsInvalid,
@@ -21,7 +20,9 @@ from pyspark_quaymaster.errors import (
     StagedRowsAreGone,
 )
 from pyspark_quaymaster.schema import SCHEMA, arrow_schema
-from pyspark_quaymaster.sink import BatchWriter, StreamWriter
+from pyspark_quaymaster.sink import writers
+from pyspark_quaymaster.sink.entries import MessageIsRefused
+from pyspark_quaymaster.sink.writers import BatchWriter, StreamWriter
 
 from .fake_server import FakeServer, Refusal, fake_server
 
@@ -48,13 +49,13 @@ class Task:
         return self.partition
 
     def getLocalProperty(self, name: str) -> str | None:
-        return {sink.QUERY_PROPERTY: QUERY, sink.BATCH_PROPERTY: str(self.batch)}.get(name)
+        return {writers.QUERY_PROPERTY: QUERY, writers.BATCH_PROPERTY: str(self.batch)}.get(name)
 
 
 @pytest.fixture(autouse=True)
 def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     made = Task()
-    monkeypatch.setattr(sink, "_task", lambda: made)
+    monkeypatch.setattr(writers, "_task", lambda: made)
     return made
 
 

@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
-from pyspark_quaymaster import DefaultSource, sink
+from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.client import Client
-from pyspark_quaymaster.entries import MessageIsRefused
 from pyspark_quaymaster.errors import OptionIsInvalid, ServerIsUnavailable
 from pyspark_quaymaster.schema import SCHEMA, arrow_schema
-from pyspark_quaymaster.sending import send_all
-from pyspark_quaymaster.sink import BatchWriter, Sent
+from pyspark_quaymaster.sink import writers
+from pyspark_quaymaster.sink.entries import MessageIsRefused
+from pyspark_quaymaster.sink.sending import send_all
+from pyspark_quaymaster.sink.writers import BatchWriter, Sent
 
 from .fake_server import FakeServer, fake_server
 
@@ -39,7 +40,7 @@ class Task:
 
 @pytest.fixture(autouse=True)
 def _task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "_task", Task)
+    monkeypatch.setattr(writers, "_task", Task)
 
 
 def writer(server: FakeServer, columns: StructType, /, **options: str) -> BatchWriter:

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_quaymaster.client import Client
-from pyspark_quaymaster.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from pyspark_quaymaster.options import SinkOptions
-from pyspark_quaymaster.targets import QueueUrls, check_group
+from pyspark_quaymaster.sink.entries import MessageIsRefused, OutgoingRow
+from pyspark_quaymaster.sink.targets import QueueUrls, check_group
+from quaymaster.core.values.queue_names import is_fifo_name
 
 ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 1 << 20
@@ -80,7 +81,7 @@ class Lanes:
     def put(self, row: OutgoingRow, task_name: str) -> None:
         entry, entry_bytes = row.entry, row.size
         url = self._urls.find(row.queue)
-        is_fifo = url.endswith(".fifo")
+        is_fifo = is_fifo_name(url)
         if is_fifo:
             lane = hash_of(str(entry.get("MessageGroupId")).encode())[0] % len(self._lanes)
             self._complete(entry, url, task_name)

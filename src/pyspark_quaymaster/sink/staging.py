@@ -20,7 +20,6 @@ from typing import Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_quaymaster.client import Client, Patience, TransactionKey
-from pyspark_quaymaster.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.errors import (
     AnswerIsWrong,
     OptionIsInvalid,
@@ -29,7 +28,9 @@ from pyspark_quaymaster.errors import (
     StagedRowsAreGone,
 )
 from pyspark_quaymaster.options import SinkOptions
-from pyspark_quaymaster.targets import QueueUrls, check_group
+from pyspark_quaymaster.sink.entries import MessageIsRefused, OutgoingRow
+from pyspark_quaymaster.sink.targets import QueueUrls, check_group
+from quaymaster.core.values.queue_names import is_fifo_name
 
 CALL_MESSAGES_MAX = 1_000
 CALL_BYTES_MAX = 2 << 20
@@ -121,7 +122,7 @@ class _Stager:
         elif len(filling.entries) == CALL_MESSAGES_MAX or filling.size + row.size > CALL_BYTES_MAX:
             filling = self._hand_over(url, filling)
         entry = row.entry
-        if url.endswith(".fifo"):
+        if is_fifo_name(url):
             check_group(entry, url)
             if "MessageDeduplicationId" not in entry:
                 # The transaction is what keeps rows single: this only has to be no other message's.

@@ -28,13 +28,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_quaymaster import staging
 from pyspark_quaymaster.client import TransactionKey
-from pyspark_quaymaster.entries import rows_of
 from pyspark_quaymaster.errors import OptionIsInvalid
 from pyspark_quaymaster.options import SinkOptions
 from pyspark_quaymaster.schema import ATTRIBUTE_TYPE
-from pyspark_quaymaster.sending import send_rows
+from pyspark_quaymaster.sink import staging
+from pyspark_quaymaster.sink.entries import rows_of
+from pyspark_quaymaster.sink.sending import send_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

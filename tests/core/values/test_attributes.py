@@ -24,7 +24,7 @@ SPELLED_BESIDES = {
     # What the errors of these policies name.
     "quaymaster/core/values/policies.py": {"Policy", "RedriveAllowPolicy", "RedrivePolicy"},
     # Parameters of messages, which are called like the attributes that they stand in for.
-    "pyspark_quaymaster/entries.py": {"DelaySeconds"},
+    "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
     "quaymaster/cli/message.py": {"DelaySeconds", "VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
     "quaymaster/protocol/actions/validation.py": {"VisibilityTimeout"},
