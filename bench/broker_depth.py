@@ -33,7 +33,7 @@ from bench.watched import Figures, report
 from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import Command, Delete, NewMessage, Receipt, Receive, Send, SetQueue
 from quaymaster.core.values.messages import encode_message_head, hash_dedup, hash_group, join_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition

@@ -21,7 +21,7 @@ import pstats
 import time
 from typing import Any
 
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values import commands
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType

@@ -7,7 +7,8 @@ import pytest
 from quaymaster.broker import broker
 from quaymaster.broker.replica import journal_service, message_moves, moves_out
 from quaymaster.broker.storage import writer
-from quaymaster.coordination import etcd, watched_prefix
+from quaymaster.coordination import watched_prefix
+from quaymaster.coordination.stores import etcd
 from quaymaster.metadata.store import feed, mirror
 from quaymaster.net.routing import circuit_breaker, metadata_client
 from quaymaster.net.rpc.connection import RPCLimits

@@ -17,7 +17,7 @@ from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader
 from quaymaster.broker.storage.segments import segment_name
 from quaymaster.coordination.cell_keys import JOURNAL_FLOORS, configuration_key
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import CountMessages
 
 

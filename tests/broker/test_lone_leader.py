@@ -26,7 +26,7 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica import replica as replica_module
 from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,

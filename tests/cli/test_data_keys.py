@@ -15,7 +15,7 @@ from harness.broker_support import BrokerTester, running
 from harness.held_entries import held_entries
 from metadata.support import ACCOUNT, Clock, eventually
 
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import Delete, NewMessage, StartMoveTask
 from quaymaster.core.values.messages import MessageContent, decode_message, join_payload, split_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition

@@ -23,8 +23,8 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, Put, StoreUnusable
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.presence import ALIVE, Presence, PresenceRow, list_alive
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.formats import FORMAT_MAX
 
 LEASE_MS = 1_000

@@ -18,7 +18,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import ABSENT, CoordinationUnavailable, Event, Listing, Put, WatchLost
 from quaymaster.coordination.leader_watch import LeaderWatch
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.leader_table import Leader, LeaderTable
 from quaymaster.core.values.journal_configuration import JournalConfiguration

@@ -10,7 +10,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import CoordinationUnavailable
 from quaymaster.coordination.leadership import Leadership
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 
 KEY = "managers/test"
 TTL_MS = 1_000

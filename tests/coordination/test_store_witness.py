@@ -16,7 +16,6 @@ from quaymaster.coordination.interface import (
     Put,
     StoreUnusable,
 )
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.store_witness import (
     FORGOTTEN,
     GENERATION,
@@ -30,6 +29,7 @@ from quaymaster.coordination.store_witness import (
     read_refusal,
     with_generation,
 )
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.store_history import SeenStore, Verdict, WitnessMark
 
 INTERVAL_S = 0.005

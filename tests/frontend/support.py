@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.values import commands
 from quaymaster.core.values.commands import (

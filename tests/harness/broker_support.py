@@ -13,7 +13,7 @@ from quaymaster.broker.replica.journal_service import JournalOptions, JournalSer
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Coordination
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import (
     Command,
     Delivery,

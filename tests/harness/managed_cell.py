@@ -27,7 +27,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.cell import BrokerReport, JournalSeen, PlacementSettings, broker_of
 from quaymaster.core.values.errors import Timeout, Unreachable
 from quaymaster.managers.broker_link import BrokerLink

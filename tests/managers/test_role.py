@@ -19,8 +19,8 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import Put
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.noted_acts import NotedAct, list_acts
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
 from quaymaster.managers.in_cluster import InClusterManager

@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.coordination.cell_keys import BROKERS, registration_key
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.cell import PlacementSettings
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager

@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S
 
 from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
 from quaymaster.coordination.interface import Coordination
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import ConnectionLost, Timeout, Unreachable
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider

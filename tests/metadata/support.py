@@ -11,7 +11,7 @@ import msgspec
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, QueueIdTaken, QueueRevisionTaken
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.rpc_server import MetadataCalls

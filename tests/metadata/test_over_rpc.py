@@ -12,7 +12,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from metadata.support import ACCOUNT, REGION, Clock, FakeJournal, eventually
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import QueueDoesNotExist, QueueNameExists
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode

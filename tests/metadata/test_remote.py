@@ -20,7 +20,7 @@ from harness.held_entries import held_entries
 from metadata.cell import Cell, FrontEnd, run_cell
 from metadata.support import ACCOUNT, REGION, eventually
 from quaymaster.coordination.interface import CoordinationUnavailable, Put, StoreUnusable
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidParameterValue,

@@ -11,8 +11,8 @@ import pytest
 
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import CoordinationUnavailable, Event, Put, StoreUnusable
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store import mirror

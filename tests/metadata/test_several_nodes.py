@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metadata.support import ACCOUNT, World, eventually, run
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.service import MetadataService

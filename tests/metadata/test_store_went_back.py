@@ -10,7 +10,7 @@ import pytest
 from metadata.cell import Cell
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import KeyValue, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition

@@ -42,7 +42,7 @@ from harness.wall_clock import WallClock
 
 from quaymaster.cli.local.etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
-from quaymaster.coordination.row_checksum import value_of
+from quaymaster.coordination.stores.row_checksum import value_of
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 

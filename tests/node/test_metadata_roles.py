@@ -17,8 +17,8 @@ from metadata.support import eventually
 
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.coordination.interface import Coordination, CoordinationUnavailable, KeyValue, Put
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -31,8 +31,8 @@ from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
+from quaymaster.node.data.stores import open_etcd
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
-from quaymaster.node.stores import open_etcd
 from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings

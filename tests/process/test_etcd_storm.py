@@ -16,10 +16,6 @@ import msgspec
 import pytest
 from harness.etcd import EtcdCluster
 
-from quaymaster.coordination import etcd as etcd_module
-from quaymaster.coordination import etcd_gateway
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
     Coordination,
@@ -27,6 +23,10 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     RevisionMismatch,
 )
+from quaymaster.coordination.stores import etcd as etcd_module
+from quaymaster.coordination.stores import etcd_gateway
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.core.values.errors import NotNow
 
 FAULTS = int(os.environ.get("SOAK_RUNS", "4"))

@@ -12,8 +12,8 @@ from harness.load import Answer
 from harness.running_cell import PREFIX, RunningCell
 from harness.waiting import PATIENCE_S, eventually
 
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows
 
 from .support import CellClient, bodies, running_thread

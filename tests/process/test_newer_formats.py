@@ -15,7 +15,7 @@ from quaymaster.broker.replica.recovery import recover
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Put
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.core.values.records import Record, encode_batch

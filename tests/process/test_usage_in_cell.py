@@ -33,8 +33,8 @@ from quaymaster.cli.connection import find_connection
 from quaymaster.cli.local.cluster import read_cluster
 from quaymaster.cli.local.plan import ETCD_PREFIX
 from quaymaster.cli.local.status import COORDINATION_TIMEOUT_MS
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage.usage_blocks import UsageBlock, decode_block, parse_block_text

@@ -39,7 +39,7 @@ from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.broker.storage.space import JournalLimits
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.attributes import Durability

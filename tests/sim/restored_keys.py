@@ -29,13 +29,13 @@ import msgspec
 
 from quaymaster.coordination import store_witness
 from quaymaster.coordination.interface import Compare, KeyValue, Put
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.store_witness import (
     WITNESSES,
     StoreWitness,
     decide_to_continue,
     with_generation,
 )
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.store_history import SeenStore, Verdict, WitnessMark, judge
 from quaymaster.metadata.store.rows import ACCESS_KEYS, NODES, is_counted
 from sim.kernel import Violation

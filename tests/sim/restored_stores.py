@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks

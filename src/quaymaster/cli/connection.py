@@ -28,7 +28,7 @@ from quaymaster.cli.profile_files import (
     named_profile,
     read_profile,
 )
-from quaymaster.node.client_file import CLIENT_FILE
+from quaymaster.node.data.client_file import CLIENT_FILE
 
 DATA_VARIABLE = "QUAYMASTER_DATA_DIRECTORY"
 DATA_DEFAULT = Path("quaymaster-data")

@@ -34,8 +34,8 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool
 from quaymaster.frontend.usage.usage_feed import spool_directory
+from quaymaster.node.data.stores import MARK_KEY, open_etcd
 from quaymaster.node.file_limit import files_needed
-from quaymaster.node.stores import MARK_KEY, open_etcd
 from quaymaster.settings import Address, Settings
 
 OK = "ok"

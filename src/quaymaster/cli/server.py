@@ -208,8 +208,8 @@ def force_start(
     """
     from quaymaster.broker.storage.disk import DirectoryInUse
     from quaymaster.coordination.noted_acts import act_of_user
-    from quaymaster.node.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
-    from quaymaster.node.settling import force_settling
+    from quaymaster.node.data.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
+    from quaymaster.node.data.settling import force_settling
 
     directory = data_directory(data)
     if not directory.is_dir():

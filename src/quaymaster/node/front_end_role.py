@@ -29,7 +29,7 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.broker_client import BrokerClient
-from quaymaster.node.client_file import CLIENT_FILE
+from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
-from quaymaster.node.stores import JOURNALS_DIRECTORY
+from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
 
 JOURNAL_ID = 0

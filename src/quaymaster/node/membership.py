@@ -16,9 +16,9 @@ from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.cell.store_history import Verdict
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.node.data_directory import raise_format_of
+from quaymaster.node.data.data_directory import raise_format_of
+from quaymaster.node.data.stores import DataWitness, open_etcd
 from quaymaster.node.node import Node
-from quaymaster.node.stores import DataWitness, open_etcd
 
 
 class Membership(NamedTuple):

@@ -41,10 +41,10 @@ from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError
-from quaymaster.node.data_directory import DataDirectoryUnusable, DirectoryLock, prepare_data_directory
+from quaymaster.node.data.data_directory import DataDirectoryUnusable, DirectoryLock, prepare_data_directory
+from quaymaster.node.data.settling import DataContradicts
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
-from quaymaster.node.settling import DataContradicts
 from quaymaster.settings import Address, Settings
 
 EXIT_OK = 0

@@ -12,7 +12,7 @@ from quaymaster.broker.copies.backup import STORE_NAME, BackupUnusable, restore
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.noted_acts import act_of_user, encode_act
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
 from quaymaster.node.journal_settings import key_provider

@@ -16,6 +16,7 @@ from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
 from quaymaster.node.broker_routing import BROKER_ROLE, route_to_brokers
+from quaymaster.node.data.stores import declaring
 from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
@@ -35,7 +36,6 @@ from quaymaster.node.metadata_roles import (
 from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.server_role import start_server
-from quaymaster.node.stores import declaring
 from quaymaster.node.transport import Transport
 from quaymaster.settings import Settings
 

@@ -24,6 +24,8 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.broker_metrics import held_expiry, journal_samples
+from quaymaster.node.data.settling import is_to_settle, settle
+from quaymaster.node.data.stores import DataWitness, declaring, open_store
 from quaymaster.node.front_end_role import (
     Behind,
     reachable,
@@ -35,8 +37,6 @@ from quaymaster.node.front_end_role import (
 from quaymaster.node.journal_settings import JOURNAL_ID, journal_options, key_provider
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
-from quaymaster.node.settling import is_to_settle, settle
-from quaymaster.node.stores import DataWitness, declaring, open_store
 from quaymaster.settings import Address
 
 log = logging.getLogger(__name__)

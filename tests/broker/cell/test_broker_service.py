@@ -39,8 +39,8 @@ from quaymaster.coordination.interface import (
     Listing,
     StoreUnusable,
 )
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.noted_acts import NotedAct, list_acts
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.cell import BrokerReport
 from quaymaster.core.replication.messages import Envelope, Resign
 from quaymaster.core.values.commands import (

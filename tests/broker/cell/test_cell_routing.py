@@ -17,7 +17,7 @@ from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOp
 from quaymaster.broker.replica import data_key_lists
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.leader_watch import LeaderWatch
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.commands import (
     Command,

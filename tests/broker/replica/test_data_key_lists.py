@@ -26,7 +26,7 @@ from quaymaster.broker.storage.segments import (
     render_footer,
     render_header,
 )
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import (
     DataKeysOutcome,
     Delete,

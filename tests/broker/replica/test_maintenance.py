@@ -32,7 +32,7 @@ from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.snapshots import Blob, Draft
 from quaymaster.broker.storage.state_store import encode_partition
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import CountMessages, Delete, ForgetQueue, Purge
 from quaymaster.core.values.errors import InternalFailure, JournalStopped, QueueDoesNotExist
 

@@ -24,7 +24,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.replica import message_moves
 from quaymaster.broker.storage.segments import RecordUnreadable
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     CountMessages,

@@ -24,7 +24,7 @@ from quaymaster.broker.replica.recovery import DAMAGED_NAME, INDEX_NAME, Recover
 from quaymaster.broker.storage.chunk_store import ChunkLost
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_state import JournalCorrupt
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates

@@ -11,8 +11,8 @@ from quaymaster.cli.cells.cell_restoring import _brokers_of_new_cell
 from quaymaster.coordination.cell_format import FORMAT_KEY
 from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration
 from quaymaster.coordination.interface import KeyValue, Put
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.presence import PresenceRow
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.node.restoring import RestoreRefused
 

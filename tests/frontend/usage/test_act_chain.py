@@ -16,7 +16,6 @@ from harness.waiting import PATIENCE_S
 from frontend.support import ACCOUNT, FakeBroker, serving_with, until
 from frontend.usage.test_usage_feed import cell_of_one, on_a_loop, shipped
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.noted_acts import (
     NotedAct,
     act_of_user,
@@ -25,6 +24,7 @@ from quaymaster.coordination.noted_acts import (
     new_act,
     note_act,
 )
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage import act_chain, usage_feed
 from quaymaster.frontend.usage.act_chain import drop_acts

@@ -14,7 +14,7 @@ import pytest
 from frontend.admin.test_admin import Port, administered
 from frontend.support import until
 from frontend.usage.test_usage_spool import failing
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.frontend.assembly import make_usage_feed
 from quaymaster.frontend.usage import audit_gate
 from quaymaster.frontend.usage.spool_blocks import OWED_BYTES

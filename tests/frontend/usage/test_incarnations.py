@@ -11,7 +11,7 @@ from harness.waiting import PATIENCE_S
 
 from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
 from quaymaster.frontend.usage.incarnations import EPOCHS, FrontEndIncarnations, Incarnation, is_gone
 from quaymaster.metadata.service import MetadataService

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from frontend.support import FakeBroker, Service, embedded_metadata, serving_with, until
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import Send
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper

@@ -17,11 +17,11 @@ from harness.waiting import PATIENCE_S
 from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, ActingStore, World, eventually, run
 from metadata.test_several_nodes import SlowStore
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import Coordination, Event, Put
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidClientTokenId,

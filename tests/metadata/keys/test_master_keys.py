@@ -13,7 +13,7 @@ import pytest
 
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.messages import MessageContent, encode_moved
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.messaging.encryption import MessageCipher

@@ -21,7 +21,7 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import CoordinationUnavailable, Listing, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.cell import BrokerState
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import FORMAT_MIN, CellFormat

@@ -13,7 +13,7 @@ import pytest
 
 from metadata.support import ACCOUNT, REGION, START_MS, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
     InvalidAttributeValue,
     InvalidParameterValue,

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from quaymaster.coordination.interface import Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.metadata.store.coalescer import Coalescer, StoreReads
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from metadata.support import eventually
 from quaymaster.coordination.interface import Event, KeyValue, Put, WatchLost
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.metadata.store.feed import Feed
 
 NO_LIMIT = 1 << 40

@@ -8,7 +8,7 @@ import pytest
 from harness.steps import calls_of
 
 from quaymaster.coordination.interface import Put
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.metadata.store import mirror as mirror_module
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 

@@ -84,7 +84,7 @@ async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dic
     from quaymaster.coordination.presence import list_alive
     from quaymaster.core.values.errors import NotNow
     from quaymaster.core.values.formats import FORMAT_MAX
-    from quaymaster.node.stores import open_etcd
+    from quaymaster.node.data.stores import open_etcd
 
     store = open_etcd(settings)
     try:
@@ -138,7 +138,7 @@ async def _why_refused(settings: Settings) -> str | None:
     """Return what a process of the cell found of the store."""
     from quaymaster.coordination.store_witness import read_refusal
     from quaymaster.core.values.errors import NotNow
-    from quaymaster.node.stores import open_etcd
+    from quaymaster.node.data.stores import open_etcd
 
     store = open_etcd(settings)
     try:
@@ -156,7 +156,7 @@ async def _force_store(settings: Settings) -> None:
     from quaymaster.coordination.store_witness import decide_to_continue
     from quaymaster.core.values.errors import NotNow
     from quaymaster.metadata.store.rows import ACCEPTED
-    from quaymaster.node.stores import open_etcd
+    from quaymaster.node.data.stores import open_etcd
 
     store = open_etcd(settings)
     try:

@@ -51,7 +51,7 @@ from quaymaster.core.cell.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, DiskFull, InternalFailure, NotNow
 from quaymaster.net.rpc import RPCClient
-from quaymaster.node.stores import open_etcd
+from quaymaster.node.data.stores import open_etcd
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID
 from quaymaster.settings import Settings, load_settings
 

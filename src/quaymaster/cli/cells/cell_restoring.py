@@ -59,14 +59,14 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.noted_acts import act_of_user, put_act
 from quaymaster.coordination.presence import list_alive
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.cell.restored_cell import assign_journals, restored_configuration
 from quaymaster.core.values.errors import CallerError
 from quaymaster.metadata.keys.master_keys import KeysUnusable
 from quaymaster.metadata.store.restored_rows import in_transactions, rows_to_restore, unexpected_key
 from quaymaster.net.rpc import RPCClient
+from quaymaster.node.data.stores import open_etcd
 from quaymaster.node.restoring import KEYS_WANTED, RestoreRefused, check_keys
-from quaymaster.node.stores import open_etcd
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID, REPORT, decode_report
 from quaymaster.settings import Settings
 

@@ -137,7 +137,7 @@ class _KeptCopy(NamedTuple):
 
 
 async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: bool) -> dict[str, Any]:
-    from quaymaster.node.stores import open_etcd
+    from quaymaster.node.data.stores import open_etcd
 
     store = open_etcd(settings)
     try:

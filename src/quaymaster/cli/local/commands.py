@@ -18,7 +18,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import ServerConnection, connection_fields
 from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
-from quaymaster.node.client_file import CLIENT_FILE
+from quaymaster.node.data.client_file import CLIENT_FILE
 
 if TYPE_CHECKING:
     from quaymaster.cli.local.cluster import Cluster, Progress

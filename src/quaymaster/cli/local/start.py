@@ -30,7 +30,7 @@ from quaymaster.cli.local.ports import NoPorts, PortBlock
 from quaymaster.cli.local.processes import is_port_free
 from quaymaster.cli.local.status import are_journals_led
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
-from quaymaster.node.client_file import CLIENT_FILE
+from quaymaster.node.data.client_file import CLIENT_FILE
 
 
 def plan_start(

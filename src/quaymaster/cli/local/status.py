@@ -18,8 +18,8 @@ from quaymaster.coordination.cell_keys import (
     decode_registration,
     journal_of,
 )
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration

@@ -20,9 +20,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination import etcd_gateway
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess, parse_error
 from quaymaster.coordination.interface import (
     ABSENT,
     CoordinationUnavailable,
@@ -31,7 +28,10 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
     WatchLost,
 )
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores import etcd_gateway
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess, parse_error
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quaymaster.coordination.interface import ABSENT, WatchLost
-from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.stores.memory import MemoryCoordination
 
 
 def test_watch_from_before_the_kept_history_is_lost() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.coordination.row_checksum import (
+from quaymaster.coordination.stores.row_checksum import (
     HEAD,
     roots_nearby,
     value_of,

@@ -32,18 +32,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from quaymaster.coordination.etcd_gateway import (
-    NOT_FOUND,
-    EndpointFailed,
-    EtcdAccess,
-    EtcdGateway,
-    EtcdRefused,
-    Header,
-    Reply,
-    Stream,
-    WithHeader,
-    for_operators,
-)
 from quaymaster.coordination.interface import (
     ABSENT,
     LIST_LIMIT_MAX,
@@ -66,9 +54,21 @@ from quaymaster.coordination.interface import (
     prefix_end,
     transaction_bytes,
 )
-from quaymaster.coordination.row_checksum import roots_nearby, value_of, why_damaged, with_checksum
-from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.coordination.store_witness import with_generation
+from quaymaster.coordination.stores.etcd_gateway import (
+    NOT_FOUND,
+    EndpointFailed,
+    EtcdAccess,
+    EtcdGateway,
+    EtcdRefused,
+    Header,
+    Reply,
+    Stream,
+    WithHeader,
+    for_operators,
+)
+from quaymaster.coordination.stores.row_checksum import roots_nearby, value_of, why_damaged, with_checksum
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.monitoring.logs import log_event
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,7 @@ import pytest
 from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination import etcd as etcd_module
 from quaymaster.coordination.cell_format import CellMember
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
     CoordinationUnavailable,
@@ -29,6 +26,9 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.presence import Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.coordination.stores import etcd as etcd_module
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 
 PASSWORD = "root-password-1"
 

@@ -17,11 +17,11 @@ from harness.waiting import INTERVAL_S, PATIENCE_S
 
 from quaymaster.cli.server import force_start
 from quaymaster.core.values.formats import FORMAT_MAX
-from quaymaster.node.client_file import CLIENT_FILE
-from quaymaster.node.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
+from quaymaster.node.data.client_file import CLIENT_FILE
+from quaymaster.node.data.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
+from quaymaster.node.data.stores import open_store
 from quaymaster.node.node import run_on
 from quaymaster.node.roles import ROLES, SERVER
-from quaymaster.node.stores import open_store
 from quaymaster.settings import Settings, load_settings
 
 

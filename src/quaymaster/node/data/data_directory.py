@@ -24,9 +24,9 @@ from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE
 from quaymaster.frontend.usage.usage_feed import spool_directory
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.client_file import CLIENT_FILE
-from quaymaster.node.settling import is_to_settle
-from quaymaster.node.stores import ETCD_FILE, JOURNALS_DIRECTORY, SQLITE_FILE
+from quaymaster.node.data.client_file import CLIENT_FILE
+from quaymaster.node.data.settling import is_to_settle
+from quaymaster.node.data.stores import ETCD_FILE, JOURNALS_DIRECTORY, SQLITE_FILE
 
 FORMAT_FILE: Final = "format"
 BEFORE_NUMBERS: Final = 4

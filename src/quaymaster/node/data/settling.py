@@ -24,7 +24,7 @@ from quaymaster.core.values.queue_marks import find_contradictions, identity_of,
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.stores import JOURNALS_DIRECTORY
+from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 
 log = logging.getLogger(__name__)
 

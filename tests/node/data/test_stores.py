@@ -14,10 +14,10 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.doctor import check_etcd
 from quaymaster.coordination.interface import CoordinationUnavailable, StoreUnusable
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
-from quaymaster.node import stores
-from quaymaster.node.stores import ETCD_FILE, MARK_KEY, SQLITE_FILE, open_store
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.node.data import stores
+from quaymaster.node.data.stores import ETCD_FILE, MARK_KEY, SQLITE_FILE, open_store
 from quaymaster.settings import Settings, SettingsError, load_settings
 
 PREFIX = "q/"

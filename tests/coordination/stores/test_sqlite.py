@@ -20,8 +20,6 @@ from typing import Any
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination import sqlite as sqlite_module
-from quaymaster.coordination import sqlite_file
 from quaymaster.coordination.interface import (
     ABSENT,
     CoordinationUnavailable,
@@ -33,9 +31,11 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
     WatchLost,
 )
-from quaymaster.coordination.sqlite import SQLiteCoordination
-from quaymaster.coordination.sqlite_file import SCHEMA_VERSION
 from quaymaster.coordination.store_mark import SLOT_BYTES, Mark, StoreMark
+from quaymaster.coordination.stores import sqlite as sqlite_module
+from quaymaster.coordination.stores import sqlite_file
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite_file import SCHEMA_VERSION
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -436,7 +436,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from quaymaster.coordination.interface import Put
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 
 async def write(store, worker):
     number = int(sys.argv[2])

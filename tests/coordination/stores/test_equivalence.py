@@ -14,8 +14,6 @@ from harness.etcd import EtcdCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
     LIST_LIMIT_MAX,
@@ -28,8 +26,10 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 
 LEASE_MS = 1_000
 roots = count()

@@ -11,8 +11,6 @@ import pytest
 from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
     KEY_BYTES_MAX,
@@ -28,8 +26,10 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 
 LEASE_MS = 3_000
 

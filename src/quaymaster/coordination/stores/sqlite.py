@@ -2,7 +2,8 @@
 
 The event loop never waits for an fsync: it hands jobs to the thread, which runs all that wait in one SQLite
 transaction (group commit), commits, and hands the results back in one call. WAL with `synchronous=FULL`: a
-change that was answered survives a power cut. The file (`coordination/sqlite_file`) is readable by its owner only.
+change that was answered survives a power cut. The file (`coordination/stores/sqlite_file`) is readable by its owner
+only.
 
 Other processes (the CLI beside a running server) may use the same file: compare-and-swap holds between them,
 and watches notice their changes within POLL_MS.
@@ -46,7 +47,8 @@ from quaymaster.coordination.interface import (
     check_transaction,
     prefix_end,
 )
-from quaymaster.coordination.sqlite_file import (
+from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, NoRoomForMark, StoreMark, why_went_back
+from quaymaster.coordination.stores.sqlite_file import (
     add_to_sum,
     as_unusable,
     create_private_file,
@@ -57,7 +59,6 @@ from quaymaster.coordination.sqlite_file import (
     peek_mark,
     read_meta,
 )
-from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, NoRoomForMark, StoreMark, why_went_back
 
 log = logging.getLogger(__name__)
 

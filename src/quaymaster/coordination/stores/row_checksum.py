@@ -4,7 +4,7 @@
     checksum of       length of the key u32 · lease u64 · key, with its root · value
 
 A row that was moved to another key, given another lease or brought back without its value does not fit. Callers see
-values alone: `coordination/etcd` puts the checksum on and takes it off.
+values alone: `coordination/stores/etcd` puts the checksum on and takes it off.
 
 The version byte is one with which no MessagePack, JSON or UTF-8 text begins, so a value without a checksum is told from
 one with it. To change the form: take another such byte, and let `why_damaged` and `value_of` read both.

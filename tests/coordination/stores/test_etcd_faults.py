@@ -19,10 +19,6 @@ import pytest
 from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination import etcd as etcd_module
-from quaymaster.coordination import etcd_gateway
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
     Coordination,
@@ -32,6 +28,10 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     WatchLost,
 )
+from quaymaster.coordination.stores import etcd as etcd_module
+from quaymaster.coordination.stores import etcd_gateway
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.core.values.errors import NotNow
 
 TIMEOUT_MS = 1_500
@@ -518,8 +518,8 @@ def test_watch_cut_while_its_revision_was_compacted_is_lost(tmp_path: Path) -> N
 
 HOLDER = """
 import asyncio, sys
-from quaymaster.coordination.etcd import EtcdCoordination
-from quaymaster.coordination.etcd_gateway import EtcdAccess
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import LeaseExpired
 
 async def main():

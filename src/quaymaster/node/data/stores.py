@@ -36,15 +36,15 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.noted_acts import act_of_user, note_act
-from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.store.rows import is_counted
 from quaymaster.monitoring.logs import log_event
 from quaymaster.settings import Settings
 
 if TYPE_CHECKING:
-    from quaymaster.coordination.etcd import EtcdCoordination
+    from quaymaster.coordination.stores.etcd import EtcdCoordination
 
 SQLITE_FILE = "metadata.sqlite"
 JOURNALS_DIRECTORY = "journals"
@@ -114,8 +114,8 @@ async def open_store(
 def open_etcd(settings: Settings) -> EtcdCoordination:
     """Return the etcd that the settings name, which need not be there yet; StoreUnusable if they cannot be used."""
     # Not above: it takes long, and most servers have no etcd.
-    from quaymaster.coordination.etcd import EtcdCoordination
-    from quaymaster.coordination.etcd_gateway import EtcdAccess
+    from quaymaster.coordination.stores.etcd import EtcdCoordination
+    from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 
     password = settings.etcd_password
     access = EtcdAccess(

@@ -1,0 +1,1 @@
+"""The stores behind the one interface of coordination: SQLite, etcd, and memory for tests."""
