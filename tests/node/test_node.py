@@ -1,0 +1,111 @@
+"""How any process starts, serves and ends, whatever its role."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from harness.process import free_port
+from harness.waiting import PATIENCE_S
+
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.node.node import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, Node, Role, run_node, run_on
+from quaymaster.settings import Settings, load_settings
+
+
+def settings_of(data: Path) -> Settings:
+    flags = {"data_directory": data, "admin_listen": f"127.0.0.1:{free_port()}"}
+    return load_settings(flags=flags, environment={})
+
+
+async def ask(node: Node, path: str) -> tuple[int, bytes]:
+    """Return status and body of a GET on the admin port."""
+    address = node.admin_address
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body
+
+
+async def run(settings: Settings, role: Role) -> int:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        return await run_on(stack, settings, role)
+
+
+def test_a_process_that_starts_answers_probes_and_no_admin_api(tmp_path: Path) -> None:
+    seen: dict[str, tuple[int, bytes]] = {}
+
+    async def start(node: Node) -> None:
+        for path in ("/health/live", "/health/ready", "/admin/v1/status", "/elsewhere"):
+            seen[path] = await ask(node, path)
+        node.stopped.set()
+
+    assert asyncio.run(run(settings_of(tmp_path), Role("any", start))) == EXIT_OK
+    assert {path: status for path, (status, _) in seen.items()} == {
+        "/health/live": 200,
+        "/health/ready": 503,
+        "/admin/v1/status": 503,
+        "/elsewhere": 404,
+    }
+    assert json.loads(seen["/admin/v1/status"][1]) == {
+        "error": {"code": "ServiceUnavailable", "message": "The process is starting."}
+    }
+
+
+def test_a_process_that_is_told_to_stop_while_it_starts_ends_at_once(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def start(node: Node) -> None:
+        node.stack.callback(lambda: ended.append("undone"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("start")
+            raise
+
+    assert asyncio.run(run(settings_of(tmp_path), Role("any", start))) == EXIT_OK
+    assert ended == ["start", "undone"]
+
+
+def test_what_fails_during_a_start_is_told_by_the_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def break_down(node: Node) -> None:
+        node.fail(OSError("the disk is gone"))
+        raise StoreUnusable("the store cannot be used")  # what the same break makes of the start
+
+    async def refuse(node: Node) -> None:
+        raise StoreUnusable("the store is another one")
+
+    assert asyncio.run(run(settings_of(tmp_path / "a"), Role("any", break_down))) == EXIT_FAILED
+    assert "process stopped" in caplog.text
+    assert "the disk is gone" in caplog.text
+    assert asyncio.run(run_node(settings_of(tmp_path / "b"), Role("any", refuse))) == EXIT_UNUSABLE
+
+
+def test_a_process_serves_until_it_is_told_to_stop_or_fails(tmp_path: Path) -> None:
+    async def served(stop: str) -> tuple[int, list[str]]:
+        states: list[str] = []
+
+        async def start(node: Node) -> None:
+            def greet() -> None:
+                states.append(f"{node.health.state}, started: {node.has_started}")
+                if stop == "fails":
+                    node.fail(OSError("the disk is gone"))
+                else:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            node.greet = greet
+            node.stack.callback(lambda: states.append(node.health.state))
+
+        return await run(settings_of(tmp_path / stop), Role("any", start)), states
+
+    assert asyncio.run(served("told")) == (EXIT_OK, ["serving, started: True", "draining"])
+    assert asyncio.run(served("fails")) == (EXIT_FAILED, ["serving, started: True", "draining"])
