@@ -186,8 +186,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         results: list[SendResult | Duplicate] = []
         records = proposal.records
         offset = proposal.base_offset + len(records)
-        stored = False
-        duplicate = False
+        stored = duplicate = False
         first = partition.index.next_sequence
         # A first attempt may arrive after its repeat: a connection that was cut delivers late what was sent by it.
         may_be_late = now_ms < partition.repeats_until_ms or (
