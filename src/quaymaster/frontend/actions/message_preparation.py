@@ -90,18 +90,6 @@ class Prepared(msgspec.Struct, gc=False):
     system_attributes_md5: bytes | None
 
 
-class _Sender(msgspec.Struct, gc=False):
-    """What the messages of one request have in common."""
-
-    definition: QueueDefinition
-    sender_id: str
-    trace_header: str | None
-    retry_prefix: str | None
-    """None where retries are not known by the call that they repeat."""
-    may_be_retry: bool
-    id_key: bytes
-
-
 class MessagePreparation:
     """Prepares the messages of a front end. `remembers_sends`: brokers know a repeated send by its retry hash."""
 
@@ -114,8 +102,7 @@ class MessagePreparation:
         self, call: Call, definition: QueueDefinition, checked: Sequence[CheckedMessage]
     ) -> list[Prepared]:
         """Return messages as the broker stores them."""
-        sender = self._sender(call, definition, self._invocation(call))
-        return [self._prepare_one(sender, *message) for message in checked]
+        return self._prepare(call, definition, checked, self._invocation(call))
 
     def prepare_staged(
         self,
@@ -125,67 +112,62 @@ class MessagePreparation:
         body: bytes,
     ) -> NewMessage:
         """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
-        sender = self._sender(call, definition, _NO_INVOCATION)
-        return self._prepare_one(sender, "", message, body).message
+        (prepared,) = self._prepare(call, definition, [("", message, body)], _NO_INVOCATION)
+        return prepared.message
 
-    def _sender(self, call: Call, definition: QueueDefinition, invocation: Invocation) -> _Sender:
+    def _prepare(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        checked: Sequence[CheckedMessage],
+        invocation: Invocation,
+    ) -> list[Prepared]:
         retry_prefix = None
         if invocation.id is not None:
             retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
-        trace_header = call.request.first.get(b"x-amzn-trace-id")
-        return _Sender(
-            definition,
-            call.principal.sender_id,
-            None if trace_header is None else trace_header.decode("latin-1"),
-            retry_prefix,
-            invocation.may_be_retry,
-            self._cipher.id_key(definition) if definition.is_fifo else b"",
-        )
+        trace_of_request = _trace_header(call)
+        sender_id, may_be_retry = call.principal.sender_id, invocation.may_be_retry
+        is_fifo = definition.is_fifo
+        id_key = self._cipher.id_key(definition) if is_fifo else b""
+        prepared: list[Prepared] = []
+        for entry_id, given, body in checked:
+            body_md5 = md5_digest(body)
+            attributes: list[tuple[str, str, Any]] = []
+            attributes_sum = system_sum = None
+            if given.MessageAttributes:
+                attributes = _stored_attributes(given.MessageAttributes)
+                attributes_sum = attributes_md5(given.MessageAttributes)
+            trace = trace_of_request
+            if given.MessageSystemAttributes:
+                system_sum = attributes_md5(given.MessageSystemAttributes)
+                trace = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
 
-    def _prepare_one(
-        self, sender: _Sender, entry_id: str, given: message_rules.AnySend, body: bytes
-    ) -> Prepared:
-        definition = sender.definition
-        body_md5 = md5_digest(body)
-        attributes: list[tuple[str, str, Any]] = []
-        attributes_sum: bytes | None = None
-        if given.MessageAttributes:
-            attributes = _stored_attributes(given.MessageAttributes)
-            attributes_sum = attributes_md5(given.MessageAttributes)
-        system_sum, trace_header = None, sender.trace_header
-        if given.MessageSystemAttributes:
-            system_sum = attributes_md5(given.MessageSystemAttributes)
-            trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
+            group_id, dedup_id, delay_s = (
+                given.MessageGroupId,
+                given.MessageDeduplicationId,
+                given.DelaySeconds,
+            )
+            group = 0 if group_id is None else hash_group(group_id)
+            dedup = retry = None
+            if is_fifo:
+                if dedup_id is None:
+                    dedup_id = sha256(body).hexdigest()
+                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, id_key)
+                delay_s = None
+            if retry_prefix is not None:
+                rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
+                retry = hash_retry(retry_prefix, entry_id, body_md5, attributes_sum, rest)
 
-        group_id, dedup_id, delay_s = given.MessageGroupId, given.MessageDeduplicationId, given.DelaySeconds
-        group = 0 if group_id is None else hash_group(group_id)
-        dedup: bytes | None = None
-        if definition.is_fifo:
-            if dedup_id is None:
-                dedup_id = sha256(body).hexdigest()
-            dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, sender.id_key)
-            delay_s = None
-        retry: bytes | None = None
-        if sender.retry_prefix is not None:
-            rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
-            retry = hash_retry(sender.retry_prefix, entry_id, body_md5, attributes_sum, rest)
-
-        content = MessageContent(
-            given.MessageBody,
-            body_md5,
-            attributes,
-            attributes_sum,
-            sender.sender_id,
-            group_id,
-            dedup_id,
-            trace_header,
-        )
-        message_id = self._next_message_id()
-        encrypted = self._cipher.encrypt_content(content, definition, message_id)
-        flags, payload = join_payload(group, dedup, retry, encrypted)
-        delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
-        message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, sender.may_be_retry)
-        return Prepared(entry_id, message, body_md5, attributes_sum, system_sum)
+            content = MessageContent(
+                given.MessageBody, body_md5, attributes, attributes_sum, sender_id, group_id, dedup_id, trace
+            )
+            message_id = self._next_message_id()
+            encrypted = self._cipher.encrypt_content(content, definition, message_id)
+            flags, payload = join_payload(group, dedup, retry, encrypted)
+            delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
+            message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry)
+            prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
+        return prepared
 
     def _invocation(self, call: Call) -> Invocation:
         fields = call.request.first
@@ -198,6 +180,11 @@ class MessagePreparation:
         if is_first is None:
             is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
         return Invocation(invocation_id.decode("latin-1"), not is_first)
+
+
+def _trace_header(call: Call) -> str | None:
+    header = call.request.first.get(b"x-amzn-trace-id")
+    return None if header is None else header.decode("latin-1")
 
 
 def _stored_attributes(given: dict[str, MessageAttributeValue]) -> list[tuple[str, str, Any]]:

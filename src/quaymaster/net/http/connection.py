@@ -254,7 +254,7 @@ class HTTPConnection(asyncio.Protocol):
         )
         empty_lines = 0
         position, size = 0, len(data)
-        while position < size and not self._stalled:
+        while position < size:
             if self._phase == _HEAD:
                 if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
                     if position + 1 == size:
@@ -272,6 +272,8 @@ class HTTPConnection(asyncio.Protocol):
                 turns -= 1
             elif self._phase == _BODY:
                 taken = self._read_body(data, position, received_ms)
+                if self._stalled:
+                    return taken
             else:
                 return size
             if taken == position:
@@ -440,14 +442,15 @@ class HTTPConnection(asyncio.Protocol):
     # Replying.
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        server = self._server
         if self.key is None:
             self.is_late = True
-            self._server.unsigned_answers += 1
-        if self._server.is_draining and self._is_last(request):
+            server.unsigned_answers += 1
+        if server.is_draining and self._is_last(request):
             request._connection_line = CONNECTION_CLOSE
             self._phase = _NOTHING_MORE
         line, is_head = request._connection_line, request.method == b"HEAD"
-        rendered = self._server.replies.render(status, headers, line, body, is_head=is_head)
+        rendered = server.replies.render(status, headers, line, body, is_head=is_head)
         if self._replies.answer(request, rendered):
             self._schedule_turn()
 

@@ -40,16 +40,14 @@ class ReplyRenderer:
         """Return what is written, in one piece unless the body is large. `is_head`: the body is left out."""
         start = self._starts.get(status) or self._make_start(status)
         length = len(body)
+        if length < LENGTHS_READY and not is_head and status not in _NO_CONTENT:
+            return (b"".join((start, headers, connection_line, _LENGTH_LINES[length], body)),)
         if status in _NO_CONTENT:
-            return (b"".join((start, headers, connection_line, b"\r\n")),)
-        length_line = (
-            _LENGTH_LINES[length] if length < LENGTHS_READY else b"Content-Length: %d\r\n\r\n" % length
-        )
+            return (b"%b%b%b\r\n" % (start, headers, connection_line),)
+        head = b"%b%b%bContent-Length: %d\r\n\r\n" % (start, headers, connection_line, length)
         if is_head:
-            body = b""
-        if length > SMALL_BODY_BYTES:
-            return b"".join((start, headers, connection_line, length_line)), body
-        return (b"".join((start, headers, connection_line, length_line, body)),)
+            return (head,)
+        return (head, body) if length > SMALL_BODY_BYTES else (head + body,)
 
     def _make_start(self, status: int) -> bytes:
         start = b"HTTP/1.1 %d %b\r\nServer: quaymaster\r\nDate: %b\r\n" % (
@@ -87,13 +85,17 @@ class ReplyQueue:
         pending = self.pending
         if pending[0] is not request:
             return False
-        while pending and (next_reply := pending[0]._reply) is not None:
-            answered = pending.popleft()
-            answered._reply = ()
-            self.ready += next_reply
-            if answered._connection_line is CONNECTION_CLOSE:
+        while True:
+            pending.popleft()
+            self.ready += rendered
+            if request._connection_line is CONNECTION_CLOSE:
                 self.closes = True
-        return True
+            if not pending:
+                return True
+            request = pending[0]
+            if request._reply is None:
+                return True
+            rendered, request._reply = request._reply, ()
 
     def waiting(self) -> list[HTTPRequest]:
         """Return the requests that are with the handler."""
