@@ -29,6 +29,7 @@ from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.connection import HTTPConnection
@@ -197,8 +198,7 @@ async def measure(requests: int, profile: bool, with_usage: bool) -> None:
     metadata = MetadataService(
         MemoryCoordination(),
         EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode()),
-        region=REGION,
-        account_id=ACCOUNT,
+        MetadataOptions(REGION, ACCOUNT),
         now_ms=lambda: time.time_ns() // 1_000_000,
     )
     await metadata.start()

@@ -22,6 +22,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import DATA_KEYS, id_text
@@ -92,11 +93,8 @@ async def serving(tmp_path: Path, **changes: Any) -> AsyncIterator[Server]:
     metadata = MetadataService(
         store,
         FileKeyProvider(tmp_path / "keys"),
-        region="local",
-        account_id=ACCOUNT,
+        MetadataOptions("local", ACCOUNT, queue_name_reuse_s=0, upkeep_interval_ms=3_600_000),
         now_ms=clock,
-        queue_name_reuse_s=0,
-        upkeep_interval_ms=3_600_000,
     )
     await metadata.start()
     async with running(tmp_path / "journal", coordination=store, **changes) as tester:

@@ -47,6 +47,7 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.server import HTTPLimits, HTTPServer
@@ -552,11 +553,13 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
     metadata = MetadataService(
         MemoryCoordination(),
         provider,
-        region=REGION,
-        account_id=ACCOUNT,
+        MetadataOptions(
+            REGION,
+            ACCOUNT,
+            purge_interval_s=settings.purge_interval_s,
+            queue_name_reuse_s=settings.queue_name_reuse_s,
+        ),
         now_ms=now_ms,
-        purge_interval_s=settings.purge_interval_s,
-        queue_name_reuse_s=settings.queue_name_reuse_s,
     )
     await metadata.start()
     metadata.attach_journal(BrokerQueueJournal(broker))

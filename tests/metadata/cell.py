@@ -19,10 +19,10 @@ from quaymaster.core.values.errors import ConnectionLost, Timeout, Unreachable
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.remote_rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.metadata.store.identity import Identity
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
@@ -120,21 +120,15 @@ class Cell:
         self,
         name: str,
         store: Coordination | None = None,
-        cell_format: CellFormat | None = None,
-        quotas: Quotas | None = None,
+        **options: Any,
     ) -> AsyncIterator[MetadataNode]:
-        """Start a metadata node."""
+        """Start a metadata node. `options`: fields of `MetadataOptions`."""
         node = MetadataNode(
             store or self.store,
+            MetadataOptions(REGION, ACCOUNT, beat_interval_ms=20, upkeep_interval_ms=3_600_000, **options),
             name=name,
-            region=REGION,
-            account_id=ACCOUNT,
             now_ms=self.clock,
             monotonic_ms=lambda: time.monotonic() * 1000,
-            beat_interval_ms=20,
-            upkeep_interval_ms=3_600_000,
-            cell_format=cell_format,
-            quotas=quotas,
         )
         await node.start(self.journal)
         self.nodes[name] = node
@@ -160,6 +154,7 @@ class Cell:
         account_id: str = ACCOUNT,
         now_ms: Callable[[], int] | None = None,
         cell_format: CellFormat | None = None,
+        quotas: Quotas | None = None,
         **limits: int,
     ) -> AsyncIterator[FrontEnd]:
         """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
@@ -169,17 +164,21 @@ class Cell:
             MetadataClient(full),
             provider or FileKeyProvider(self.keys_of(name)),
             name=name,
-            identity=Identity(account_id, REGION),
+            options=MetadataOptions(
+                REGION,
+                account_id,
+                quotas=quotas or Quotas(),
+                cell_format=cell_format or CellFormat(),
+                upkeep_interval_ms=3_600_000,
+            ),
             now_ms=self.clock if now_ms is None else now_ms,
             limits=RemoteLimits(
                 **{
-                    "upkeep_interval_ms": 3_600_000,
                     "change_ms": LIMIT_MS,
                     "lookup_ms": LIMIT_MS,
                     **limits,
                 }
             ),
-            cell_format=cell_format,
         )
         metadata.links = links
         await metadata.start()

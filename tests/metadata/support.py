@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from harness.waiting import PATIENCE_S
@@ -16,8 +17,8 @@ from quaymaster.core.values.errors import CallerError, QueueIdTaken, QueueRevisi
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.service import MetadataService
-from quaymaster.metadata.store.quotas import Quotas
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
@@ -100,20 +101,16 @@ class World:
         self.provider: KeyProvider | None = None
 
     @asynccontextmanager
-    async def service(
-        self, *, purge_interval_s: int = 60, queue_name_reuse_s: int = 60, quotas: Quotas | None = None
-    ) -> AsyncIterator[MetadataService]:
-        """Start a service as a process would; several in a row (or at once) see the same store."""
+    async def service(self, **options: Any) -> AsyncIterator[MetadataService]:
+        """Start a service as a process would; several in a row (or at once) see the same store.
+
+        `options`: fields of `MetadataOptions`.
+        """
         service = MetadataService(
             self.store,
             self.provider or FileKeyProvider(self.keys),
-            region=REGION,
-            account_id=ACCOUNT,
+            MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options),
             now_ms=self.clock,
-            purge_interval_s=purge_interval_s,
-            queue_name_reuse_s=queue_name_reuse_s,
-            upkeep_interval_ms=3_600_000,
-            quotas=quotas,
         )
         await service.start()
         service.attach_journal(self.journal)

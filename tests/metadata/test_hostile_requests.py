@@ -14,6 +14,7 @@ from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.metadata.store.rows import ROOT
 from quaymaster.net.rpc import RPCClient, RPCServer
@@ -62,9 +63,8 @@ def test_no_body_harms_a_metadata_node(said: list[bytes]) -> None:
         store, clock = MemoryCoordination(), Clock()
         node = MetadataNode(
             store,
+            MetadataOptions(REGION, ACCOUNT),
             name="m1",
-            region=REGION,
-            account_id=ACCOUNT,
             now_ms=clock,
             monotonic_ms=lambda: asyncio.get_running_loop().time() * 1000,
         )

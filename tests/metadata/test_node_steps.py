@@ -146,7 +146,7 @@ def add_others(pair: Pair, count: int) -> None:
         front_end._mirror._apply(row.key, row.value, 1)
     feed._keys = sorted(feed._rows)
     feed._history[:0] = [Event(row.key, row.value, 1) for row in feed._rows.values() if row.revision == 1]
-    holders: list[object] = [feed, node.queues, node.queues._quotas, front_end.queues]
+    holders: list[object] = [feed, node.queues, node.queues.quotas, node.queues.data_keys, front_end.queues]
     holders += [front_end.accounts, front_end.accounts._sessions, front_end.data_keys]
     holders += [*node._mirror._tables.values(), *front_end._mirror._tables.values()]
     watched = forbid_walks(*holders, entries_min=MANY // LOGS_EVERY)

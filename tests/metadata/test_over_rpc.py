@@ -16,9 +16,9 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import QueueDoesNotExist, QueueNameExists
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.metadata.store.identity import Identity
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
 from quaymaster.protocol.rpc.frames import Hello
@@ -37,9 +37,8 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
             async def start_node(name: str) -> RPCServer:
                 node = MetadataNode(
                     store,
+                    MetadataOptions(REGION, ACCOUNT),
                     name=name,
-                    region=REGION,
-                    account_id=ACCOUNT,
                     now_ms=clock,
                     monotonic_ms=lambda: time.monotonic() * 1000,
                 )
@@ -61,7 +60,7 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
                     MetadataClient(nodes),
                     FileKeyProvider(tmp_path / "keys"),
                     name=name,
-                    identity=Identity(ACCOUNT, REGION),
+                    options=MetadataOptions(REGION, ACCOUNT),
                     now_ms=clock,
                 )
                 await metadata.start()

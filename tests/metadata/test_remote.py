@@ -36,11 +36,11 @@ from quaymaster.core.values.errors import (
 from quaymaster.metadata import read_through, remote_rows
 from quaymaster.metadata import remote as remote_module
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.read_through import ReadThroughCache
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store import feed as feed_module
-from quaymaster.metadata.store.identity import Identity
 from quaymaster.metadata.store.rows import DATA_KEYS, MASTER_KEY, DataKeyRow, id_text, row_decoder
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -742,7 +742,7 @@ def test_front_end_of_another_region_is_refused(tmp_path: Path) -> None:
                 a._client,
                 a._provider,
                 name="b",
-                identity=Identity(ACCOUNT, "eu-west-1"),
+                options=MetadataOptions("eu-west-1", ACCOUNT),
                 now_ms=cell.clock,
             )
             with pytest.raises(StoreUnusable, match="eu-west-1"):

@@ -14,6 +14,7 @@ from quaymaster.coordination.interface import CoordinationUnavailable, Event, Pu
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store import mirror
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
@@ -130,8 +131,7 @@ def test_data_of_another_account_or_region_is_refused(tmp_path: Path, changed: d
         metadata = MetadataService(
             store,
             FileKeyProvider(tmp_path / "keys"),
-            region=region,
-            account_id=account_id,
+            MetadataOptions(region, account_id),
             now_ms=lambda: 1_000_000,
         )
         try:

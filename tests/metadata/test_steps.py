@@ -109,7 +109,15 @@ def add_others(service: MetadataService, count: int) -> None:
         mirror._apply(row.key, row.value, 1)
     accounts, queues = service.accounts, service.queues
     tables = mirror._tables.values()
-    holders = (*tables, queues, accounts, accounts._sessions, service.data_keys, queues._quotas)
+    holders = (
+        *tables,
+        queues,
+        queues.quotas,
+        queues.data_keys,
+        accounts,
+        accounts._sessions,
+        service.data_keys,
+    )
     watched = forbid_walks(*holders, entries_min=MANY // LOGS_EVERY)
     if count == MANY:
         assert len(watched) >= 10, watched

@@ -16,7 +16,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.queue_marks import identity_of
 from quaymaster.metadata.queues.id_guard import StoreWentBack
-from quaymaster.metadata.queues.queues import DataKeyStale
+from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCEPTED
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
@@ -61,13 +61,13 @@ def test_ids_that_a_journal_has_seen_are_not_given_again_after_an_operator_accep
             for _ in range(2):
                 with pytest.raises(StoreWentBack, match=r"journals have seen .*quaymaster force-store"):
                     await create(service, "new")
-            assert "force-store" in (service.queues.problem or "")
+            assert "force-store" in (service.queues.id_guard.problem or "")
             await store.transaction([], [Put(ACCEPTED, b"1")])
             (new,) = await create(service, "new")
 
             assert new.queue_id > made[0].queue_id
             assert new.data_key_id > made[0].data_key_id
-            assert not service.queues.problem
+            assert not service.queues.id_guard.problem
             assert await store.get(ACCEPTED) is None  # the next time it is asked again
             asked = world.journal.asked_marks
             await create(service, "more")
@@ -88,7 +88,7 @@ def test_a_data_key_that_was_set_aside_before_the_store_went_back_is_not_given_a
             copy = store.copied()
         for number in range(3):
             async with world.service() as service:
-                held = await service.queues._make_data_key()
+                held = await service.data_keys.new_data_key()
                 await create(service, f"lost-{number}")
         store.restore(copy)
 
@@ -98,7 +98,7 @@ def test_a_data_key_that_was_set_aside_before_the_store_went_back_is_not_given_a
             with pytest.raises(DataKeyStale):
                 await service.queues.change(CreateQueue(ACCOUNT, "new", own_key, {}, held))
 
-            assert held.key_id <= service.queues._guard.data_key_floor
+            assert held.key_id <= service.queues.id_guard.data_key_floor
             (new,) = await create(service, "new")
             assert new.data_key_id > held.key_id
 
@@ -112,8 +112,8 @@ def test_ids_of_a_block_that_the_store_has_forgotten_are_not_given(tmp_path: Pat
             copy = store.copied()
             (lost,) = await create(first, "lost")
             store.restore(copy)
-            async with world.service() as second:
-                second.queues._cell_format = CellFormat(3)  # it does not ask the journal
+            of_an_older_format = CellFormat(3)  # it does not ask the journal
+            async with world.service(cell_format=of_an_older_format) as second:
                 (other,) = await create(second, "other")
 
                 await store.transaction([], [Put(ACCEPTED, b"1")])
@@ -131,14 +131,12 @@ def test_a_journal_that_has_another_queue_under_the_id_keeps_it_and_the_new_one_
     async def scenario(world: World) -> None:
         store = in_restorable_store(world)
         copy = store.copied()
-        async with world.service() as service:
-            service.queues._cell_format = CellFormat(3)  # no journal of such a cell can be asked
+        # No journal of such a cell can be asked.
+        async with world.service(cell_format=CellFormat(3)) as service:
             (lost,) = await create(service, "lost")
         store.restore(copy)
         world.clock.pass_s(100)
-        async with world.service() as service:
-            service.queues._cell_format = CellFormat(3)
-
+        async with world.service(cell_format=CellFormat(3)) as service:
             (new,) = await create(service, "new")
 
             assert new.queue_id != lost.queue_id
@@ -186,11 +184,11 @@ def test_a_change_of_a_queue_counts_though_the_journal_has_later_ones_that_the_s
             assert stored is not None
             assert stored == world.journal.queues[queue.queue_id]
             assert (stored.revision, stored.attributes["DelaySeconds"]) == (lost + 2, "77")
-            (notice,) = service.queues.lost_attributes.notices()
+            (notice,) = service.queues.settling.lost_attributes.notices()
             assert f"lost attributes of 1 queues that their journals had ({ACCOUNT}/orders)" in notice
             assert await service.queues.finish_pending() == 0
             world.journal.queues[queue.queue_id] = replace_definition(stored, revision=9)
-            await service.queues.tell_again(stored)  # an operator goes on with what the store has
+            await service.queues.settling.tell_again(stored)  # an operator goes on with what the store has
             stored = service.find_queue(ACCOUNT, "orders")
             assert stored == world.journal.queues[queue.queue_id]
             assert stored is not None
@@ -233,7 +231,7 @@ def test_a_change_that_reaches_the_journal_after_a_later_one_takes_nothing_of_it
 
             async def overtaken() -> None:
                 world.journal.before = None
-                await second.queues._mirror.refresh(f"/queues/{ACCOUNT}/orders")
+                await second.queues.mirror.refresh(f"/queues/{ACCOUNT}/orders")
                 await second.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "6"}))
 
             world.journal.before = overtaken

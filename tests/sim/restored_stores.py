@@ -35,6 +35,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.values.records import Record, RecordRow, RecordType
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.mirror import Mirror
@@ -183,19 +184,18 @@ class World:
             cell_format = CellFormat() if self.has_marks else CellFormat(FORMAT_WITHOUT_MARKS)
             queues = Queues(
                 mirror,
-                accounts=KnownAccounts(mirror),
-                region=REGION,
+                KnownAccounts(mirror),
+                MetadataOptions(
+                    REGION, ACCOUNT, purge_interval_s=0, queue_name_reuse_s=0, cell_format=cell_format
+                ),
                 now_ms=lambda: self.now_ms,
                 new_data_key=self.new_data_key,
-                purge_interval_s=0,
-                queue_name_reuse_s=0,
                 journals=lambda: list(self.journals),
-                cell_format=cell_format,
                 node=name,
             )
             _plant(self.bug, queues)
             await mirror.start()
-            queues.attach_journal(self)
+            queues.journals.attach(self)
             self.nodes[name] = mirror, queues
         return self.nodes[name][1]
 
@@ -318,9 +318,9 @@ def _plant(bug: str | None, queues: Queues) -> None:
         async def trust() -> None:
             pass
 
-        queues._guard.check = trust  # type: ignore[method-assign]
+        queues.id_guard.check = trust  # type: ignore[method-assign]
     elif bug == "block-forgotten":
-        queues._ids.block_compare = lambda: Compare("/ids/nothing", ABSENT)  # type: ignore[method-assign]
+        queues.id_guard._queue_ids.block_compare = lambda: Compare("/ids/nothing", ABSENT)  # type: ignore[method-assign]
 
 
 CAUGHT_BY = {

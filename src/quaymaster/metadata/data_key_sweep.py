@@ -22,7 +22,7 @@ from quaymaster.coordination.cell_keys import JOURNALS, journal_of
 from quaymaster.coordination.interface import ABSENT, Compare, Coordination, KeyValue, Put, RevisionMismatch
 from quaymaster.core.values.data_key_life import KeyLife, after_sweep
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.formats import SHARED_DATA_KEYS, CellFormat
+from quaymaster.core.values.formats import SHARED_DATA_KEYS
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import (
@@ -67,19 +67,14 @@ class DataKeySweep:
     """Nodes of one store may all run it: one of them sweeps when it is due."""
 
     def __init__(
-        self,
-        store: Coordination,
-        mirror: Mirror,
-        queues: Queues,
-        now_ms: Callable[[], int],
-        cell_format: CellFormat,
+        self, store: Coordination, mirror: Mirror, queues: Queues, now_ms: Callable[[], int]
     ) -> None:
         self._store = store
         self._mirror = mirror
         self._queues = queues
         self._now_ms = now_ms
-        self._cell_format = cell_format
-        self._account_keys = queues.account_keys
+        self._cell_format = queues.options.cell_format
+        self._data_keys = queues.data_keys
         self._found: Counter[str] = Counter()
         """Data keys by their state, as of the last sweep here."""
         self._deleted = 0
@@ -95,7 +90,7 @@ class DataKeySweep:
 
     async def run_if_due(self) -> None:
         """Sweep if the last one was a day ago, and no other node does. Raises NotNow when it is stopped."""
-        if not self._cell_format.version_of(SHARED_DATA_KEYS) or not self._queues.has_journal:
+        if not self._cell_format.version_of(SHARED_DATA_KEYS) or not self._queues.journals.is_attached:
             return
         row = await self._store.get(KEY_SWEEP)
         now_ms = self._now_ms()
@@ -140,7 +135,7 @@ class DataKeySweep:
                 if item.revision > began:
                     continue
                 is_used = row.key_id in named or self._queues.queues_with_key(row.key_id) > 0
-                account_id = None if is_used else self._queues.account_with_key(row.key_id)
+                account_id = None if is_used else self._data_keys.account_with_key(row.key_id)
                 if account_id is not None:
                     await self._take_from(account_id, row.key_id)
                     continue
@@ -171,7 +166,7 @@ class DataKeySweep:
         for row in rows:
             try:
                 async with asyncio.timeout(JOURNAL_S):
-                    named |= await self._queues.data_keys_in(journal_of(row.key))
+                    named |= await self._queues.journals.data_keys(journal_of(row.key))
             except TimeoutError:
                 raise NotNow(
                     f"The journal at {row.key} did not say in time which data keys it needs."
@@ -180,9 +175,9 @@ class DataKeySweep:
 
     async def _take_from(self, account_id: str, key_id: int) -> None:
         """Let new queues of an account take another key, unless it has another one by now."""
-        row = self._account_keys.get(account_id)
-        if row == AccountKeyRow(key_id):
-            await self._transact([self._account_keys.compare(account_id)], [], [ACCOUNT_KEYS + account_id])
+        account_keys = self._data_keys.account_keys
+        if account_keys.get(account_id) == AccountKeyRow(key_id):
+            await self._transact([account_keys.compare(account_id)], [], [ACCOUNT_KEYS + account_id])
 
     async def _change(self, changes: list[tuple[KeyValue, DataKeyRow | None]]) -> None:
         await self._transact(

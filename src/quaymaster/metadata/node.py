@@ -33,22 +33,18 @@ from quaymaster.coordination.interface import (
     WatchLost,
 )
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
-from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.known_queues import QueuePage
-from quaymaster.metadata.queues.queues import (
-    JOURNAL_TIMEOUT_MS,
-    DataKeyStale,
-    QueueJournal,
-    Queues,
-)
+from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
+from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.store.coalescer import Coalescer, StoreReads
 from quaymaster.metadata.store.feed import Feed
 from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
-from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -95,8 +91,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
 
 log = logging.getLogger(__name__)
 
-BEAT_INTERVAL_MS: Final = 1_000
-UPKEEP_INTERVAL_MS: Final = 30_000
 PENDING_TOO_LONG_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """Older changes are not just being made by another node."""
 CATCH_UP_MS: Final = 2_000
@@ -116,47 +110,34 @@ class MetadataNode:
     def __init__(
         self,
         store: Coordination,
+        options: MetadataOptions,
         *,
         name: str,
-        region: str,
-        account_id: str,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], float],
         journals: Callable[[], Sequence[int]] = lambda: (0,),
-        purge_interval_s: int = 60,
-        queue_name_reuse_s: int = 60,
-        beat_interval_ms: int = BEAT_INTERVAL_MS,
-        upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
-        cell_format: CellFormat | None = None,
-        quotas: Quotas | None = None,
         on_unusable: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """`on_unusable` is called when the store went back: what is in memory is newer, and the process must end."""
         self.name = name
         self._store = store
-        self._region = region
-        self._account_id = account_id
+        self._region = options.region
+        self._account_id = options.account_id
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
-        self._beat_interval_ms = beat_interval_ms
-        self._upkeep_interval_ms = upkeep_interval_ms
+        self._beat_interval_ms = options.beat_interval_ms
+        self._upkeep_interval_ms = options.upkeep_interval_ms
         self.feed = Feed(store)
         self._mirror = Mirror(store, self.feed)
         self.queues = Queues(
             self._mirror,
-            accounts=KnownAccounts(self._mirror),
-            region=region,
+            KnownAccounts(self._mirror),
+            options,
             now_ms=now_ms,
             journals=journals,
-            purge_interval_s=purge_interval_s,
-            queue_name_reuse_s=queue_name_reuse_s,
-            cell_format=cell_format,
-            quotas=quotas,
             node=name,
         )
-        self.data_key_sweep = DataKeySweep(
-            store, self._mirror, self.queues, now_ms, cell_format or CellFormat()
-        )
+        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms)
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
@@ -183,7 +164,7 @@ class MetadataNode:
         except BaseException:
             await self.feed.close()
             raise
-        self.queues.attach_journal(journal)
+        self.queues.journals.attach(journal)
         self._tasks = [
             supervise(
                 asyncio.create_task(
@@ -226,7 +207,7 @@ class MetadataNode:
         """Return why nothing should be asked of this node, None when all is well."""
         if self.failure is not None:
             return f"The metadata store cannot be followed: {self.failure}"
-        return self.queues.problem
+        return self.queues.id_guard.problem
 
     def samples(self) -> list[Sample]:
         """Give the node's metrics: a source for `Metrics`."""
@@ -252,7 +233,7 @@ class MetadataNode:
                     raise self._went_back_to(mismatch.expected, mismatch.found) from None
                 revision = await self._store.transaction([], [Put(key, row)])  # two beats at once
         except NotNow:
-            self.queues.distrust_store()  # it is away, and may come back as it was before
+            self.queues.id_guard.distrust()  # it is away, and may come back as it was before
             raise
         if revision <= seen:
             raise self._went_back_to(seen, revision)

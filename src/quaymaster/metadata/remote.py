@@ -34,11 +34,11 @@ from quaymaster.core.values.errors import (
     NotYetKnown,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
+from quaymaster.metadata.options import UPKEEP_INTERVAL_MS, MetadataOptions
 from quaymaster.metadata.queues.declared_queues import (
     apply_declared_queues,
     load_declared_queues,
@@ -48,7 +48,6 @@ from quaymaster.metadata.read_through import CacheLoader, ReadThroughCache
 from quaymaster.metadata.remote_queues import RemoteQueues
 from quaymaster.metadata.remote_rows import (
     LIST_MS,
-    UPKEEP_INTERVAL_MS,
     RemoteLimits,
     RemoteSource,
     RemoteStore,
@@ -102,21 +101,18 @@ class RemoteMetadata:
         key_provider: KeyProvider,
         *,
         name: str,
-        identity: Identity,
+        options: MetadataOptions,
         now_ms: Callable[[], int],
         limits: RemoteLimits | None = None,
-        cell_format: CellFormat | None = None,
     ) -> None:
         limits = limits or RemoteLimits()
         self.name = name
-        self._identity = identity
-        self.region = identity.region
-        self.account_id = identity.account_id
+        self.region = options.region
+        self.account_id = options.account_id
         self._client = client
         self._now_ms = now_ms
         self._provider = key_provider
-        self._upkeep_interval_ms = limits.upkeep_interval_ms
-        cell_format = cell_format or CellFormat()
+        self._upkeep_interval_ms = options.upkeep_interval_ms
         self.lookups = CacheLoader(client, limits)
         store = RemoteStore(client, limits.change_ms)
         self._mirror = ReadThroughCache(store, RemoteSource(client, limits.rows_max), self.lookups)
@@ -140,10 +136,12 @@ class RemoteMetadata:
             now_ms,
             count_queues=partial(_count_queues, client, limits.change_ms),
             on_missing=self._miss_access_key,
-            keys_max=limits.access_keys_max,
-            cell_format=cell_format,
+            keys_max=options.quotas.account_access_keys_max,
+            cell_format=options.cell_format,
         )
-        self.queues = RemoteQueues(client, self._mirror, self.lookups, self.data_keys, limits, cell_format)
+        self.queues = RemoteQueues(
+            client, self._mirror, self.lookups, self.data_keys, limits, options.cell_format
+        )
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None
         self._upkeep_task: asyncio.Task[None] | None = None
@@ -168,7 +166,9 @@ class RemoteMetadata:
             NotNow: no node can be reached.
         """
         greeting = await self._client.ask(Greet(), Greeting, deadline_ms=LIST_MS)
-        compare_identities(self._identity, Identity(greeting.account_id, greeting.region))
+        compare_identities(
+            Identity(self.account_id, self.region), Identity(greeting.account_id, greeting.region)
+        )
         await self._mirror.start()
         try:
             await self._start_keys()

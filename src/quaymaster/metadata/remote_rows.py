@@ -15,7 +15,6 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     WatchLost,
 )
-from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -39,7 +38,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
     Written,
 )
 
-UPKEEP_INTERVAL_MS: Final = 30_000
 LIST_MS: Final = 30_000
 
 _FOLLOWED: Final = (MASTER_KEY, ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS)
@@ -58,9 +56,6 @@ class RemoteLimits:
     lookup_ms: int = 2_000
     staleness_ms: int = 10_000
     """What is known may be so old before a list of queues is refused."""
-    upkeep_interval_ms: int = UPKEEP_INTERVAL_MS
-    access_keys_max: int = Quotas().account_access_keys_max
-    """Most keys of an account."""
 
 
 class RemoteStore:

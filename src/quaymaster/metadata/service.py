@@ -1,6 +1,6 @@
 """The metadata service: the one door to queues, accounts and keys.
 
-    service = MetadataService(store, key_provider, region=..., account_id=..., now_ms=...)
+    service = MetadataService(store, key_provider, options, now_ms=...)
     await service.start()                  # tables filled, first account and keys made
     service.attach_journal(journal)
     await service.reconcile()              # finish what a crash cut in half
@@ -21,21 +21,21 @@ from typing import Final
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.keys.master_keys import KeyProvider, MasterKeys
+from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.declared_queues import (
     apply_declared_queues,
     load_declared_queues,
     note_nothing,
 )
-from quaymaster.metadata.queues.queues import QueueJournal, Queues
+from quaymaster.metadata.queues.queue_journals import QueueJournal
+from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
-from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import ROOT
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
@@ -43,7 +43,6 @@ from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
 
-UPKEEP_INTERVAL_MS: Final = 30_000
 PENDING_TOO_LONG_MS: Final = 60_000
 CATCH_UP_MS: Final = 2_000
 """How long is waited for the watch to bring what this process has written."""
@@ -56,21 +55,15 @@ class MetadataService:
         self,
         store: Coordination,
         key_provider: KeyProvider,
+        options: MetadataOptions,
         *,
-        region: str,
-        account_id: str,
         now_ms: Callable[[], int],
-        purge_interval_s: int = 60,
-        queue_name_reuse_s: int = 60,
         journal_id: int = 0,
-        upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
-        quotas: Quotas | None = None,
     ) -> None:
-        quotas = quotas or Quotas()
-        self.region = region
-        self.account_id = account_id
+        self.region = options.region
+        self.account_id = options.account_id
         self._store = store
-        self._upkeep_interval_ms = upkeep_interval_ms
+        self._upkeep_interval_ms = options.upkeep_interval_ms
         self._mirror = Mirror(store, store)
         self.master_keys = MasterKeys(key_provider, self._mirror)
         self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
@@ -79,20 +72,17 @@ class MetadataService:
             self.master_keys,
             now_ms,
             count_queues=self._count_queues,
-            keys_max=quotas.account_access_keys_max,
+            keys_max=options.quotas.account_access_keys_max,
         )
         self.queues = Queues(
             self._mirror,
-            accounts=self.accounts,
-            region=region,
+            self.accounts,
+            options,
             now_ms=now_ms,
             new_data_key=self.data_keys.new_data_key,
-            purge_interval_s=purge_interval_s,
-            queue_name_reuse_s=queue_name_reuse_s,
             journals=lambda: (journal_id,),
-            quotas=quotas,
         )
-        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms, CellFormat())
+        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms)
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -160,7 +150,7 @@ class MetadataService:
 
     def attach_journal(self, journal: QueueJournal) -> None:
         """Say who writes QUEUE_SET and QUEUE_DELETE."""
-        self.queues.attach_journal(journal)
+        self.queues.journals.attach(journal)
 
     async def reconcile(self) -> int:
         """Finish, at the start, every creation, change and deletion that a crash cut in half.
@@ -200,7 +190,7 @@ class MetadataService:
         await self.data_keys.drop_old_receipt_keys()
         await self.accounts.drop_expired_sessions()
         await self.accounts.drop_keys_of_deleted_accounts()
-        if self.queues.has_journal:
+        if self.queues.journals.is_attached:
             await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
 
     async def _count_queues(self, account_id: str, at_least: int) -> CountedQueues:

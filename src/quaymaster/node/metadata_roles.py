@@ -28,11 +28,10 @@ from quaymaster.metadata.queues.placement import CellJournals
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.remote_rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.metadata.store.identity import Identity
-from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
+from quaymaster.node.from_settings import metadata_options
 from quaymaster.node.transport import Transport
 from quaymaster.settings import Address
 
@@ -74,16 +73,11 @@ async def start_metadata_node(
     name = transport.hello.node
     node = MetadataNode(
         store,
+        metadata_options(settings, cell_format),
         name=name,
-        region=settings.region,
-        account_id=settings.account_id,
         now_ms=wall_ms,
         monotonic_ms=lambda: time.monotonic() * 1000,
         journals=journals,
-        purge_interval_s=settings.purge_interval_s,
-        queue_name_reuse_s=settings.queue_name_reuse_s,
-        quotas=Quotas(**settings.account_quotas()),
-        cell_format=cell_format,
         on_unusable=on_unusable,
     )
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
@@ -132,15 +126,13 @@ async def start_remote_metadata(
         MetadataClient(FullNodes(nodes)),
         key_provider,
         name=transport.hello.node,
-        identity=Identity(settings.account_id, settings.region),
+        options=metadata_options(settings, cell_format),
         now_ms=wall_ms,
         limits=RemoteLimits(
             rows_max=settings.metadata_rows_max,
             change_ms=settings.metadata_timeout_ms,
             staleness_ms=settings.metadata_staleness_ms,
-            access_keys_max=Quotas(**settings.account_quotas()).account_access_keys_max,
         ),
-        cell_format=cell_format,
     )
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)

@@ -15,7 +15,7 @@ from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
-from quaymaster.node.journal_settings import key_provider
+from quaymaster.node.from_settings import key_provider, metadata_options
 from quaymaster.settings import Settings
 
 KEYS_WANTED = (
@@ -72,8 +72,7 @@ async def check_keys(settings: Settings, data: Path) -> None:
         metadata = MetadataService(
             store,
             key_provider(settings, data),
-            region=settings.region,
-            account_id=settings.account_id,
+            metadata_options(settings),
             now_ms=wall_ms,
         )
         await metadata.start()

@@ -17,6 +17,7 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
 from quaymaster.node.broker_routing import BROKER_ROLE, route_to_brokers
 from quaymaster.node.data.stores import declaring
+from quaymaster.node.from_settings import journal_options, key_provider
 from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
@@ -24,7 +25,6 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
-from quaymaster.node.journal_settings import journal_options, key_provider
 from quaymaster.node.manager_role import MANAGER_ROLE, start_manager
 from quaymaster.node.membership import Membership, join_cell, look_again
 from quaymaster.node.metadata_roles import (
@@ -100,7 +100,7 @@ async def _start_metadata(node: Node, cell: Membership) -> None:
     )
     node.metrics.add_source(metadata.samples)
     node.health.add_check(metadata.why_not_ready)
-    node.health.add_notices(metadata.queues.lost_attributes.notices)
+    node.health.add_notices(metadata.queues.settling.lost_attributes.notices)
 
 
 async def _start_manager(node: Node, cell: Membership) -> None:

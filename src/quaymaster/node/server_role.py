@@ -21,11 +21,11 @@ from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.service import MetadataService
-from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.broker_metrics import held_expiry, journal_samples
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import DataWitness, declaring, open_store
+from quaymaster.node.from_settings import JOURNAL_ID, journal_options, key_provider, metadata_options
 from quaymaster.node.front_end_role import (
     Behind,
     reachable,
@@ -34,7 +34,6 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
-from quaymaster.node.journal_settings import JOURNAL_ID, journal_options, key_provider
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
 from quaymaster.settings import Address
@@ -53,12 +52,8 @@ async def start_server(node: Node) -> None:
     metadata = MetadataService(
         store,
         key_provider(settings, data),
-        region=settings.region,
-        account_id=settings.account_id,
+        metadata_options(settings),
         now_ms=wall_ms,
-        purge_interval_s=settings.purge_interval_s,
-        queue_name_reuse_s=settings.queue_name_reuse_s,
-        quotas=Quotas(**settings.account_quotas()),
         journal_id=JOURNAL_ID,
     )
     leader = LoneLeader(
@@ -87,7 +82,7 @@ async def start_server(node: Node) -> None:
     stack.push_async_callback(node.admin.drain, 1.0)
     health.add_check(leader.broker.why_stopped)
     health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
-    health.add_notices(metadata.queues.lost_attributes.notices)
+    health.add_notices(metadata.queues.settling.lost_attributes.notices)
     await _agree(node, store, metadata, leader)
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import quaymaster.metadata.queues.queues as queues_module
 from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.core.values.errors import ReceiptHandleIsInvalid
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.metadata.queues.queues import QUEUES_PER_DATA_KEY
+from quaymaster.metadata.queues import shared_data_keys
 from quaymaster.metadata.store.rows import DATA_KEYS
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
@@ -35,8 +34,8 @@ def test_data_key_is_not_shown_by_the_store(tmp_path: Path) -> None:
 def test_queues_of_an_account_share_a_data_key_until_it_has_1024_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert QUEUES_PER_DATA_KEY == 1_024
-    monkeypatch.setattr(queues_module, "QUEUES_PER_DATA_KEY", 3)
+    assert shared_data_keys.QUEUES_PER_DATA_KEY == 1_024
+    monkeypatch.setattr(shared_data_keys, "QUEUES_PER_DATA_KEY", 3)
 
     async def scenario(world: World) -> None:
         async with world.service() as service:

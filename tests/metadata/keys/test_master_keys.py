@@ -23,7 +23,7 @@ from quaymaster.metadata.keys.master_keys import (
     KeysUnusable,
     wrapping_key_id,
 )
-from quaymaster.metadata.queues.queues import DataKeyStale
+from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 

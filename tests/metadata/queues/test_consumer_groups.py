@@ -18,7 +18,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import encode_queue_definition, replace_definition
-from quaymaster.metadata.queues import queues as queues_module
+from quaymaster.metadata.queues import creation
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -75,7 +75,7 @@ def test_what_cannot_be_a_group_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_has_so_many_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "GROUPS_MAX", 2)
+    monkeypatch.setattr(creation, "GROUPS_MAX", 2)
 
     async def scenario(world: World) -> None:
         async with world.service() as service:
@@ -149,8 +149,7 @@ def test_a_group_that_the_journal_refuses_leaves_nothing_behind(tmp_path: Path) 
 
 def test_logs_wait_until_all_of_a_cell_know_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        async with world.service() as service:
-            service.queues._cell_format = CellFormat(2)
+        async with world.service(cell_format=CellFormat(2)) as service:
             assert isinstance(service.queues, Queues)
 
             with pytest.raises(UnsupportedOperation, match="quaymaster cell upgrade"):

@@ -155,7 +155,7 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
             journals: list[int] = []
-            node.queues._journals = lambda: journals
+            node.queues.journals.ids = lambda: journals
             with pytest.raises(Overloaded, match="No journal"):
                 await a.queues.change(CreateQueue(ACCOUNT, "none"))
             journals += [5, 6, 7]
@@ -191,9 +191,12 @@ def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_may_name_one_o
         return {"RedrivePolicy": f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 3}}'}
 
     async def scenario(cell: Cell) -> None:
-        async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
-            node.queues._journals = lambda: [5, 6, 7]
-            cell_format = node.queues._cell_format = CellFormat(FORMAT_MIN)
+        cell_format = CellFormat(FORMAT_MIN)
+        async with (
+            cell.node("one", cell_format=cell_format) as node,
+            cell.front_end("a", nodes=("one",)) as a,
+        ):
+            node.queues.journals.ids = lambda: [5, 6, 7]
             names = ("first", "second", "third")
             created = {name: await a.queues.change(CreateQueue(ACCOUNT, name)) for name in names}
 

@@ -536,7 +536,7 @@ def test_set_that_races_with_a_delete_on_another_node_leaves_nothing_in_the_jour
 def test_journal_that_never_answers_is_a_timeout(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            service.queues._journal_timeout_ms = 10
+            service.queues.journals.timeout_ms = 10
             world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
 
             with pytest.raises(Timeout):

@@ -149,10 +149,10 @@ def test_nodes_of_a_cell_count_what_the_others_made(tmp_path: Path) -> None:
         async with (
             cell.node("one", quotas=quotas),
             cell.node("two", quotas=quotas),
-            cell.front_end("a", nodes=("one",), access_keys_max=2) as a,
+            cell.front_end("a", nodes=("one",), quotas=quotas) as a,
         ):
             cell.copy_keys("a", "b")
-            async with cell.front_end("b", nodes=("two",), access_keys_max=2) as b:
+            async with cell.front_end("b", nodes=("two",), quotas=quotas) as b:
                 await a.queues.change(CreateQueue(ACCOUNT, "a"))
                 await b.queues.change(CreateQueue(ACCOUNT, "b"))
                 for front_end in (a, b):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from quaymaster.coordination.interface import Put
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import Versions
 from quaymaster.core.values.queue_marks import TOLD_MAX, QueueMarks
@@ -58,7 +58,7 @@ class LostAttributes:
 
 
 class IdGuard:
-    """Before ids are given, `check`. Queues' and data keys' counters are raised together."""
+    """Gives the ids of queues. Queues' and data keys' counters are raised together."""
 
     def __init__(
         self,
@@ -75,12 +75,29 @@ class IdGuard:
         self.data_key_floor = 0
         """Data keys up to this one were given before the store went back: front ends may hold some of them yet."""
         self.problem: str | None = None
-        """What was found and not decided yet."""
+        """Why no queue is created before an operator has decided; None when nothing of that kind was found."""
 
     def distrust(self) -> None:
-        """Ask the journals before the next id is given, and give none of those set aside."""
+        """The store may be as it was before: ask the journals before the next id is given, and give none set aside."""
         self._is_trusted = False
         self._queue_ids.drop_block()
+
+    async def next_id(self) -> tuple[int, Compare]:
+        """Return an id for a new queue, and the condition that the store still knows that it was given.
+
+        Raises as `check`.
+        """
+        await self.check()
+        queue_id = await self._queue_ids.next_id()
+        return queue_id, self._queue_ids.block_compare()
+
+    def note_mismatch(self, mismatch: RevisionMismatch) -> None:
+        """Distrust the store if what did not hold is that it knows of an id."""
+        if mismatch.key == self._queue_ids.block_key:
+            log.warning(
+                "ids set aside are unknown to the store key=%s revision=%d", mismatch.key, mismatch.found
+            )
+            self.distrust()
 
     async def check(self) -> None:
         """Return when ids may be given; StoreWentBack when an operator must decide first, NotNow as journals answer."""
@@ -117,7 +134,7 @@ class IdGuard:
         self.problem = None
 
     async def raise_to(self, marks: QueueMarks) -> None:
-        """Give no ids that are not above these, though the store is behind them."""
+        """Give no ids that a journal has seen: it was decided to go on with a store that is behind it."""
         await self._queue_ids.raise_to(marks.queue_id)
         await self._data_key_ids.raise_to(marks.data_key_id)
         await self._store.transaction([], [Put(DATA_KEY_FLOOR, str(marks.data_key_id).encode())])

@@ -48,7 +48,7 @@ class KnownQueues:
 
     def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
         self._region = region
-        self._quotas = QueueQuotas(quotas or Quotas())
+        self.quotas = QueueQuotas(quotas or Quotas())
         self.rows: MirrorTable[QueueDefinition] = mirror.table(
             QUEUES, decode_queue_definition, self._on_queue
         )
@@ -142,7 +142,7 @@ class KnownQueues:
 
     def count(self, account_id: str) -> CountedQueues:
         """Return how many queues and consumer groups an account has, in any state."""
-        return self._quotas.count(account_id)
+        return self.quotas.count(account_id)
 
     # Listing
 
@@ -202,7 +202,7 @@ class KnownQueues:
             self._unindex(old)
         if new is not None and new.state == "active":
             self._index(new)
-        self._quotas.note(old, new)
+        self.quotas.note(old, new)
         if new is not None:
             self._queues_with_key[new.data_key_id] += 1
         if old is not None:

@@ -77,7 +77,7 @@ async def settle(
                 f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
             )
         return
-    await metadata.queues.raise_ids(queues.marks)
+    await metadata.queues.id_guard.raise_to(queues.marks)
     defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
     for queue_id, definition in known.items():
         if queue_id not in defined or identity_of(defined[queue_id]) != identity_of(definition):
@@ -87,7 +87,7 @@ async def settle(
     for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
         if queue_id not in known:
             log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
-        await metadata.queues.tell_again(definition)
+        await metadata.queues.settling.tell_again(definition)
     act = _read_act(data / RESTORED_NAME)
     if (
         act is not None

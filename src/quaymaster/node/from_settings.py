@@ -1,4 +1,4 @@
-"""What the settings say to those that keep data: journals, and the keys that encrypt."""
+"""What the settings say to those that keep data: journals, metadata, and the keys that encrypt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
 
@@ -42,6 +45,18 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
         in_flight_max=settings.in_flight_max,
         account_stages_max=settings.account_stages_max,
         compaction_age_min_ms=settings.compaction_age_min_s * 1000,
+    )
+
+
+def metadata_options(settings: Settings, cell_format: CellFormat | None = None) -> MetadataOptions:
+    """Return what metadata needs to know; a server has no `cell_format` but the newest."""
+    return MetadataOptions(
+        region=settings.region,
+        account_id=settings.account_id,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
+        quotas=Quotas(**settings.account_quotas()),
+        cell_format=cell_format or CellFormat(),
     )
 
 

@@ -1,0 +1,29 @@
+"""What the settings and the cell say of queues, accounts and keys, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.metadata.store.quotas import Quotas
+
+UPKEEP_INTERVAL_MS: Final = 30_000
+BEAT_INTERVAL_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataOptions:
+    """Whose store it is, which rules its queues have, and how often what is due is done.
+
+    `account_id` is the first account, which the store is made for. `cell_format` grows while the cell is upgraded.
+    """
+
+    region: str
+    account_id: str
+    purge_interval_s: int = 60
+    queue_name_reuse_s: int = 60
+    quotas: Quotas = field(default_factory=Quotas)
+    cell_format: CellFormat = field(default_factory=CellFormat)
+    upkeep_interval_ms: int = UPKEEP_INTERVAL_MS
+    beat_interval_ms: int = BEAT_INTERVAL_MS

@@ -1,0 +1,154 @@
+"""Changes of active queues: attributes, which the journal is told of, and tags, which it does not know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.core.values.attribute_rules import change_attributes
+from quaymaster.core.values.attributes import POLICY
+from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
+from quaymaster.core.values.queue_definitions import (
+    QueueDefinition,
+    encode_queue_definition,
+    replace_definition,
+)
+from quaymaster.metadata.queues.dead_letter_targets import check_given_target, check_reach
+from quaymaster.metadata.queues.permissions import add_permission, remove_permission
+from quaymaster.metadata.queues.settling import Settling
+from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending
+from quaymaster.metadata.store.rows import PENDING, QUEUES
+from quaymaster.protocol.actions.validation import check_tags
+from quaymaster.protocol.rpc.metadata_messages import (
+    AddPermission,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
+
+log = logging.getLogger(__name__)
+
+
+class AttributeChanges:
+    """Each change is tried again on the queue as another node has left it."""
+
+    def __init__(self, queues: StoredQueues, settling: Settling) -> None:
+        self._queues = queues
+        self._settling = settling
+
+    async def set_attributes(self, request: SetAttributes) -> QueueDefinition:
+        """Set attributes; the dead-letter queue that is given must be one."""
+        queues, account_id, name, changes = self._queues, request.account_id, request.name, request.changes
+
+        def edit(current: QueueDefinition) -> dict[str, str]:
+            arn = queues.arn_of(account_id, name)
+            if current.group_of:
+                raise UnsupportedOperation(
+                    "A consumer group has the attributes of its queue: set them there."
+                )
+            changed = change_attributes(arn, current.attributes, changes)
+            target = check_given_target(queues, arn, changed, changes)
+            if target is not None:
+                check_reach(current, target, queues.options.cell_format)
+            return changed
+
+        return await self._change_attributes(account_id, name, edit)
+
+    async def add_permission(self, request: AddPermission) -> QueueDefinition:
+        """Add a statement to the queue's policy."""
+        arn = str(self._queues.arn_of(request.account_id, request.name))
+        return await self._change_policy(
+            request.account_id,
+            request.name,
+            lambda policy: add_permission(
+                policy,
+                queue_arn=arn,
+                label=request.label,
+                account_ids=request.account_ids,
+                actions=request.actions,
+            ),
+        )
+
+    async def remove_permission(self, request: RemovePermission) -> QueueDefinition:
+        """Take a statement out of the queue's policy."""
+        arn = str(self._queues.arn_of(request.account_id, request.name))
+        return await self._change_policy(
+            request.account_id,
+            request.name,
+            lambda policy: remove_permission(policy, queue_arn=arn, label=request.label),
+        )
+
+    async def tag(self, request: TagQueue) -> QueueDefinition:
+        """Add tags."""
+
+        def add(current: dict[str, str]) -> dict[str, str]:
+            # Again: since the front end looked, others may have added theirs.
+            check_tags(request.name, request.tags, current)
+            return {**current, **request.tags}
+
+        return await self._change_tags(request.account_id, request.name, add)
+
+    async def untag(self, request: UntagQueue) -> QueueDefinition:
+        """Take tags away."""
+        gone = frozenset(request.keys)
+        return await self._change_tags(
+            request.account_id,
+            request.name,
+            lambda current: {key: value for key, value in current.items() if key not in gone},
+        )
+
+    async def _change_policy(
+        self, account_id: str, name: str, edit_policy: Callable[[str | None], str]
+    ) -> QueueDefinition:
+        def edit(current: QueueDefinition) -> dict[str, str]:
+            policy = edit_policy(current.attributes.get(POLICY.name))
+            attributes = {**current.attributes, POLICY.name: policy}
+            if not policy:
+                del attributes[POLICY.name]
+            return attributes
+
+        return await self._change_attributes(account_id, name, edit)
+
+    async def _change_attributes(
+        self, account_id: str, name: str, edit: Callable[[QueueDefinition], dict[str, str]]
+    ) -> QueueDefinition:
+        queues, suffix = self._queues, f"{account_id}/{name}"
+        async with queues.only_one(suffix):
+            async for _ in attempts(suffix):
+                current = queues.queue(account_id, name)
+                compare = queues.rows.compare(suffix)
+                now_ms = queues.now_ms()
+                attributes = edit(current)
+                if POLICY.name in attributes and POLICY.name not in current.attributes:
+                    queues.quotas.check_policy(account_id)
+                changed = replace_definition(
+                    current, attributes=attributes, revision=current.revision + 1, modified_ms=now_ms
+                )
+                try:
+                    revision = await queues.mirror.transact([compare], put_pending(changed, now_ms))
+                except RevisionMismatch:
+                    continue
+                await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])
+                log.info("queue attributes set queue=%s revision=%d", suffix, changed.revision)
+                return changed
+            raise Overloaded
+
+    async def _change_tags(
+        self, account_id: str, name: str, edit: Callable[[dict[str, str]], dict[str, str]]
+    ) -> QueueDefinition:
+        queues, suffix = self._queues, f"{account_id}/{name}"
+        async with queues.only_one(suffix):
+            async for _ in attempts(suffix):
+                current = queues.queue(account_id, name)
+                compare = queues.rows.compare(suffix)
+                changed = replace_definition(current, tags=edit(current.tags))
+                try:
+                    await queues.mirror.transact(
+                        [compare], [Put(QUEUES + suffix, encode_queue_definition(changed))]
+                    )
+                except RevisionMismatch:
+                    continue
+                return changed
+            raise Overloaded

@@ -1,0 +1,46 @@
+"""Which queue another one may have as its dead-letter queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quaymaster.core.partition.partition_moves import NUMBERED_MOVES
+from quaymaster.core.values.attributes import REDRIVE_POLICY
+from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.policies import invalid_redrive_policy
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.metadata.queues.known_queues import KnownQueues
+
+
+def check_given_target(
+    queues: KnownQueues, arn: QueueArn, attributes: Mapping[str, str], given: Mapping[str, str]
+) -> QueueDefinition | None:
+    """Return the dead-letter queue that a request gives to a queue, None if it gives none.
+
+    `attributes`: those that the queue gets; `given`: those of the request. Raises InvalidParameterValue when the queue
+    cannot have it.
+    """
+    policy = REDRIVE_POLICY.of(attributes)
+    text = given.get(REDRIVE_POLICY.name)
+    if policy is None or not text:
+        return None
+    target = queues.find(policy.target.account_id, policy.target.name)
+    if target is None:
+        raise invalid_redrive_policy(text, "Dead letter target does not exist.")
+    if target.is_log:
+        raise invalid_redrive_policy(text, "A log-retained queue cannot be a dead-letter queue.")
+    if not target.redrive_allow_policy.allows(arn):
+        raise invalid_redrive_policy(text, "The dead letter target does not allow this queue as a source.")
+    return target
+
+
+def check_reach(source: QueueDefinition, target: QueueDefinition, cell_format: CellFormat) -> None:
+    """Raise UnsupportedOperation unless messages can move from one queue to the other."""
+    is_elsewhere = source.partitions[0].journal_id != target.partitions[0].journal_id
+    if is_elsewhere and not cell_format.version_of(NUMBERED_MOVES):
+        raise UnsupportedOperation(
+            f"The queues {source.name} and {target.name} are in different journals of this cell, between which "
+            "messages move once all its processes run this version: `quaymaster cell upgrade`."
+        )

@@ -1,0 +1,190 @@
+"""What is deleted of queues: a queue with its consumer groups, or all its messages (a purge).
+
+Nothing is deleted under a legal hold. The rows that remember a deletion or a purge are dropped when their time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from quaymaster.coordination.interface import Put, RevisionMismatch
+from quaymaster.core.values.errors import (
+    NotNow,
+    Overloaded,
+    PurgeQueueInProgress,
+    QueueDoesNotExist,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queue_marks import identity_of
+from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.metadata.queues.known_queues import journal_ids_of
+from quaymaster.metadata.queues.queue_journals import LATE_SET_MS, QueueJournals
+from quaymaster.metadata.queues.stored_queues import (
+    DROPPED_AT_ONCE,
+    StoredQueues,
+    attempts,
+    batched,
+    put_pending,
+    suffix_of,
+)
+from quaymaster.metadata.store.mirror import MirrorTable
+from quaymaster.metadata.store.rows import (
+    DELETED,
+    PENDING,
+    PURGES,
+    QUEUES,
+    DeletedRow,
+    PurgeRow,
+    encode_row,
+    id_text,
+    row_decoder,
+)
+from quaymaster.protocol.rpc.metadata_messages import BeginPurge, CancelPurge, DeleteQueue
+
+log = logging.getLogger(__name__)
+
+
+class Deletion:
+    """Queues and consumer groups, from `deleting` until their names have rested."""
+
+    def __init__(self, queues: StoredQueues, journals: QueueJournals) -> None:
+        self._queues = queues
+        self._journals = journals
+
+    async def delete(self, request: DeleteQueue) -> tuple[QueueDefinition, int]:
+        """Delete a queue, and return the revision of its row from when on nobody found it."""
+        async with self._queues.only_one(f"{request.account_id}/{request.name}"):
+            deleting, revision = await self._begin(request.account_id, request.name)
+            await self.finish(deleting)
+            return deleting, revision
+
+    async def _begin(self, account_id: str, name: str) -> tuple[QueueDefinition, int]:
+        queues, suffix = self._queues, f"{account_id}/{name}"
+        async for _ in attempts(suffix):
+            current = queues.queue(account_id, name)
+            _check_hold(current)
+            compare = queues.rows.compare(suffix)
+            now_ms = queues.now_ms()
+            deleting = replace_definition(current, state="deleting", modified_ms=now_ms)
+            try:
+                revision = await queues.mirror.transact([compare], put_pending(deleting, now_ms))
+            except RevisionMismatch:
+                continue
+            return deleting, revision
+        raise Overloaded
+
+    async def finish(self, definition: QueueDefinition) -> None:
+        """Tell the journal, and leave nothing of the queue but the row that lets its name rest."""
+        queues, suffix = self._queues, suffix_of(definition)
+        latest = queues.rows.get(suffix)
+        compare = queues.rows.compare(suffix)
+        await self._journals.delete_queue(definition.queue_id, identity_of(definition))
+        await self.drop_groups_of(definition.queue_id)
+        if latest is None or latest.queue_id != definition.queue_id:
+            return  # another node finished it, and the name may be in use again
+        deleted = DeletedRow(definition.queue_id, definition.modified_ms, journal_ids_of(definition))
+        try:
+            await queues.mirror.transact(
+                [compare], [Put(DELETED + suffix, encode_row(deleted))], _keys_of(suffix, definition)
+            )
+        except RevisionMismatch:
+            return  # another node finished it
+        log.info("queue deleted queue=%s queue_id=%d", suffix, definition.queue_id)
+
+    async def drop_groups_of(self, queue_id: int) -> None:
+        """Take away the consumer groups of a queue that is gone; the journal forgot them with it."""
+        queues = self._queues
+        for suffix in queues.groups_of(queue_id):
+            group = queues.rows.get(suffix)
+            assert group is not None, "who is noted as a group has a row"
+            with suppress(RevisionMismatch):  # another node does the same
+                await queues.mirror.transact([queues.rows.compare(suffix)], deletes=_keys_of(suffix, group))
+
+    async def drop_old_rows(self) -> None:
+        """Drop the rows of names that have rested."""
+        queues = self._queues
+        now_ms = queues.now_ms()
+        rest_ms = max(queues.options.queue_name_reuse_s * 1000, LATE_SET_MS)
+        deleted = [
+            (key, row)
+            async for key, row in queues.deleted.in_turns()
+            if has_passed(row.deleted_ms, rest_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+        ]
+        for some in batched(deleted, DROPPED_AT_ONCE):
+            # Once more: a node that died while it set the queue may have told the journal after the deletion.
+            compares = [queues.deleted.compare(key) for key, _ in some]
+            try:
+                for _, row in some:
+                    await self._journals.delete_queue(row.queue_id)
+            except NotNow as error:
+                log.warning("queues not deleted again queues=%d error=%s", len(some), error)
+                break
+            await queues.drop(compares)
+
+
+class Purges:
+    """When queues were purged last: the next purge must wait for `purge_interval_s`."""
+
+    def __init__(self, queues: StoredQueues) -> None:
+        self._queues = queues
+        self._rows: MirrorTable[PurgeRow] = queues.mirror.table(PURGES, row_decoder(PurgeRow))
+
+    async def begin(self, request: BeginPurge) -> QueueDefinition:
+        """Note that a purge begins; PurgeQueueInProgress when it is too soon after the one before."""
+        definition = self._queue_of(request)
+        _check_hold(definition)
+        interval_s = self._queues.options.purge_interval_s
+        if not interval_s:
+            return definition
+        suffix = id_text(definition.queue_id)
+        now_ms = self._queues.now_ms()
+        purged = self._rows.get(suffix)
+        if purged is None or has_passed(purged.purged_ms, interval_s * 1000, now_ms):
+            try:
+                await self._queues.mirror.transact(
+                    [self._rows.compare(suffix)], [Put(PURGES + suffix, encode_row(PurgeRow(now_ms)))]
+                )
+            except RevisionMismatch:
+                pass  # another purge came first
+            else:
+                return definition
+        raise PurgeQueueInProgress(definition.name, interval_s)
+
+    async def cancel(self, request: CancelPurge) -> QueueDefinition:
+        """Forget that a purge began."""
+        definition = self._queue_of(request)
+        suffix = id_text(definition.queue_id)
+        if self._rows.get(suffix) is not None:
+            await self._queues.mirror.transact([], deletes=[PURGES + suffix])
+        return definition
+
+    def _queue_of(self, request: BeginPurge | CancelPurge) -> QueueDefinition:
+        definition = self._queues.queue(request.account_id, request.name)
+        if definition.queue_id != request.queue_id:
+            raise QueueDoesNotExist
+        return definition
+
+    async def drop_old_rows(self) -> None:
+        """Drop the rows of purges that keep no other waiting."""
+        now_ms = self._queues.now_ms()
+        interval_ms = self._queues.options.purge_interval_s * 1000
+        purged = [
+            self._rows.compare(key)
+            async for key, row in self._rows.in_turns()
+            if has_passed(row.purged_ms, interval_ms, now_ms)
+        ]
+        for marks in batched(purged, DROPPED_AT_ONCE):
+            await self._queues.drop(marks)
+
+
+def _keys_of(suffix: str, definition: QueueDefinition) -> list[str]:
+    return [QUEUES + suffix, PENDING + suffix, PURGES + id_text(definition.queue_id)]
+
+
+def _check_hold(definition: QueueDefinition) -> None:
+    if definition.is_log and definition.has_legal_hold:
+        raise UnsupportedOperation(
+            f"The queue {definition.name} is under a legal hold: nothing of it is deleted until LegalHold is false."
+        )

@@ -1,0 +1,96 @@
+"""The data key of each new queue: the account's, which up to `QUEUES_PER_DATA_KEY` queues share, or a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+
+from quaymaster.coordination.interface import ABSENT, Compare, Put
+from quaymaster.core.values.attributes import KMS_KEY
+from quaymaster.core.values.formats import SHARED_DATA_KEYS
+from quaymaster.metadata.queues.id_guard import IdGuard
+from quaymaster.metadata.queues.stored_queues import StoredQueues
+from quaymaster.metadata.store.mirror import MirrorTable
+from quaymaster.metadata.store.rows import (
+    ACCOUNT_KEYS,
+    DATA_KEYS,
+    MASTER_KEY,
+    AccountKeyRow,
+    encode_row,
+    id_text,
+    row_decoder,
+)
+from quaymaster.protocol.rpc.metadata_messages import NewDataKey
+
+QUEUES_PER_DATA_KEY: Final = 1_024
+"""So many queues of an account share a data key; a few more, when several are created at the same moment."""
+
+
+class DataKeyStale(Exception):
+    """Nothing was done: the queue needs a new data key, and none was given, or the master key was rotated since."""
+
+
+class ChosenKey(NamedTuple):
+    """A data key for a new queue, and what belongs to the transaction that creates the queue."""
+
+    key_id: int
+    unchanged: list[Compare]
+    puts: list[Put]
+
+
+class SharedDataKeys:
+    """`new_data_key` makes one; None: who has no master key is given data keys."""
+
+    def __init__(
+        self, queues: StoredQueues, guard: IdGuard, new_data_key: Callable[[], Awaitable[NewDataKey]] | None
+    ) -> None:
+        self._queues = queues
+        self._guard = guard
+        self._new_data_key = new_data_key
+        self.account_keys: MirrorTable[AccountKeyRow] = queues.mirror.table(
+            ACCOUNT_KEYS, row_decoder(AccountKeyRow), self._on_account_key
+        )
+        """The data key of each account's new queues."""
+        self._account_with_key: dict[int, str] = {}
+
+    def account_with_key(self, data_key_id: int) -> str | None:
+        """Return the account whose new queues have this data key, or None."""
+        return self._account_with_key.get(data_key_id)
+
+    def _on_account_key(self, account_id: str, old: AccountKeyRow | None, new: AccountKeyRow | None) -> None:
+        if old is not None:
+            self._account_with_key.pop(old.key_id, None)
+        if new is not None:
+            self._account_with_key[new.key_id] = account_id
+
+    async def choose(
+        self, account_id: str, attributes: Mapping[str, str], given: NewDataKey | None
+    ) -> ChosenKey:
+        """Return the data key of a new queue; `given`: one to use if it needs a new one.
+
+        Raises DataKeyStale when it needs another one than that.
+        """
+        # A queue that is created with a key of its own has a data key of its own.
+        is_shared = (
+            bool(self._queues.options.cell_format.version_of(SHARED_DATA_KEYS))
+            and KMS_KEY.name not in attributes
+        )
+        shared = self.account_keys.get(account_id) if is_shared else None
+        # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
+        unchanged = [self.account_keys.compare(account_id)] if is_shared else []
+        if shared is not None and self._queues.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:
+            return ChosenKey(shared.key_id, unchanged, [])
+        data_key = given or await self._make()
+        if data_key.key_id <= self._guard.data_key_floor:
+            raise DataKeyStale  # set aside by a store that has gone back: a journal may have messages under it
+        key_row = DATA_KEYS + id_text(data_key.key_id)
+        unchanged += [Compare(MASTER_KEY, data_key.master_key_revision), Compare(key_row, ABSENT)]
+        puts = [Put(key_row, data_key.row)]
+        if is_shared:
+            puts.append(Put(ACCOUNT_KEYS + account_id, encode_row(AccountKeyRow(data_key.key_id))))
+        return ChosenKey(data_key.key_id, unchanged, puts)
+
+    async def _make(self) -> NewDataKey:
+        if self._new_data_key is None:
+            raise DataKeyStale
+        return await self._new_data_key()
