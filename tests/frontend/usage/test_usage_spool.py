@@ -172,6 +172,17 @@ def test_a_heartbeat_is_a_block_without_rows_that_says_how_late_it_is(tmp_path: 
     assert (block.header.rows, block.header.low_watermark_us) == (0, NOON_US + 1_000_000)
 
 
+def test_a_seal_takes_back_no_watermark_when_the_wall_clock_is_behind_it(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(taken(0), is_heartbeat=True)
+
+    spool.close(now_us=NOON_US)
+
+    first, seal = ship_all(spool)
+    assert seal.header.seal is not None
+    assert seal.header.low_watermark_us == first.header.low_watermark_us > NOON_US
+
+
 def test_nothing_recorded_and_no_heartbeat_due_writes_nothing(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
 

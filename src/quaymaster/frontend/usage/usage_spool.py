@@ -107,6 +107,8 @@ class UsageSpool:
         """Whether the disk did not take the last write that was tried."""
         self._is_told = False
         """Whether the log says that records are not written."""
+        self._watermark_us = 0
+        """The newest that was said in this epoch: a wall clock that is behind it takes nothing back."""
         self._lost: tuple[int, int] | None = None
         """An epoch that is still to be sealed as lost, and when that was found (us)."""
         self._is_named = is_named
@@ -189,6 +191,7 @@ class UsageSpool:
         origin = BlockOrigin(self.front_end, epoch, region)
         self._chain = BlockChain(origin, self._chain.end._replace(next_sequence=0))
         self.epoch = epoch
+        self._watermark_us = 0
         self._lost = None if lost_epoch is None else (lost_epoch, now_us)
         try:
             self._files.begin(origin, self._chain.end)
@@ -205,6 +208,7 @@ class UsageSpool:
         """
         with suppress(OSError):  # told of below
             self._write_lost()
+        self._watermark_us = max(self._watermark_us, taken.watermark_us)
         if self._owed is not None:
             taken, self._owed = taken.after(self._owed), None
         fitted = fit_rows(self._chain, taken, self._bytes_max - self.size_bytes, is_heartbeat=is_heartbeat)
@@ -327,7 +331,8 @@ class UsageSpool:
             self._write_owed()
             if self._files.is_open:
                 chain = self._chain
-                block = chain.encode_empty(now_us, Seal(self.epoch, chain.end_sequence, "stopped"))
+                watermark_us = max(now_us, self._watermark_us)
+                block = chain.encode_empty(watermark_us, Seal(self.epoch, chain.end_sequence, "stopped"))
                 self._write([block.data])
                 self._chain = chain.after(block)
         finally:
