@@ -308,7 +308,6 @@ TABLES = (
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
 """Tables that are sums of others, and can be made anew."""
 
-_BY_OP = {action.usage_op: action.name for action in (UNKNOWN_ACTION, *ACTIONS.values())}
 _OPERATORS_OP = 31
 _OPERATORS_ACTS = (
     # Of the admin API.
@@ -328,8 +327,14 @@ _OPERATORS_ACTS = (
     # Of the admin API, since there are states of accounts.
     *("DisableAccount", "EnableAccount", "DeleteAccount"),
 )
-"""Their `op` counts up from _OPERATORS_OP; the list only grows, up to the next number that an action has."""
-_BY_OP |= enumerate(_OPERATORS_ACTS, _OPERATORS_OP)
-assert sorted(_BY_OP) == list(range(len(_BY_OP))), "each op is given once, and none is left out"
-OP_NAMES = tuple(_BY_OP[op] for op in range(len(_BY_OP)))
-"""Names of actions by `op`; 0 is any action that is not among them."""
+"""Their `op` counts up from _OPERATORS_OP. Acts that come later, once an action has the next number, get a range of
+their own."""
+_OPS = [
+    *((action.usage_op, action.name) for action in (UNKNOWN_ACTION, *ACTIONS.values())),
+    *enumerate(_OPERATORS_ACTS, _OPERATORS_OP),
+]
+assert sorted(op for op, _ in _OPS) == list(range(len(_OPS))), (
+    f"each op from 0 to {len(_OPS) - 1} is given once: {sorted(_OPS)}"
+)
+OP_NAMES = tuple(name for _, name in sorted(_OPS))
+"""Names of actions by `op`; 0 is any action that is not among them. The next new action or act gets the next number."""

@@ -99,9 +99,7 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
             calls.append(seen)
             if asked.route == "accounts" and asked.method == "GET":
                 assert len(answer.json["accounts"]) == 20
-        assert {tuple(asked.route.split("/")) for asked in REQUESTS} == {
-            route[1:] for route in port.admin._routes
-        }
+        assert {(asked.method, *asked.route.split("/")) for asked in REQUESTS} == set(port.admin._routes)
     return statuses, calls
 
 
