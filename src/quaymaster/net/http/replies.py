@@ -81,10 +81,11 @@ class ReplyQueue:
 
     def answer(self, request: HTTPRequest, rendered: tuple[bytes, ...]) -> bool:
         """Keep a reply until all before it are there. Tell whether its turn has come, and that of those behind it."""
-        request._reply = rendered
         pending = self.pending
         if pending[0] is not request:
+            request._reply = rendered
             return False
+        request._reply = ()  # whoever keeps the request keeps no reply
         while True:
             pending.popleft()
             self.ready += rendered
