@@ -15,12 +15,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
+from quaymaster.broker.replica.record_bodies import log_unreadable
 from quaymaster.broker.storage.bodies import BodyCache, message_in
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.core.values.commands import FetchedOffsets, FetchOutcome
 from quaymaster.core.values.errors import InternalFailure
-from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.routing.broker_client import Reply
 
 Mend = Callable[[list[int]], Coroutine[Any, Any, dict[int, tuple[int, int, int, bytes]]]]
@@ -97,14 +98,7 @@ class Fetches:
             try:
                 records = self._files.read_records(part)
             except RecordUnreadable as error:
-                log_event(
-                    log,
-                    logging.ERROR,
-                    "record unreadable",
-                    journal=self._files.journal_id,
-                    offset=error.offset,
-                    error=str(error),
-                )
+                log_unreadable(log, self._files, error)
                 step = part.index(error.offset)
                 if not step:
                     break

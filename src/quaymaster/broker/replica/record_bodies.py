@@ -21,6 +21,18 @@ Body = tuple[int, int, int, bytes]
 log = logging.getLogger(__name__)
 
 
+def log_unreadable(logger: logging.Logger, files: JournalFiles, error: RecordUnreadable) -> None:
+    """Say that a record of a journal cannot be read."""
+    log_event(
+        logger,
+        logging.ERROR,
+        "record unreadable",
+        journal=files.journal_id,
+        offset=error.offset,
+        error=str(error),
+    )
+
+
 class RecordBodies:
     """Reads records by offset; one per replica, on the loop's thread but for its reads."""
 
@@ -120,14 +132,7 @@ class RecordBodies:
             try:
                 records = self._files.read_records(wanted)
             except RecordUnreadable as error:
-                log_event(
-                    log,
-                    logging.ERROR,
-                    "record unreadable",
-                    journal=self._files.journal_id,
-                    offset=error.offset,
-                    error=str(error),
-                )
+                log_unreadable(log, self._files, error)
                 wanted = [offset for offset in wanted if offset != error.offset]
                 if not isinstance(error, RecordGone):
                     damaged.append(error.offset)
