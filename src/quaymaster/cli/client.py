@@ -210,22 +210,17 @@ class AdminClient:
 
     def queues(self, account_id: str, prefix: str = "") -> Iterator[dict[str, Any]]:
         """Yield the queues of an account whose names start with `prefix`, with their counts, page by page."""
-        token: str | None = None
-        while True:
-            query = {"account_id": account_id, "prefix": prefix, "limit": 1000, "next_token": token}
-            page = self.call("GET", "queues", query=query)
-            yield from page["queues"]
-            token = page.get("next_token")
-            if token is None:
-                return
+        return self._paged("queues", {"account_id": account_id, "prefix": prefix, "limit": 1000})
 
     def accounts(self, *, deleted: bool = False) -> Iterator[dict[str, Any]]:
         """Yield all accounts by id, page by page; `deleted`: also those that were deleted."""
+        return self._paged("accounts", {"deleted": "true" if deleted else None})
+
+    def _paged(self, what: str, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         token: str | None = None
         while True:
-            query = {"next_token": token, "deleted": "true" if deleted else None}
-            page = self.call("GET", "accounts", query=query)
-            yield from page["accounts"]
+            page = self.call("GET", what, query={**query, "next_token": token})
+            yield from page[what]
             token = page.get("next_token")
             if token is None:
                 return
