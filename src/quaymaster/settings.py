@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -397,6 +398,11 @@ class Settings(BaseSettings):
     def listen_address(self) -> Address:
         """The SQS API's address, taken apart."""
         return parse_address(self.listen)
+
+    @property
+    def node_name(self) -> str:
+        """The name of a process with these settings in its cell."""
+        return self.node or socket.gethostname()
 
     @property
     def etcd_endpoint_list(self) -> list[str]:

@@ -15,11 +15,16 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.node.node import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, Node, Role, run_node, run_on
+from quaymaster.node.roles import run_role
 from quaymaster.settings import Settings, load_settings
 
 
-def settings_of(data: Path) -> Settings:
-    flags = {"data_directory": data, "admin_listen": f"127.0.0.1:{free_port()}"}
+def settings_of(data: Path, coordination: str = "etcd") -> Settings:
+    flags = {
+        "data_directory": data,
+        "admin_listen": f"127.0.0.1:{free_port()}",
+        "coordination": coordination,
+    }
     return load_settings(flags=flags, environment={})
 
 
@@ -72,6 +77,13 @@ def test_a_process_that_is_told_to_stop_while_it_starts_ends_at_once(tmp_path: P
 
     assert asyncio.run(run(settings_of(tmp_path), Role("any", start))) == EXIT_OK
     assert ended == ["start", "undone"]
+
+
+def test_a_process_of_a_cell_that_has_no_etcd_makes_no_data_directory(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    assert asyncio.run(run_role(settings_of(data, "sqlite"), "broker")) == EXIT_UNUSABLE
+    assert not data.exists()
 
 
 def test_what_fails_during_a_start_is_told_by_the_exit_code(

@@ -24,7 +24,7 @@ LEASE_MS: Final = 10_000
 
 
 class PresenceRow(msgspec.Struct, frozen=True):
-    """A running process, and the formats that it reads. `address` is where others reach it, "" for nowhere."""
+    """A running process, and the formats that it reads."""
 
     role: str
     node: str
@@ -32,7 +32,6 @@ class PresenceRow(msgspec.Struct, frozen=True):
     format_min: int = FORMAT_MIN
     format_max: int = FORMAT_MAX
     zone: str = ""
-    address: str = ""
 
     @property
     def key(self) -> str:

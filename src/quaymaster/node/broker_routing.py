@@ -14,10 +14,8 @@ from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
-from quaymaster.node.transport import Transport
+from quaymaster.node.transport import BROKER_ROLE, Transport
 from quaymaster.settings import Settings
-
-BROKER_ROLE = "broker"
 
 
 def route_to_brokers(

@@ -19,12 +19,8 @@ from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.transport import Transport
+from quaymaster.node.transport import BROKER_ROLE, OPERATOR_ROLE, Transport
 from quaymaster.settings import Address, Settings
-
-MANAGER_ROLE = "manager"
-BROKER_ROLE = "broker"
-OPERATOR_ROLE = "operator"
 
 log = logging.getLogger(__name__)
 

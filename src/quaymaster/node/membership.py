@@ -19,6 +19,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.node.data.data_directory import raise_format_of
 from quaymaster.node.data.stores import DataWitness, open_etcd
 from quaymaster.node.node import Node
+from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE, METADATA_ROLE
 
 
 class Membership(NamedTuple):
@@ -36,21 +37,21 @@ async def join_cell(node: Node) -> Membership:
     """
     store = open_etcd(node.settings)
     node.stack.push_async_callback(store.close)
-    has_memory = node.role in ("broker", "metadata")
+    has_memory = node.role in (BROKER_ROLE, METADATA_ROLE)
     witness = StoreWitness(
         store,
-        f"{node.role} {node.name}",
+        f"{node.role} {node.settings.node_name}",
         DataWitness(node.data) if has_memory else None,
-        keeps_data=node.role == "broker",
+        keeps_data=node.role == BROKER_ROLE,
     )
     node.stack.push_async_callback(witness.close)
     _tell_of_store(node, store, witness)
-    if node.role in ("metadata", "frontend"):
+    if node.role in (METADATA_ROLE, FRONT_END_ROLE):
         await witness.wait_until_accepted()
     else:
         await witness.look_at_start()
     witness.start(lambda problem: on_store_problem(node, witness, problem))
-    row = PresenceRow(node.role, node.name, __version__, zone=node.settings.zone)
+    row = PresenceRow(node.role, node.settings.node_name, __version__, zone=node.settings.zone)
     member = CellMember(
         store,
         Presence(store, row),
@@ -75,20 +76,20 @@ async def look_again(node: Node, cell: Membership) -> None:
 
 def on_store_problem(node: Node, witness: StoreWitness, problem: StoreUnusable) -> None:
     """End a process that serves what the store says. Brokers serve their own records, managers what those promised."""
-    if node.role == "broker":
+    if node.role == BROKER_ROLE:
         must_end = witness.verdict is Verdict.DIRECTORY_WENT_BACK
     else:
-        must_end = node.has_started and node.role != "manager"
+        must_end = node.has_started and node.role != MANAGER_ROLE
     if must_end:
         node.fail(problem)
 
 
 def _tell_of_store(node: Node, store: Coordination, witness: StoreWitness) -> None:
     """Let readiness say when the store is not to be believed, and operators when it is not asked any more."""
-    if node.role == "manager":
+    if node.role == MANAGER_ROLE:
         return  # it acts on what the brokers promised; its status tells what others found
     node.health.add_check(witness.why_not_ready)
-    if node.role == "frontend":
+    if node.role == FRONT_END_ROLE:
         # What it has in memory is newer than the store, and right.
         node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
     else:

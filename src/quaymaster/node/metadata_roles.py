@@ -32,11 +32,9 @@ from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
 from quaymaster.node.from_settings import metadata_options
-from quaymaster.node.transport import Transport
+from quaymaster.node.transport import FRONT_END_ROLE, METADATA_ROLE, Transport
 from quaymaster.settings import Address
 
-METADATA_ROLE = "metadata"
-FRONT_END_ROLE = "frontend"
 START_WAIT_S = 30.0
 START_RETRY_S = 0.25
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -95,11 +94,6 @@ class Node:
     greet: Callable[[], None] | None = None
     """Says that it serves, instead of a line in the log."""
 
-    @property
-    def name(self) -> str:
-        """This process's name in its cell."""
-        return self.settings.node or socket.gethostname()
-
     def fail(self, error: Exception) -> None:
         """Stop the process: it cannot go on."""
         self.failure = error
@@ -120,17 +114,23 @@ class Role(NamedTuple):
     has_all: bool = False
 
     def lock(self, settings: Settings, data: Path) -> DirectoryLock:
-        """Take the data directory; see `prepare_data_directory`."""
+        """Take the data directory; see `prepare_data_directory`. Raises StoreUnusable before anything is made."""
         if not self.has_all:
+            if settings.coordination != "etcd":
+                raise StoreUnusable('the processes of a cell agree through etcd; set coordination = "etcd"')
             return prepare_data_directory(data, FORMAT_MIN)  # raised to what the cell writes
         return prepare_data_directory(data, FORMAT_MAX, has_store=settings.coordination == "sqlite")
 
+    @property
+    def kind(self) -> str:
+        """What lines of the log call such a process."""
+        return "server" if self.has_all else "process"
+
     def log(self, level: int, what: str, **fields: object) -> None:
         """Write a line about a process of this role."""
-        if self.has_all:
-            log_event(log, level, f"server {what}", **fields)
-        else:
-            log_event(log, level, f"process {what}", role=self.name, **fields)
+        if not self.has_all:
+            fields = {"role": self.name, **fields}
+        log_event(log, level, f"{self.kind} {what}", **fields)
 
 
 async def run_node(settings: Settings, role: Role) -> int:
@@ -166,7 +166,7 @@ async def run_on(stack: AsyncExitStack, settings: Settings, role: Role) -> int:
     stack.callback(looking.cancel)
     node.health.set_state("serving")
     if node.greet is None:
-        role.log(logging.INFO, "started", node=node.name, data=node.data)
+        role.log(logging.INFO, "started", node=settings.node_name, data=node.data)
     else:
         node.greet()
     await ended
@@ -206,7 +206,7 @@ def _exit_code(node: Node, role: Role) -> int:
     """Return how the process ended; why, if it failed, is said in the log."""
     if node.failure is None:
         return EXIT_OK
-    log_failure(log, "server stopped" if role.has_all else "process stopped", node.failure)
+    log_failure(log, f"{role.kind} stopped", node.failure)
     return EXIT_FAILED
 
 

@@ -54,7 +54,7 @@ class FrontEndOperations:
 
     async def status(self) -> Mapping[str, Any]:
         """Return who this is: journals are shown by `quaymaster cell status`."""
-        return {"role": "frontend", "node": self._node.name, "cell": self._node.settings.cell}
+        return {"role": "frontend", "node": self._node.settings.node_name, "cell": self._node.settings.cell}
 
     def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pauses of this process's event loop."""

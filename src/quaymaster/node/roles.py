@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any, Final
 
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
-from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
-from quaymaster.node.broker_routing import BROKER_ROLE, route_to_brokers
+from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.stores import declaring
 from quaymaster.node.from_settings import journal_options, key_provider
 from quaymaster.node.front_end_role import (
@@ -25,18 +24,22 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
-from quaymaster.node.manager_role import MANAGER_ROLE, start_manager
+from quaymaster.node.manager_role import start_manager
 from quaymaster.node.membership import Membership, join_cell, look_again
 from quaymaster.node.metadata_roles import (
-    FRONT_END_ROLE,
-    METADATA_ROLE,
     start_metadata_node,
     start_remote_metadata,
 )
 from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.server_role import start_server
-from quaymaster.node.transport import Transport
+from quaymaster.node.transport import (
+    BROKER_ROLE,
+    FRONT_END_ROLE,
+    MANAGER_ROLE,
+    METADATA_ROLE,
+    Transport,
+)
 from quaymaster.settings import Settings
 
 StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
@@ -48,8 +51,6 @@ async def run_role(settings: Settings, name: str) -> int:
 
 
 async def _start_in_cell(start: StartRole, node: Node) -> None:
-    if node.settings.coordination != "etcd":
-        raise StoreUnusable('the processes of a cell agree through etcd; set coordination = "etcd"')
     cell = await join_cell(node)
     await start(node, cell)
     await look_again(node, cell)
@@ -61,7 +62,7 @@ async def _start_broker(node: Node, cell: Membership) -> None:
     transport = Transport(settings, BROKER_ROLE, node.rpc)
     service = BrokerService(
         BrokerServiceOptions(
-            node.name,
+            settings.node_name,
             settings.zone,
             settings.cell,
             listen.host,
@@ -161,10 +162,10 @@ async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> 
 
 SERVER: Final = "server"
 CELL_ROLES: Final = {
-    "broker": _start_broker,
-    "metadata": _start_metadata,
-    "manager": _start_manager,
-    "frontend": _start_front_end,
+    BROKER_ROLE: _start_broker,
+    METADATA_ROLE: _start_metadata,
+    MANAGER_ROLE: _start_manager,
+    FRONT_END_ROLE: _start_front_end,
 }
 ROLES: Final = {
     SERVER: Role(SERVER, start_server, has_all=True),

@@ -5,7 +5,6 @@ A server needs none of it: its parts call each other. In tests `net/rpc/memory` 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
@@ -15,6 +14,11 @@ from quaymaster.net.tls import TransportSecurity, security_for
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address, Settings
 
+BROKER_ROLE = "broker"
+METADATA_ROLE = "metadata"
+MANAGER_ROLE = "manager"
+FRONT_END_ROLE = "frontend"
+OPERATOR_ROLE = "operator"
 DRAIN_MS = 1_000
 
 
@@ -23,7 +27,7 @@ class Transport:
 
     def __init__(self, settings: Settings, role: str, rpc: RPCMetrics | None = None) -> None:
         self.settings = settings
-        self.hello = Hello(settings.cell, role, settings.node or socket.gethostname())
+        self.hello = Hello(settings.cell, role, settings.node_name)
         """How this process names itself to others."""
         self.rpc = rpc or RPCMetrics()
 

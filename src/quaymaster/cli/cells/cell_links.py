@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +38,7 @@ def client_of(settings: Settings, address: str, role: str) -> RPCClient:
         security = security_for(place, settings.tls_directory, force_plaintext=settings.force_plaintext)
     except (ValueError, TransportSecurityError) as error:
         raise WrongUsage(str(error)) from None
-    hello = Hello(settings.cell, "operator", settings.node or socket.gethostname())
+    hello = Hello(settings.cell, "operator", settings.node_name)
     if security is None:
         return RPCClient((place.host, place.port), hello)
     return RPCClient(

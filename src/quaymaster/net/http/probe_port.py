@@ -31,8 +31,6 @@ SPACING_S_MAX: Final = 1.0
 """Longest wait between two renderings."""
 _GET_ONLY: Final = 405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n"
 
-STARTING: Final = "The process is starting."
-
 log = logging.getLogger(__name__)
 
 
@@ -75,7 +73,9 @@ class ProbePort:
         elif path == b"/metrics":
             self._scrape(request)
         elif path.startswith(b"/admin/") and self._health.state == "starting":
-            _respond(request, 503, {"error": {"code": "ServiceUnavailable", "message": STARTING}})
+            _respond(
+                request, 503, {"error": {"code": "ServiceUnavailable", "message": "The process is starting."}}
+            )
         else:
             request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
 
