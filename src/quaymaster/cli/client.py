@@ -1,6 +1,6 @@
 """Calls one request at a time: the SQS API in its JSON form, and the admin API, both signed.
 
-    command ──▶ SQSClient.call(action, fields) ──▶ signed POST ──▶ dict, or Refused / NoServer
+    command ──▶ SQSClient.call(action, fields) ──▶ signed POST ──▶ dict, or CommandRefused / NoServer
 
 A command makes a few calls and ends, so a blocking connection that is kept between calls is all it needs. No
 call that changes something is made twice: what may have been carried out is for people to look at.
@@ -108,7 +108,7 @@ class SQSClient:
         """Return the members of the action's result; `wait_ms` is how long the server may take on purpose.
 
         Raises:
-            Refused: the service answered with an error of the caller.
+            CommandRefused: the service answered with an error of the caller.
             NoServer: it could not be reached, or answered that it cannot serve now.
         """
         answer = self._channel.exchange(
@@ -192,7 +192,7 @@ class AdminClient:
         """Call `/admin/v1/<path>`, whose parts are quoted here, and return the answer's JSON object.
 
         Raises:
-            Refused, NoServer: as `SQSClient.call`.
+            CommandRefused, NoServer: as `SQSClient.call`.
         """
         text = urlencode({name: str(value) for name, value in (query or {}).items() if value is not None})
         answer = self._channel.exchange(

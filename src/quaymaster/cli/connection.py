@@ -116,7 +116,7 @@ def find_connection(
 
     Raises:
         NoServer: no data directory with a `client.json`.
-        Refused: there is no such profile.
+        CommandRefused: there is no such profile.
         WrongUsage: an endpoint without credentials, a profile without an endpoint, or two ways at once.
     """
     environment = os.environ if environment is None else environment

@@ -82,7 +82,7 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
     """Return a profile.
 
     Raises:
-        Refused: there is none of this name.
+        CommandRefused: there is none of this name.
         WrongUsage: its file cannot be read, or is not as `create_profile` writes it.
     """
     import tomllib
@@ -105,7 +105,7 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
 
 
 def create_profile(name: str, profile: Profile, environment: Mapping[str, str]) -> Path:
-    """Write a new profile, which its owner alone can read. Raises Refused where there is one of this name."""
+    """Write a new profile, which its owner alone can read. Raises CommandRefused where there is one of this name."""
     path = _path(name, environment)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def render_profile(profile: Profile) -> str:
 
 
 def use_profile(name: str, environment: Mapping[str, str]) -> None:
-    """Let commands take a profile when none is named. Raises Refused where there is none of this name."""
+    """Let commands take a profile when none is named. Raises CommandRefused where there is none of this name."""
     read_profile(name, environment)
     directory = config_directory(environment)
     part = directory / f".{CURRENT_FILE}.part"
@@ -149,7 +149,7 @@ def use_profile(name: str, environment: Mapping[str, str]) -> None:
 
 
 def delete_profile(name: str, environment: Mapping[str, str]) -> None:
-    """Delete a profile; if it was in use, none is. Raises Refused where there is none of this name."""
+    """Delete a profile; if it was in use, none is. Raises CommandRefused where there is none of this name."""
     path = _path(name, environment)
     try:
         path.unlink()

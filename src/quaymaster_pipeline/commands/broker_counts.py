@@ -52,7 +52,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
 
     Raises:
         NoServer: it cannot be reached.
-        Refused: it does not tell.
+        CommandRefused: it does not tell.
     """
     from quaymaster.cli.client import AdminClient
     from quaymaster.protocol.sqs.internal_queues import is_internal

@@ -99,7 +99,7 @@ def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]
     """Hold a lock of the warehouse.
 
     Raises:
-        Refused: another process does.
+        CommandRefused: another process does.
         WrongUsage: the place cannot be written.
     """
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy

@@ -101,7 +101,7 @@ class FileWriter:
     """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit.
 
     Used with `with`, an error in the block deletes the file: where the disk is full, what nobody will commit takes no
-    room. What writes raises DiskFull.
+    room. What writes raises WarehouseFull.
     """
 
     def __init__(

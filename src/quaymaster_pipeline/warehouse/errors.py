@@ -54,7 +54,7 @@ def telling_full_disk(place: str) -> Iterator[None]:
     """What finds no room while the block runs is told as that of `place`.
 
     Raises:
-        DiskFull: instead of whatever said so; the innermost place is named.
+        WarehouseFull: instead of whatever said so; the innermost place is named.
     """
     try:
         yield

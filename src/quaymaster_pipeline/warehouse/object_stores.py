@@ -62,7 +62,7 @@ def telling_store(uri: str, *, tells_missing: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_to(uri: str) -> Iterator[None]:
-    """Raise DiskFull when a directory or a store has no room, and StoreFails for what else goes wrong with a store."""
+    """Raise WarehouseFull where there is no room, and StoreFails for what else goes wrong with a store."""
     with telling_full_disk(uri), telling_store(uri, tells_missing=True):
         yield
 

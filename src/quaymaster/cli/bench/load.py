@@ -83,7 +83,7 @@ class Load:
         """Make the load; `on_progress` is told the seconds that have passed.
 
         Raises:
-            NoServer, Refused: the first call that failed says why; nothing is measured past it.
+            NoServer, CommandRefused: the first call that failed says why; nothing is measured past it.
         """
         started = time.perf_counter()
         self._deadline = started + self._plan.duration_s

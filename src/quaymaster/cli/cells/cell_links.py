@@ -80,7 +80,7 @@ def ask_managers(
 
 
 async def ask(settings: Settings, address: str, role: str, method: str, body: bytes) -> bytes:
-    """Ask one process of the cell. Raises Refused and NoServer with what it, or the network, says."""
+    """Ask one process of the cell. Raises CommandRefused and NoServer with what it, or the network, says."""
     from quaymaster.core.values.errors import CallerError, NotNow
 
     client = client_of(settings, address, role)

@@ -102,7 +102,7 @@ class Cluster:
         """Refuse to start what would wait for others that do not run.
 
         Raises:
-            Refused: of the stage before, nobody runs.
+            CommandRefused: of the stage before, nobody runs.
         """
         running = self.running
         before: list[str] = []
@@ -166,7 +166,7 @@ class Cluster:
 
         Raises:
             WrongUsage: there is none of this name.
-            Refused: it does not run.
+            CommandRefused: it does not run.
         """
         _, process = self.process(name)
         if process is None or not send(process, number):
@@ -278,7 +278,7 @@ def locked(directory: Path) -> Iterator[None]:
     """Keep other commands from changing the cluster meanwhile.
 
     Raises:
-        Refused: another command does not let go of it.
+        CommandRefused: another command does not let go of it.
         NoServer: it is not the directory of a cluster, and is left as it is.
     """
     try:

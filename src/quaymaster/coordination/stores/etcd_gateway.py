@@ -1,7 +1,7 @@
 """Calls to etcd v3 through its HTTP/JSON gateway: endpoints and failover, authentication, what an answer means.
 
                  ┌ not sent ──────────▶ next endpoint; none left: CoordinationUnavailable
-    call ─▶ send ┼ refused, unchanged ─▶ Refused (no leader: next endpoint)
+    call ─▶ send ┼ refused, unchanged ─▶ EtcdRefused (no leader: next endpoint)
                  └ no usable answer ──▶ next endpoint if repeatable, else OutcomeUnknown
 
 An endpoint that failed is asked last for a while. One that did not answer lately, or never yet, gets no change that
@@ -245,7 +245,7 @@ class EtcdGateway:
         must not be believed: who gave it is not asked any more.
 
         Raises:
-            Refused: etcd answered that it did not do it.
+            EtcdRefused: etcd answered that it did not do it.
             CoordinationUnavailable: it was not done, or is a read.
             OutcomeUnknown: a change that may have been made.
         """
@@ -286,7 +286,7 @@ class EtcdGateway:
 
         Raises:
             EndpointFailed: this endpoint does not answer.
-            Refused: it has no leader, or does not let us in.
+            EtcdRefused: it has no leader, or does not let us in.
         """
         body = msgspec.json.encode(self._probe)
         reply = await self._attempt(endpoint, "/v3/kv/range", body, _RangeCount, timeout_s)
@@ -301,7 +301,7 @@ class EtcdGateway:
 
     @asynccontextmanager
     async def stream(self, path: str, request: object) -> AsyncIterator[Stream]:
-        """Give a stream from the most preferred endpoint; EndpointFailed or Refused when it cannot be had."""
+        """Give a stream from the most preferred endpoint; EndpointFailed or EtcdRefused when it cannot be had."""
         endpoint = self.by_preference()[0]
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         response = await self._open(self._watches, endpoint, path, msgspec.json.encode(request), deadline_s)
