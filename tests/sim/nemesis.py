@@ -205,6 +205,7 @@ class Nemesis:
             host.resume()
             for replica in host.replicas.values():
                 replica.writer.stalled_until_us = 0
+                replica.writer.fails_next_fsync = False
             cell.restart(host)
         for name in sorted(self._asked_for_state):
             self._drain_no_more(name)
@@ -409,6 +410,8 @@ class Nemesis:
         self._kernel.after(self._random.randint(500 * MS, 4 * SECOND), self._restart_now, host)
 
     def _restart_now(self, host: Host) -> None:
+        if self._is_over:  # it may come seconds after all was healed, while the replicas are compared
+            return
         host.end(is_power_cut=False)
         host.register_again()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,12 +25,19 @@ from quaymaster.broker.cell import backup_calls
 from quaymaster.broker.cell.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
+    BACKUP_COPY,
     BACKUP_CUT,
+    BACKUP_CUT_AT,
     BACKUP_END,
     BACKUP_HOLD,
     BACKUP_READ,
+    BACKUP_STAND_BY,
+    CopyUntil,
     decode_barrier,
+    decode_copy,
+    decode_cut_at,
     encode_read,
+    encode_until,
 )
 from quaymaster.broker.copies.backup import JournalDamaged, backup, read_manifest
 from quaymaster.broker.copies.snapshot_install import CopyRead, fetch
@@ -305,6 +313,39 @@ def test_where_the_leaders_files_are_damaged_another_replica_is_in_the_backup(
         assert found == list(range(1, 61))
         acts = [act.action for act, _ in await list_acts(cell.coordination)]
         assert acts == ["CreateBackup"]
+
+    told(tmp_path, story)
+
+
+def test_a_member_gives_nothing_before_all_that_is_committed_is_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(cell: TwoJournals) -> None:
+        async with operator(cell, "b") as leader, operator(cell, "a") as member:
+            await member.ask(BACKUP_STAND_BY, TARGET, TIMEOUT_MS)
+            await held(leader)
+            follower = cell.brokers["a"].journals[TARGET_JOURNAL]
+            sync, goes_on = follower.files.sync, threading.Event()
+
+            def slow_sync() -> int:
+                goes_on.wait(PATIENCE_S)
+                return sync()
+
+            monkeypatch.setattr(follower.files, "sync", slow_sync)
+            _, until_offset = decode_cut_at(await leader.ask(BACKUP_CUT_AT, TARGET, TIMEOUT_MS))
+            await until(lambda: follower.host.replica.commit >= until_offset)
+            asked = encode_until(CopyUntil(TARGET_JOURNAL, until_offset))
+            try:
+                with pytest.raises(NotNow):
+                    await member.ask(BACKUP_COPY, asked, TIMEOUT_MS)
+            finally:
+                goes_on.set()
+            await until(lambda: follower.host.replica.durable_end >= until_offset)
+            copy = decode_copy(await member.ask(BACKUP_COPY, asked, TIMEOUT_MS))
+            await member.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+            await leader.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+
+        assert copy.end == until_offset
 
     told(tmp_path, story)
 

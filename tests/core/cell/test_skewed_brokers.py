@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from harness.planned_cell import PlannedCell
 
-from quaymaster.core.cell.cell import PlacementSettings, Transfer
+from quaymaster.core.cell.cell import Appoint, PlacementSettings, ReplicaSeen, Transfer, broker_of
 from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 SETTLE_MS = PlacementSettings().settle_ms
 SKEW_MAX_MS = PlacementSettings().clock_skew_max_ms
@@ -173,3 +174,47 @@ def _unsure(cell: PlannedCell) -> list[str]:
 
 def _brokers(cell: PlannedCell, number: int) -> set[str]:
     return {member.partition("@")[0] for member in cell.members(number)}
+
+
+def _exchange_with_an_empty_leader(cell: PlannedCell, number: int, *, leaver: str) -> None:
+    """A member is exchanged; the elect lost its log and has given it up, the other one that stays is skewed."""
+    members = cell.configuration(number).members
+    skewed, empty = (member for member in members if broker_of(member) != leaver)
+    shift(cell, broker_of(skewed), 60_000)
+    cell.join("new")
+    cell.hosts["new"].clock_ahead_ms = WALL_MS
+    cell.hosts["new"].replicas[number] = ReplicaSeen("new@9", "follower", 0, 9, 1, 30, hears_leader=False)
+    following = JournalConfiguration(9, empty, ("new@9", skewed, empty), members, activated=False)
+    cell.carry_out(Appoint(number, following, cell.journals[number].revision, ""))
+    for member in members:
+        end = 0 if member == empty else 90
+        epoch = 0 if member == empty else 1
+        cell.set(
+            number, member, role="follower", promised_epoch=9, last_epoch=epoch, end=end, hears_leader=False
+        )
+
+
+def test_a_member_that_is_exchanged_leads_when_those_that_stay_have_no_log_or_no_right_clock() -> None:
+    cell = running("a", "b", "c", "d", "e")
+    number = next(iter(cell.journals))
+    leaver = cell.leaders()[number]
+    members = cell.configuration(number).members
+    _exchange_with_an_empty_leader(cell, number, leaver=leaver)
+
+    (action,) = (one for one in cell.plan().actions if isinstance(one, Appoint) and one.journal == number)
+
+    assert broker_of(action.configuration.leader) == leaver
+    assert set(action.configuration.members) == set(members)
+
+
+def test_one_that_lacks_the_log_does_not_lead_in_turn_with_itself_where_only_a_skewed_one_has_it() -> None:
+    cell = running("a", "b", "c", "d", "e")
+    number = next(iter(cell.journals))
+    leaver = cell.leaders()[number]
+    _exchange_with_an_empty_leader(cell, number, leaver=leaver)
+    skewed = cell.configuration(number).members[1]
+    cell.kill(leaver)
+
+    (action,) = (one for one in cell.plan().actions if isinstance(one, Appoint) and one.journal == number)
+
+    assert action.configuration.leader == skewed

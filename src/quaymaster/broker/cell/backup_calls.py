@@ -159,8 +159,8 @@ class BackupCalls:
             source = self._source(number, call)
             journal = self._led(number)
             barrier = await journal.barrier()
-            commit = journal.host.replica.commit
-            copy = await source.begin(commit)
+            replica = journal.host.replica
+            copy = await source.begin(min(replica.commit, replica.durable_end))
             call.reply(encode_answer((barrier, copy)))
 
         self._tasks.answer(call, cut())
@@ -180,8 +180,10 @@ class BackupCalls:
 
         async def copy() -> None:
             source = self._source(request.journal, call)
-            if self._broker.get(request.journal).host.replica.commit < request.until:
-                raise NotNow("The replica does not know yet that the journal is committed so far.")
+            replica = self._broker.get(request.journal).host.replica
+            # A majority without this one can commit: what it knows to be committed may not be on its disk yet.
+            if min(replica.commit, replica.durable_end) < request.until:
+                raise NotNow("The replica does not have all yet of what is committed.")
             call.reply(encode_answer(await source.begin(request.until)))
 
         self._tasks.answer(call, copy())

@@ -536,13 +536,13 @@ class JournalFiles(JournalReader):
     def segment_files(self, until: int | None = None) -> tuple[int, Position, list[tuple[str, int]]]:
         """Return the journal's start, where what is durable ends, and name and bytes of each file up to there.
 
-        `until`: no further than this offset, where a batch that was never compacted ends.
+        `until`: up to this offset, where a batch ends that is durable and was never compacted.
         """
         with self._change_lock:
             segments, bases = self._view
-            end = min(self.durable_end, segments[-1].end_offset)
-            if until is not None:
-                end = min(end, until)
+            durable_end = min(self.durable_end, segments[-1].end_offset)
+            end = durable_end if until is None else until
+            assert end <= durable_end, f"the journal is durable up to {durable_end}, not {end}"
             number = bisect_right(bases, end) - 1
             found = [
                 (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))

@@ -61,7 +61,7 @@ class LeaderChoice:
             if not is_majority(others, configuration.members):
                 return None
             return f"no majority answers broker {name}", True
-        if replica.role == "follower" and replica.promised_epoch >= configuration.epoch:
+        if _has_given_up(replica, configuration):
             return f"broker {name} has given it up", False
         if replica.role in ("follower", "preparing") or replica.epoch < configuration.epoch:
             return (f"broker {name} found no majority", True) if age_ms >= election_ms else None
@@ -73,7 +73,8 @@ class LeaderChoice:
         """Return the members of the next epoch: these, or the last activated ones when these cannot lead on.
 
         Members that were never activated may lack a majority, or the log: an elect has to have what a majority of
-        the activated ones has, and cannot fetch what was compacted there.
+        the activated ones has, and cannot fetch what was compacted there. So one of these has to be among those with
+        the longest log that nothing speaks against, if there are any.
         """
         members, activated = configuration.members, activated_members(configuration)
         if set(members) == set(activated):
@@ -82,7 +83,9 @@ class LeaderChoice:
             member: self._cell.log_end(number, member) for member in self._cell.voters(number, activated)
         }
         longest = max(knowing.values(), default=(0, 0))
-        leads_on = any(knowing.get(member) == longest for member in members)
+        able = [member for member, end in knowing.items() if end == longest]
+        able = [member for member in able if self._cell.why_not_lead(broker_of(member)) is None] or able
+        leads_on = not set(able).isdisjoint(members)
         if leads_on and is_majority(self._cell.voters(number, members), members):
             return members
         return activated
@@ -96,15 +99,26 @@ class LeaderChoice:
         )
 
     def fit_candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
-        """Return those candidates that nothing speaks against: those with a right clock, if there are any."""
+        """Return those candidates that nothing speaks against.
+
+        Those with a right clock that have not just given up what they were appointed for, if there are any.
+        """
         candidates = [
             member
             for member in self.candidates(number, configuration)
             if self._cell.why_unfit(broker_of(member)) is None
         ]
         return [
-            member for member in candidates if self._cell.why_not_lead(broker_of(member)) is None
+            member
+            for member in candidates
+            if self._cell.why_not_lead(broker_of(member)) is None
+            and not (member == configuration.leader and self._needs_copy(number, configuration))
         ] or candidates
+
+    def _needs_copy(self, number: int, configuration: JournalConfiguration) -> bool:
+        """Tell whether the elect found that it cannot fetch what it lacks: another one has to lead, and gives it."""
+        elect = self._cell.replica(number, configuration.leader)
+        return elect is not None and not configuration.activated and _has_given_up(elect, configuration)
 
     def _others_could_serve(self, number: int, configuration: JournalConfiguration) -> bool:
         """Tell whether another than the leader could be appointed and has its queues."""
@@ -130,3 +144,7 @@ class LeaderChoice:
             self._spread.led[broker.name],
             member,
         )
+
+
+def _has_given_up(leader: ReplicaSeen, configuration: JournalConfiguration) -> bool:
+    return leader.role == "follower" and leader.promised_epoch >= configuration.epoch
