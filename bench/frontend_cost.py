@@ -30,6 +30,7 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.connection import HTTPConnection
@@ -191,25 +192,27 @@ def measure_blocks_us(usage: UsageRecorder) -> float:
     return (time.process_time() - started) / taken.count * 1e6
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 async def measure(requests: int, profile: bool, with_usage: bool) -> None:
     """Print the cost of each action."""
     settings = load_settings(environment={}, flags={"log_level": "error"})
     broker = InstantBroker()
-    metadata = MetadataService(
-        MemoryCoordination(),
-        EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode()),
-        MetadataOptions(REGION, ACCOUNT),
-        now_ms=lambda: time.time_ns() // 1_000_000,
-    )
+    options = MetadataOptions(REGION, ACCOUNT)
+    registry = QueueRegistry(MemoryCoordination(), options, now_ms=_now_ms)
+    provider = EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode())
+    metadata = MetadataService(registry, provider, options, now_ms=_now_ms)
     await metadata.start()
-    metadata.attach_journal(BrokerQueueJournal(broker))
+    registry.attach_journal(BrokerQueueJournal(broker))
     await metadata.queues.change(CreateQueue(ACCOUNT, "jobs", {}))
     front_end = make_front_end(
         settings,
         broker=broker,
         metadata=metadata,
         metrics=Metrics("0"),
-        now_ms=lambda: time.time_ns() // 1_000_000,
+        now_ms=_now_ms,
     )
     server = HTTPServer(front_end.handle, HTTPLimits(), name="bench", admit=front_end.admit)
     server._loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from quaymaster.broker.replica import journal_service, message_moves, moves_out
 from quaymaster.broker.storage import writer
 from quaymaster.coordination import watched_prefix
 from quaymaster.coordination.stores import etcd
-from quaymaster.metadata.store import feed, mirror
+from quaymaster.metadata.store import following
 from quaymaster.net.routing import circuit_breaker, metadata_client
 from quaymaster.net.rpc.connection import RPCLimits
 
@@ -22,8 +22,7 @@ WAITS_S = {
     "queues that found no room to be made again": journal_service.REBUILD_RETRY_S,
     "a broker that was silent": circuit_breaker.OPEN_MS / 1000,
     "a metadata node that failed": metadata_client.REST_MAX_S,
-    "a metadata node's store": mirror.RETRY_MAX_S,
-    "a feed of metadata": feed.RETRY_MAX_S,
+    "a source of rows of metadata": following.RETRY_MAX_S,
     "keys followed in coordination": watched_prefix.RETRY_MAX_S,
     "a watch of etcd": etcd.WATCH_RETRY_MAX_S,
     "a connection to another process": RPCLimits().reconnect_max_ms / 1000,

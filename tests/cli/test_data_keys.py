@@ -23,6 +23,7 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import DATA_KEYS, id_text
@@ -42,7 +43,10 @@ CONTENT = MessageContent("the body", bytes(16), [], None, "sender")
 class Server:
     """A broker and metadata over one store, as one process has them."""
 
-    def __init__(self, tester: BrokerTester, metadata: MetadataService, clock: Clock) -> None:
+    def __init__(
+        self, tester: BrokerTester, registry: QueueRegistry, metadata: MetadataService, clock: Clock
+    ) -> None:
+        self.registry = registry
         self.tester = tester
         self.metadata = metadata
         self.clock = clock
@@ -74,7 +78,7 @@ class Server:
         """Let days pass for keys: a sweep on each."""
         for _ in range(days):
             self.clock.pass_s(86_400)
-            await self.metadata.data_key_sweep.run_if_due()
+            await self.registry.data_key_sweep.run_if_due()
 
     async def compact(self) -> None:
         """Give back what deleted messages took."""
@@ -83,24 +87,21 @@ class Server:
         await self.tester.broker.compaction.step(younger_than_ms=0)
 
     async def has_key(self, key_id: int) -> bool:
-        return await self.metadata._store.get(DATA_KEYS + id_text(key_id)) is not None
+        return await self.registry._store.get(DATA_KEYS + id_text(key_id)) is not None
 
 
 @asynccontextmanager
 async def serving(tmp_path: Path, **changes: Any) -> AsyncIterator[Server]:
     store = MemoryCoordination()
     clock = Clock()
-    metadata = MetadataService(
-        store,
-        FileKeyProvider(tmp_path / "keys"),
-        MetadataOptions("local", ACCOUNT, queue_name_reuse_s=0, upkeep_interval_ms=3_600_000),
-        now_ms=clock,
-    )
+    options = MetadataOptions("local", ACCOUNT, queue_name_reuse_s=0, upkeep_interval_ms=3_600_000)
+    registry = QueueRegistry(store, options, now_ms=clock)
+    metadata = MetadataService(registry, FileKeyProvider(tmp_path / "keys"), options, now_ms=clock)
     await metadata.start()
     async with running(tmp_path / "journal", coordination=store, **changes) as tester:
-        metadata.attach_journal(BrokerQueueJournal(tester.broker))
-        await metadata.data_key_sweep.run_if_due()
-        yield Server(tester, metadata, clock)
+        registry.attach_journal(BrokerQueueJournal(tester.broker))
+        await registry.data_key_sweep.run_if_due()
+        yield Server(tester, registry, metadata, clock)
     await metadata.close()
 
 
@@ -199,13 +200,13 @@ def test_nothing_is_left_of_queues_that_were_deleted(tmp_path: Path, monkeypatch
                         await server.metadata.queues.change(CreateGroup(ACCOUNT, f"{queue.name}@group"))
                     await server.delete(queue.name)
                 server.clock.pass_s(120)
-                await queues.reconcile(older_than_ms=60_000)
+                await server.registry.queues.reconcile(older_than_ms=60_000)
                 await server.compact()
                 await server.pass_days(9)
                 while host.replica.queues.empty_some(1_000):
                     pass
                 await eventually(
-                    lambda: not any(table._gone for table in server.metadata._mirror._tables.values())
+                    lambda: not any(table._gone for table in server.metadata.registry.mirror._tables.values())
                 )
                 gc.collect()
                 return held_entries(
@@ -214,7 +215,7 @@ def test_nothing_is_left_of_queues_that_were_deleted(tmp_path: Path, monkeypatch
                     host.replica.queues,
                     host.waiters,
                     besides=(
-                        server.metadata._store,
+                        server.registry._store,
                         asyncio.get_running_loop(),
                         host.replica.log,
                         server.tester.broker.files,

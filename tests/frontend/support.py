@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from xml.etree import ElementTree
 
+from harness.server_metadata import ServerMetadata
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.stores.memory import MemoryCoordination
@@ -48,7 +49,7 @@ from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
-from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.server import HTTPLimits, HTTPServer
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
@@ -528,7 +529,7 @@ class Service(NamedTuple):
     front_end: FrontEnd
     calls: Calls
     broker: FakeBroker
-    metadata: MetadataService
+    metadata: ServerMetadata
     metrics: Metrics
     settings: Settings
     client: Client
@@ -544,25 +545,22 @@ class Service(NamedTuple):
 
 
 @asynccontextmanager
-async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIterator[MetadataService]:
+async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIterator[ServerMetadata]:
     """Start metadata as it is in one process, in memory."""
     keys = TemporaryDirectory()
     provider: KeyProvider = FileKeyProvider(Path(keys.name))
     if settings.master_key is not None:
         provider = EnvironmentKeyProvider(settings.master_key.get_secret_value())
-    metadata = MetadataService(
-        MemoryCoordination(),
-        provider,
-        MetadataOptions(
-            REGION,
-            ACCOUNT,
-            purge_interval_s=settings.purge_interval_s,
-            queue_name_reuse_s=settings.queue_name_reuse_s,
-        ),
-        now_ms=now_ms,
+    options = MetadataOptions(
+        REGION,
+        ACCOUNT,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
     )
+    registry = QueueRegistry(MemoryCoordination(), options, now_ms=now_ms)
+    metadata = ServerMetadata(registry, provider, options, now_ms=now_ms)
     await metadata.start()
-    metadata.attach_journal(BrokerQueueJournal(broker))
+    registry.attach_journal(BrokerQueueJournal(broker))
     try:
         yield metadata
     finally:

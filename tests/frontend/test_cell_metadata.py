@@ -64,7 +64,7 @@ async def heard(pair: Pair, name: str) -> None:
 
 async def hear(pair: Pair) -> None:
     """Have the second front end hear of the accounts as they are in the store."""
-    await pair.metadata._mirror.refresh_all(ACCOUNTS)
+    await pair.metadata.registry.mirror.refresh_all(ACCOUNTS)
 
 
 def asked_rows(pair: Pair) -> Counter[str]:

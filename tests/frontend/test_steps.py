@@ -74,7 +74,9 @@ def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
         definition = msgspec.structs.replace(
             pattern, queue_id=OTHERS_FROM + number, name=name, account_id=THEIRS
         )
-        metadata.queues.rows.apply(f"{THEIRS}/{name}", encode_queue_definition(definition), number + 1)
+        metadata.registry.queues.rows.apply(
+            f"{THEIRS}/{name}", encode_queue_definition(definition), number + 1
+        )
         key_id, account_id = f"AKIATHEIRS{number:010}", f"{200_000_000_000 + number}"
         key = AccessKeyRow(key_id, account_id, "p", "key", b"", True, 0, 0)
         metadata.accounts._rows.apply(key_id, encode_row(key), number + 1)
@@ -109,8 +111,9 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
         await service.add_queue("log", RetentionMode="Log")
         add_others(service, jobs, count)
         metadata = service.metadata
-        tables = metadata.queues.rows, metadata.accounts._rows, metadata.accounts._accounts
-        watched = forbid_walks(metadata.queues, metadata.accounts, *tables, entries_min=MANY)
+        tables = metadata.registry.queues.rows, metadata.accounts._rows, metadata.accounts._accounts
+        accounts = metadata.accounts, metadata.accounts.known
+        watched = forbid_walks(metadata.registry.queues, *accounts, *tables, entries_min=MANY)
         assert count < MANY or len(watched) >= 6
         for action, given in REQUESTS:
             seen = 0

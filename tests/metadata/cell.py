@@ -20,9 +20,11 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.options import MetadataOptions
-from quaymaster.metadata.remote import RemoteMetadata
-from quaymaster.metadata.remote_rows import RemoteLimits
+from quaymaster.metadata.other_front_ends import OtherFrontEnds
+from quaymaster.metadata.remote.registry import RemoteRegistry
+from quaymaster.metadata.remote.rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
@@ -94,10 +96,17 @@ class Link:
         return sum(isinstance(request, kind) for request in self.asked)
 
 
-class FrontEnd(RemoteMetadata):
+class FrontEnd(MetadataService):
     """A front end's metadata, its links, and look-ups that wait."""
 
+    registry: RemoteRegistry
     links: Mapping[str, Link]
+
+    @property
+    def others(self) -> OtherFrontEnds:
+        """What it knows of the other front ends."""
+        assert self._others is not None
+        return self._others
 
     async def look_up(self, work: Callable[[], Any]) -> Any:
         """Return what a look-up gives once it is known, as the front end's requests get it."""
@@ -160,25 +169,20 @@ class Cell:
         """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
         links = {node: Link(self, node) for node in nodes}
         full = FullNodes([MetadataLink(node, link) for node, link in links.items()], seed=0)
+        options = MetadataOptions(
+            REGION,
+            account_id,
+            quotas=quotas or Quotas(),
+            cell_format=cell_format or CellFormat(),
+            upkeep_interval_ms=3_600_000,
+        )
+        patient = RemoteLimits(**{"change_ms": LIMIT_MS, "lookup_ms": LIMIT_MS, **limits})
         metadata = FrontEnd(
-            MetadataClient(full),
+            RemoteRegistry(MetadataClient(full), options, patient),
             provider or FileKeyProvider(self.keys_of(name)),
-            name=name,
-            options=MetadataOptions(
-                REGION,
-                account_id,
-                quotas=quotas or Quotas(),
-                cell_format=cell_format or CellFormat(),
-                upkeep_interval_ms=3_600_000,
-            ),
+            options,
             now_ms=self.clock if now_ms is None else now_ms,
-            limits=RemoteLimits(
-                **{
-                    "change_ms": LIMIT_MS,
-                    "lookup_ms": LIMIT_MS,
-                    **limits,
-                }
-            ),
+            name=name,
         )
         metadata.links = links
         await metadata.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from harness.server_metadata import ServerMetadata
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
@@ -18,7 +19,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
-from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.queue_registry import QueueRegistry
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
@@ -101,19 +102,17 @@ class World:
         self.provider: KeyProvider | None = None
 
     @asynccontextmanager
-    async def service(self, **options: Any) -> AsyncIterator[MetadataService]:
+    async def service(self, **options: Any) -> AsyncIterator[ServerMetadata]:
         """Start a service as a process would; several in a row (or at once) see the same store.
 
         `options`: fields of `MetadataOptions`.
         """
-        service = MetadataService(
-            self.store,
-            self.provider or FileKeyProvider(self.keys),
-            MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options),
-            now_ms=self.clock,
-        )
+        of_store = MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options)
+        registry = QueueRegistry(self.store, of_store, now_ms=self.clock)
+        provider = self.provider or FileKeyProvider(self.keys)
+        service = ServerMetadata(registry, provider, of_store, now_ms=self.clock)
         await service.start()
-        service.attach_journal(self.journal)
+        registry.attach_journal(self.journal)
         try:
             yield service
         finally:

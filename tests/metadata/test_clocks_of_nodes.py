@@ -66,7 +66,7 @@ def test_what_was_cut_in_half_in_the_future_is_finished(tmp_path: Path) -> None:
         world.clock.pass_s(-YEAR_S)
 
         async with world.service() as service:
-            assert await service.queues.finish_pending() == 1
+            assert await service.registry.queues.finish_pending() == 1
 
         assert created.queue_id in world.journal.deleted
 
@@ -82,7 +82,7 @@ def test_marks_that_were_written_in_the_future_are_dropped(tmp_path: Path) -> No
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
             world.clock.pass_s(-YEAR_S)
 
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
 
             assert (await world.memory.list_prefix("/purges/")).items == ()
             assert (await world.memory.list_prefix("/deleted/")).items == ()
@@ -97,7 +97,7 @@ def test_a_deleted_queue_is_remembered_where_clocks_differ_by_minutes(tmp_path: 
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
             world.clock.pass_s(-600)
 
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
 
             assert len((await world.memory.list_prefix("/deleted/")).items) == 1
 
@@ -135,7 +135,7 @@ def test_a_front_end_whose_clock_is_wrong_ends_no_session_while_another_one_disa
                 session = await right.accounts.create_session(key.access_key_id, 3_600_000)
                 await right.run_upkeep()
                 await eventually(lambda: astray.accounts._rows.get(session.access_key_id) is not None)
-                await eventually(lambda: len(astray._readers) == 2)
+                await eventually(lambda: len(astray.others._readers) == 2)
 
                 await astray.run_upkeep()
 

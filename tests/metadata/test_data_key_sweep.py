@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from harness.server_metadata import ServerMetadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from quaymaster.coordination.interface import Put, RevisionMismatch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.data_key_sweep import RETRY_MS, SWEEP_INTERVAL_MS
-from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCOUNT_KEYS, DATA_KEYS, DataKeyRow, id_text, row_decoder
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
@@ -30,11 +30,11 @@ async def add_journals(world: World | Cell, *numbers: int) -> None:
     await world.store.transaction([], [Put(f"journals/{number}", b"") for number in numbers])
 
 
-async def sweep(world: World, service: MetadataService, days: int = 1) -> None:
+async def sweep(world: World, service: ServerMetadata, days: int = 1) -> None:
     """Let so many days pass, with a sweep on each."""
     for _ in range(days):
         world.clock.pass_s(DAY_S)
-        await service.data_key_sweep.run_if_due()
+        await service.registry.data_key_sweep.run_if_due()
 
 
 async def keys_in(world: World | Cell) -> dict[int, DataKeyRow]:
@@ -43,14 +43,14 @@ async def keys_in(world: World | Cell) -> dict[int, DataKeyRow]:
     return {row.key_id: row for row in (decode(item.value) for item in rows)}
 
 
-async def made_and_deleted(service: MetadataService, name: str = "a") -> int:
+async def made_and_deleted(service: ServerMetadata, name: str = "a") -> int:
     """Return the data key of a queue that is deleted again; it was the queue's alone."""
     queue = await service.queues.change(CreateQueue(ACCOUNT, name, OWN))
     await service.queues.change(DeleteQueue(ACCOUNT, name))
     return queue.data_key_id
 
 
-Scenario = Callable[[World, MetadataService], Awaitable[None]]
+Scenario = Callable[[World, ServerMetadata], Awaitable[None]]
 
 
 def run_sweeps(scenario: Scenario, keys: Path) -> None:
@@ -59,14 +59,14 @@ def run_sweeps(scenario: Scenario, keys: Path) -> None:
     async def with_service(world: World) -> None:
         await add_journals(world, 0)
         async with world.service() as service:
-            await service.data_key_sweep.run_if_due()
+            await service.registry.data_key_sweep.run_if_due()
             await scenario(world, service)
 
     run(with_service, keys)
 
 
 def test_key_of_a_deleted_queue_goes_after_nine_days_without_a_use(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         await sweep(world, service, days=8)
         assert key_id in await keys_in(world)
@@ -76,7 +76,10 @@ def test_key_of_a_deleted_queue_goes_after_nine_days_without_a_use(tmp_path: Pat
 
         assert await keys_in(world) == {}
         assert world.journal.calls > 0
-        samples = {(sample.name, *sample.labels): sample.value for sample in service.data_key_sweep.samples()}
+        samples = {
+            (sample.name, *sample.labels): sample.value
+            for sample in service.registry.data_key_sweep.samples()
+        }
         assert samples["quaymaster_data_keys_deleted_total",] == 1
         assert samples["quaymaster_data_keys", "retiring"] == 0
 
@@ -84,7 +87,7 @@ def test_key_of_a_deleted_queue_goes_after_nine_days_without_a_use(tmp_path: Pat
 
 
 def test_key_that_a_queue_has_or_a_message_names_stays(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         named = await made_and_deleted(service)
         await add_journals(world, 3)
         world.journal.named[3] = {named}
@@ -100,7 +103,7 @@ def test_key_that_a_queue_has_or_a_message_names_stays(tmp_path: Path) -> None:
 
 
 def test_use_revives_a_retiring_key(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         await sweep(world, service, days=8)
         assert (await keys_in(world))[key_id].retiring_since_ms
@@ -119,19 +122,19 @@ def test_use_revives_a_retiring_key(tmp_path: Path) -> None:
 
 
 def test_journal_that_does_not_answer_stops_the_sweep(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         before = await keys_in(world)
         world.journal.error = NotNow("no leader")
         world.clock.pass_s(DAY_S)
         with pytest.raises(NotNow, match="no leader"):
-            await service.data_key_sweep.run_if_due()
+            await service.registry.data_key_sweep.run_if_due()
         assert await keys_in(world) == before
 
-        await service.data_key_sweep.run_if_due()  # not due before an hour has passed
+        await service.registry.data_key_sweep.run_if_due()  # not due before an hour has passed
         world.journal.error = None
         world.clock.ms += RETRY_MS
-        await service.data_key_sweep.run_if_due()
+        await service.registry.data_key_sweep.run_if_due()
 
         assert (await keys_in(world))[key_id].unused_sweeps == 1
 
@@ -139,7 +142,7 @@ def test_journal_that_does_not_answer_stops_the_sweep(tmp_path: Path) -> None:
 
 
 def test_store_that_lists_no_journal_stops_the_sweep(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         await world.store.transaction([], deletes=["journals/0"])
 
@@ -152,7 +155,7 @@ def test_store_that_lists_no_journal_stops_the_sweep(tmp_path: Path) -> None:
 
 
 def test_key_that_an_account_no_longer_uses_is_first_taken_from_it(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         first = await service.queues.change(CreateQueue(ACCOUNT, "a"))
         await service.queues.change(DeleteQueue(ACCOUNT, "a"))
 
@@ -170,7 +173,7 @@ def test_key_that_an_account_no_longer_uses_is_first_taken_from_it(tmp_path: Pat
 
 
 def test_queue_that_is_created_during_a_sweep_keeps_its_key(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         await service.queues.change(CreateQueue(ACCOUNT, "a"))
         await service.queues.change(DeleteQueue(ACCOUNT, "a"))
         made: list[int] = []
@@ -195,11 +198,11 @@ def test_of_several_nodes_one_sweeps_each_day(tmp_path: Path) -> None:
         await add_journals(cell, 0, 1)
         async with cell.node("one") as one, cell.node("two") as two:
             for node in (one, two):
-                await node.data_key_sweep.run_if_due()
+                await node.registry.data_key_sweep.run_if_due()
             cell.clock.pass_s(DAY_S)
             for _ in range(5):
                 with suppress(RevisionMismatch):
-                    await asyncio.gather(*(node.data_key_sweep.run_if_due() for node in (one, two)))
+                    await asyncio.gather(*(node.registry.data_key_sweep.run_if_due() for node in (one, two)))
             await eventually(lambda: cell.journal.calls == 2)
             await asyncio.sleep(0.05)
 
@@ -214,7 +217,7 @@ def test_cell_of_an_older_format_deletes_no_key(tmp_path: Path) -> None:
         async with cell.node("one", cell_format=CellFormat(3)) as node:
             for _ in range(3):
                 cell.clock.pass_s(DAY_S)
-                await node.data_key_sweep.run_if_due()
+                await node.registry.data_key_sweep.run_if_due()
 
         assert cell.journal.calls == 0
 
@@ -222,14 +225,14 @@ def test_cell_of_an_older_format_deletes_no_key(tmp_path: Path) -> None:
 
 
 def test_sweep_that_a_clock_ahead_put_off_for_years_is_due_a_day_from_now(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         world.clock.ms += 1_000 * SWEEP_INTERVAL_MS
-        await service.data_key_sweep.run_if_due()
+        await service.registry.data_key_sweep.run_if_due()
         world.clock.ms -= 1_000 * SWEEP_INTERVAL_MS
         counted = (await keys_in(world))[key_id].unused_sweeps
 
-        await service.data_key_sweep.run_if_due()
+        await service.registry.data_key_sweep.run_if_due()
         assert (await keys_in(world))[key_id].unused_sweeps == counted
         await sweep(world, service)
 
@@ -242,12 +245,12 @@ def test_two_nodes_whose_clocks_disagree_sweep_no_more_often_than_daily(tmp_path
     async def scenario(cell: Cell) -> None:
         await add_journals(cell, 0)
         async with cell.node("right") as right, cell.node("ahead") as ahead:
-            await right.data_key_sweep.run_if_due()
+            await right.registry.data_key_sweep.run_if_due()
             for _ in range(12):
                 cell.clock.ms += 8 * SWEEP_INTERVAL_MS
-                await ahead.data_key_sweep.run_if_due()
+                await ahead.registry.data_key_sweep.run_if_due()
                 cell.clock.ms -= 8 * SWEEP_INTERVAL_MS
-                await right.data_key_sweep.run_if_due()
+                await right.registry.data_key_sweep.run_if_due()
 
             assert cell.journal.calls <= 1
 
@@ -255,7 +258,7 @@ def test_two_nodes_whose_clocks_disagree_sweep_no_more_often_than_daily(tmp_path
 
 
 def test_key_that_is_wrapped_anew_during_a_sweep_is_left_alone(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         key_id = await made_and_deleted(service)
         await sweep(world, service, days=8)
 
@@ -277,7 +280,7 @@ def test_key_that_is_wrapped_anew_during_a_sweep_is_left_alone(tmp_path: Path) -
 class Model:
     """Journals in which messages are stored, move and are deleted; each key must last as long as one needs it."""
 
-    def __init__(self, world: World, service: MetadataService) -> None:
+    def __init__(self, world: World, service: ServerMetadata) -> None:
         self.world = world
         self.service = service
         self.journals: list[set[int]] = [set(), set(), set()]
@@ -347,7 +350,7 @@ def test_no_key_goes_that_a_message_or_queue_needs_and_unneeded_ones_go(
     async def scenario(world: World) -> None:
         await add_journals(world, 0, 1, 2)
         async with world.service(queue_name_reuse_s=0) as service:
-            await service.data_key_sweep.run_if_due()
+            await service.registry.data_key_sweep.run_if_due()
             model = Model(world, service)
             for kind, *arguments in steps:
                 match kind:
@@ -378,7 +381,7 @@ def test_no_key_goes_that_a_message_or_queue_needs_and_unneeded_ones_go(
 
 
 def test_rotation_of_the_master_key_finds_the_keys_that_are_left(tmp_path: Path) -> None:
-    async def scenario(world: World, service: MetadataService) -> None:
+    async def scenario(world: World, service: ServerMetadata) -> None:
         gone = await made_and_deleted(service)
         kept = (await service.queues.change(CreateQueue(ACCOUNT, "kept", OWN))).data_key_id
         await sweep(world, service, days=9)
@@ -403,7 +406,7 @@ def test_message_that_moves_to_a_journal_that_was_asked_already_keeps_its_key(
     async def scenario(world: World) -> None:
         await add_journals(world, 0, 1)
         async with world.service() as service:
-            await service.data_key_sweep.run_if_due()
+            await service.registry.data_key_sweep.run_if_due()
             key_id = await made_and_deleted(service)
             world.journal.named[1] = {key_id}
             asked = 0

@@ -77,7 +77,7 @@ def test_look_ups_are_bounded_and_refused_by_a_node_that_is_behind(tmp_path: Pat
 def test_request_that_rests_on_what_the_node_never_hears_of_is_not_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.metadata.node.CATCH_UP_MS", 10)
+    monkeypatch.setattr("quaymaster.metadata.queue_registry.CATCH_UP_MS", 10)
 
     async def nothing(self: MetadataNode) -> None:
         """On a slow machine a beat takes longer than that."""
@@ -86,7 +86,7 @@ def test_request_that_rests_on_what_the_node_never_hears_of_is_not_now(
 
     async def scenario(cell: Cell) -> None:
         async with cell.node("one") as node:
-            with pytest.raises(NotNow, match="behind"):
+            with pytest.raises(NotNow, match="Not all is known yet"):
                 await node.answer(DeleteQueue(ACCOUNT, "orders", at_least=10_000))
 
     run_cell(scenario, tmp_path)

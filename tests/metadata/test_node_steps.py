@@ -16,8 +16,8 @@ from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT
 from quaymaster.coordination.interface import Event, KeyValue
 from quaymaster.metadata import node as node_module
-from quaymaster.metadata import read_through
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.remote import read_through
 from quaymaster.metadata.store.rows import ACCOUNTS, DATA_KEYS, QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -129,7 +129,7 @@ STEPS: list[Step] = [
     ("ListRows", list_rows),
     ("GetChanges", follow),
     ("a front end's upkeep", lambda pair: pair.front_end.run_upkeep()),
-    ("a node's upkeep", lambda pair: pair.node.run_upkeep()),
+    ("a node's upkeep", lambda pair: pair.node.registry.run_upkeep()),
     ("a node's beat", lambda pair: pair.node.beat()),
     changed(DeleteQueue(ACCOUNT, "log")),
 ]
@@ -142,13 +142,19 @@ def add_others(pair: Pair, count: int) -> None:
     for row in rows_of_others(count):
         if not row.key.startswith(DATA_KEYS):  # of which a feed has a few
             feed._rows[row.key] = KeyValue(row.key, row.value, 1)
-        node._mirror._apply(row.key, row.value, 1)
-        front_end._mirror._apply(row.key, row.value, 1)
+        node.registry.mirror._apply(row.key, row.value, 1)
+        front_end.registry.mirror._apply(row.key, row.value, 1)
     feed._keys = sorted(feed._rows)
     feed._history[:0] = [Event(row.key, row.value, 1) for row in feed._rows.values() if row.revision == 1]
-    holders: list[object] = [feed, node.queues, node.queues.quotas, node.queues.data_keys, front_end.queues]
-    holders += [front_end.accounts, front_end.accounts._sessions, front_end.data_keys]
-    holders += [*node._mirror._tables.values(), *front_end._mirror._tables.values()]
+    holders: list[object] = [feed, node.queues, node.queues.quotas, node.queues.data_keys]
+    holders += [
+        front_end.registry.queues,
+        front_end.accounts,
+        front_end.accounts.known,
+        front_end.accounts._sessions,
+        front_end.data_keys,
+    ]
+    holders += [*node.registry.mirror._tables.values(), *front_end.registry.mirror._tables.values()]
     watched = forbid_walks(*holders, entries_min=MANY // LOGS_EVERY)
     if count == MANY:
         assert {"Feed._rows", "Feed._keys", "Feed._history"} < set(watched)
@@ -157,9 +163,8 @@ def add_others(pair: Pair, count: int) -> None:
 async def begin(stack: AsyncExitStack, keys: Path) -> Pair:
     cell = Cell(keys)
     node = await stack.enter_async_context(cell.node("one"))
-    for task in node._tasks:  # beats and upkeep are asked for
-        task.cancel()
-    await asyncio.gather(*node._tasks, return_exceptions=True)
+    for upkeep in (node._upkeep, node.registry._upkeep):  # beats and upkeep are asked for
+        await upkeep.close()
     node._beat_interval_ms = PATIENT_MS
     front_end = await stack.enter_async_context(
         cell.front_end("a", nodes=("one",), lookup_ms=PATIENT_MS, change_ms=PATIENT_MS, staleness_ms=LONG_MS)
@@ -180,7 +185,7 @@ def steps_with(keys: Path, count: int) -> dict[str, int]:
                 await step(pair)
 
             found[name] = calls_of(lambda work=do: loop.run_until_complete(work()))  # type: ignore[misc]
-        assert pair.front_end.failure is None
+        assert pair.front_end.registry.failure is None
         assert pair.node.failure is None
         asked = {type(request) for link in pair.front_end.links.values() for request in link.asked}
         assert asked == set(get_args(Request))

@@ -17,8 +17,9 @@ from quaymaster.core.values.errors import QueueDoesNotExist, QueueNameExists
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.options import MetadataOptions
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote.registry import RemoteRegistry
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
 from quaymaster.protocol.rpc.frames import Hello
@@ -51,18 +52,15 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
                 stack.push_async_callback(server.close)
                 return server
 
-            async def start_front_end(name: str, addresses: list[tuple[str, int]]) -> RemoteMetadata:
+            async def start_front_end(name: str, addresses: list[tuple[str, int]]) -> MetadataService:
                 clients = [RPCClient(address, Hello("cell", "frontend", name)) for address in addresses]
                 for client in clients:
                     stack.push_async_callback(client.close)
                 nodes = FullNodes([MetadataLink(str(client.address), client) for client in clients])
-                metadata = RemoteMetadata(
-                    MetadataClient(nodes),
-                    FileKeyProvider(tmp_path / "keys"),
-                    name=name,
-                    options=MetadataOptions(REGION, ACCOUNT),
-                    now_ms=clock,
-                )
+                options = MetadataOptions(REGION, ACCOUNT)
+                registry = RemoteRegistry(MetadataClient(nodes), options)
+                keys = FileKeyProvider(tmp_path / "keys")
+                metadata = MetadataService(registry, keys, options, now_ms=clock, name=name)
                 await metadata.start()
                 stack.push_async_callback(metadata.close)
                 return metadata

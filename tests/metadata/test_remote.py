@@ -33,13 +33,20 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.metadata import read_through, remote_rows
-from quaymaster.metadata import remote as remote_module
-from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
+from quaymaster.metadata.keys.master_keys import (
+    EnvironmentKeyProvider,
+    FileKeyProvider,
+    KeysUnusable,
+    wrapping_key_id,
+)
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues import known_queues
-from quaymaster.metadata.read_through import ReadThroughCache
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote import read_through
+from quaymaster.metadata.remote import registry as remote_registry
+from quaymaster.metadata.remote import rows as remote_rows
+from quaymaster.metadata.remote.read_through import ReadThroughCache
+from quaymaster.metadata.remote.registry import RemoteRegistry
+from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store import feed as feed_module
 from quaymaster.metadata.store.rows import DATA_KEYS, MASTER_KEY, DataKeyRow, id_text, row_decoder
 from quaymaster.net.routing.metadata_client import known
@@ -237,7 +244,7 @@ def test_what_there_is_not_is_believed_for_a_time_and_in_bounded_number(
         async with cell.started(unknown_ms=clock.LONG_MS, unknown_max=50) as (_, b):
             for number in range(200):
                 assert await b.look_up(lambda n=number: b.access_key(f"AKIA{n:016}")) is None  # type: ignore[misc]
-            assert len(b.lookups) == 50
+            assert len(b.registry.lookups) == 50
             assert b.access_key(f"AKIA{199:016}") is None
 
             clock.pass_long()
@@ -250,7 +257,7 @@ def test_what_there_is_not_is_believed_for_a_time_and_in_bounded_number(
 def test_look_ups_at_once_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (_, b):
-            b.lookups._lookups_max = 5
+            b.registry.lookups._lookups_max = 5
             for number in range(5):
                 with pytest.raises(NotYetKnown):
                     b.find_queue(ACCOUNT, f"q{number}")
@@ -273,7 +280,7 @@ def test_memory_is_bounded_and_what_does_not_fit_is_asked_for(tmp_path: Path) ->
             for number in range(40):
                 created[f"q{number}"] = await a.queues.change(CreateQueue(ACCOUNT, f"q{number}"))
             position = max(node.feed.position for node in cell.nodes.values())
-            await eventually(lambda: b._mirror.position >= position)
+            await eventually(lambda: b.registry.mirror.position >= position)
 
             for name, queue in created.items():
                 assert await b.look_up(lambda n=name: b.find_queue(ACCOUNT, n)) == queue  # type: ignore[misc]
@@ -281,7 +288,7 @@ def test_memory_is_bounded_and_what_does_not_fit_is_asked_for(tmp_path: Path) ->
                 assert key == await a.look_up(lambda q=queue: a.data_key(q.data_key_id))  # type: ignore[misc]
             for front_end in (a, b):
                 assert len(front_end.queues) <= 10
-                assert len(front_end.queues._rows) <= 10
+                assert len(front_end.registry.queues._rows) <= 10
                 assert len(front_end.data_keys._data_keys) <= 10
 
             cell.copy_keys("a", "c")
@@ -347,8 +354,8 @@ def test_node_that_is_asked_next_knows_of_the_change_before(tmp_path: Path) -> N
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
             for number in range(20):
-                a._client.followed = None
-                a._client._nodes._nodes.reverse()  # type: ignore[attr-defined]
+                a.registry._client.followed = None
+                a.registry._client._nodes._nodes.reverse()  # type: ignore[attr-defined]
                 if number % 2:
                     await a.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": str(number)}))
                     await a.queues.change(DeleteQueue(ACCOUNT, "orders"))
@@ -364,7 +371,7 @@ def test_change_whose_answer_was_lost_is_asked_of_another_node(tmp_path: Path, w
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
             await a.queues.change(CreateQueue(ACCOUNT, "old"))
-            followed = a._client.followed
+            followed = a.registry._client.followed
             assert followed is not None
             hold_changes(a)
             a.links[followed.name].loses_answers = 1
@@ -427,7 +434,7 @@ def test_declared_queues_are_made_by_a_front_end(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
             assert await a.load_queues_file(file) == 3
-            await eventually(lambda: b._mirror.position >= a.queues._seen)
+            await eventually(lambda: b.registry.mirror.position >= a.registry.queues._seen)
             assert await b.load_queues_file(file) == 0
 
     run_cell(scenario, tmp_path)
@@ -459,11 +466,11 @@ def test_known_queues_are_served_and_the_rest_is_not_now_while_no_node_answers(t
                 with pytest.raises(NotNow):
                     await change
             assert a.find_queue(ACCOUNT, "orders") == created
-            before = a.age_ms
-            await eventually(lambda: a.age_ms > before)
+            before = a.registry.age_ms
+            await eventually(lambda: a.registry.age_ms > before)
 
             async with cell.node("two"):
-                await eventually(lambda: a._client.followed is not None)
+                await eventually(lambda: a.registry._client.followed is not None)
                 await a.queues.change(CreateQueue(ACCOUNT, "new"))
 
     run_cell(scenario, tmp_path)
@@ -478,7 +485,7 @@ def test_node_that_takes_requests_and_never_answers_stalls_nothing_that_is_known
         async with cell.started() as (a, b):
             created = await b.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: len(a.queues) == 1)
-            followed = a._client.followed
+            followed = a.registry._client.followed
             assert followed is not None
             a.links[followed.name].is_silent = True
 
@@ -489,7 +496,7 @@ def test_node_that_takes_requests_and_never_answers_stalls_nothing_that_is_known
             # Changes go on being followed at the other node.
             await b.queues.change(CreateQueue(ACCOUNT, "later"))
             await eventually(lambda: len(a.queues) == 2)
-            assert a._client.followed is not followed
+            assert a.registry._client.followed is not followed
 
     run_cell(scenario, tmp_path)
 
@@ -555,15 +562,15 @@ def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
             for name, store in stores.items():
                 await stack.enter_async_context(cell.node(name, store))
             a = await stack.enter_async_context(cell.front_end("a"))
-            await eventually(lambda: a._client.followed is not None)
-            followed = a._client.followed
+            await eventually(lambda: a.registry._client.followed is not None)
+            followed = a.registry._client.followed
             assert followed is not None
             stores[followed.name].cut()
 
-            await eventually(lambda: a._client.followed not in (None, followed))
+            await eventually(lambda: a.registry._client.followed not in (None, followed))
             created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             assert a.find_queue(ACCOUNT, "orders") == created
-            await eventually(lambda: a.age_ms < 1_500)
+            await eventually(lambda: a.registry.age_ms < 1_500)
 
             stores[followed.name].mend()
             node = cell.nodes[followed.name]
@@ -585,7 +592,7 @@ class AheadClock:
         self._ahead_s = 0.0
         for module in (
             "quaymaster.net.routing.metadata_client",
-            "quaymaster.metadata.read_through",
+            "quaymaster.metadata.remote.read_through",
             "metadata.cell",
         ):
             monkeypatch.setattr(f"{module}.time", self)
@@ -620,7 +627,7 @@ def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(
             assert await a.look_up(lambda: a.find_queue(ACCOUNT, "other")) is None
             store.cut()
             clock.pass_long()
-            await eventually(lambda: min(a.age_ms, cell.nodes["one"].age_ms) > long_ms)
+            await eventually(lambda: min(a.registry.age_ms, cell.nodes["one"].age_ms) > long_ms)
 
             assert a.find_queue(ACCOUNT, "orders") == created
             with pytest.raises(NotNow, match="cut off"):
@@ -631,9 +638,9 @@ def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(
                 await clock.until_done(a.queues.change(CreateQueue(ACCOUNT, "new")))
 
             store.mend()
-            await eventually(lambda: a.age_ms < long_ms)
+            await eventually(lambda: a.registry.age_ms < long_ms)
             assert names_of(await a.queues.list_page(ListQueues(ACCOUNT))) == ["orders"]
-            assert {sample.name for sample in a.samples()} >= {"quaymaster_metadata_age_seconds"}
+            assert {sample.name for sample in a.registry.samples()} >= {"quaymaster_metadata_age_seconds"}
 
     run_cell(scenario, tmp_path)
 
@@ -692,7 +699,7 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
             await eventually(
                 lambda: (
                     {queue.name: queue for queue in stored.active_queues()}
-                    == {queue.name: queue for queue in b.queues._by_name.values()}
+                    == {queue.name: queue for queue in b.registry.queues._by_name.values()}
                 )
             )
 
@@ -723,7 +730,7 @@ def test_front_end_starts_from_a_nodes_memory_while_the_store_is_down(tmp_path: 
         store = breakable(cell)
         async with cell.node("one", store), cell.front_end("a", nodes=("one",)) as a:
             created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
-            await eventually(lambda: cell.nodes["one"].feed.position >= a.queues._seen)
+            await eventually(lambda: cell.nodes["one"].feed.position >= a.registry.queues._seen)
             store.cut()
             cell.copy_keys("a", "b")
 
@@ -738,13 +745,10 @@ def test_front_end_starts_from_a_nodes_memory_while_the_store_is_down(tmp_path: 
 def test_front_end_of_another_region_is_refused(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.node("one"), cell.front_end("a", nodes=("one",)) as a:
-            other = RemoteMetadata(
-                a._client,
-                a._provider,
-                name="b",
-                options=MetadataOptions("eu-west-1", ACCOUNT),
-                now_ms=cell.clock,
-            )
+            options = MetadataOptions("eu-west-1", ACCOUNT)
+            registry = RemoteRegistry(a.registry._client, options)
+            keys = FileKeyProvider(cell.keys_of("a"))
+            other = MetadataService(registry, keys, options, now_ms=cell.clock, name="b")
             with pytest.raises(StoreUnusable, match="eu-west-1"):
                 await other.start()
 
@@ -761,7 +765,7 @@ def test_no_secret_passes_between_front_ends_and_nodes_in_the_clear(tmp_path: Pa
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             session = await a.accounts.create_session(key.access_key_id, 3_600_000)
             await a.rotate_receipt_key()
-            await eventually(lambda: b._mirror.position >= a._mirror.position)
+            await eventually(lambda: b.registry.mirror.position >= a.registry.mirror.position)
             receipt_keys = [
                 b.master_keys.unwrap(f"receipt-key/{row.key_id}", row.wrapped)
                 for _, row in b.data_keys._receipt_keys.items()
@@ -807,21 +811,23 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
             queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             data_key = a.data_key(queue.data_key_id)
-            await eventually(lambda: len(a._readers) == 2)
+            await eventually(lambda: len(a.others._readers) == 2)
 
             with pytest.raises(UnsupportedOperation, match="front ends b do not have") as refused:
                 await a.rotate_master_key()
             assert a.master_key_id == b.master_key_id == old
-            new = next(key_id for key_id in a._provider.key_ids() if key_id != old)
+            new = next(key_id for key_id in a.master_keys._provider.key_ids() if key_id != old)
             assert new in str(refused.value)
             cell.copy_keys("a", "b")
             await b.run_upkeep()
-            await eventually(lambda: new in a._readers.get("b").key_ids)  # type: ignore[union-attr]
+            await eventually(lambda: new in a.others._readers.get("b").key_ids)  # type: ignore[union-attr]
 
             assert await a.rotate_master_key() == new
 
-            await eventually(lambda: b.master_key_id == new and list(b._provider.key_ids()) == [new])
-            assert list(a._provider.key_ids()) == [new]
+            await eventually(
+                lambda: b.master_key_id == new and list(b.master_keys._provider.key_ids()) == [new]
+            )
+            assert list(a.master_keys._provider.key_ids()) == [new]
             for end in (a, b):
                 end.data_keys._unwrapped.clear()
                 assert end.data_key(queue.data_key_id) == data_key
@@ -837,7 +843,7 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
 def test_front_end_that_is_gone_for_long_does_not_hold_up_a_rotation(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            await eventually(lambda: len(a._readers) == 2)
+            await eventually(lambda: len(a.others._readers) == 2)
             await b.close()
             cell.clock.pass_s(1_000)
 
@@ -950,12 +956,12 @@ def test_pages_are_put_together_whatever_their_number(
             for number in range(30):
                 await a.queues.change(CreateQueue(ACCOUNT, f"q{number:02}"))
             await eventually(
-                lambda: all(node.feed.position >= a.queues._seen for node in cell.nodes.values())
+                lambda: all(node.feed.position >= a.registry.queues._seen for node in cell.nodes.values())
             )
             cell.copy_keys("a", "c")
 
             async with cell.front_end("c") as c:
-                assert sorted(queue.name for queue in c.queues._by_name.values()) == [
+                assert sorted(queue.name for queue in c.registry.queues._by_name.values()) == [
                     f"q{number:02}" for number in range(30)
                 ]
                 assert sum(link.asked_for(ListRows) for link in c.links.values()) > 8
@@ -976,7 +982,7 @@ def test_slow_change_is_a_timeout(tmp_path: Path) -> None:
 def test_data_key_that_neither_front_end_nor_node_has_in_memory_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "DATA_KEYS_KEPT_MAX", 1)
+    monkeypatch.setattr(remote_registry, "DATA_KEYS_KEPT_MAX", 1)
     monkeypatch.setattr(remote_rows, "DATA_KEYS_KEPT_MAX", 1)
     monkeypatch.setattr(feed_module.Feed.__init__, "__kwdefaults__", {"history_max": 100, "data_keys_max": 1})
 
@@ -1018,10 +1024,10 @@ def test_nothing_is_left_in_nodes_and_front_ends_of_queues_that_were_deleted(
                     await b.look_up(lambda: b.queue(ACCOUNT, queue.name))  # noqa: B023
                     await b.queues.change(DeleteQueue(ACCOUNT, queue.name))
                 cell.clock.pass_s(120)
-                await nodes[0].run_upkeep()
+                await nodes[0].registry.run_upkeep()
                 for _ in range(9):
                     cell.clock.pass_s(86_400)
-                    await nodes[0].data_key_sweep.run_if_due()
+                    await nodes[0].registry.data_key_sweep.run_if_due()
                 kept = await a.queues.change(CreateQueue(ACCOUNT, f"kept-{first}"))
                 await b.look_up(lambda: b.queue(ACCOUNT, kept.name))
                 await a.queues.change(DeleteQueue(ACCOUNT, kept.name))

@@ -15,6 +15,7 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store import mirror
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
@@ -80,7 +81,7 @@ def test_interrupted_watch_is_taken_up_again(tmp_path: Path) -> None:
             await eventually(lambda: two.find_queue(ACCOUNT, "b") is not None)
 
             assert store.interruptions == 0
-            assert two.failure is None
+            assert two.registry.failure is None
 
     run(scenario, tmp_path)
 
@@ -90,10 +91,10 @@ def test_row_nobody_can_read_is_told_and_not_passed_over(tmp_path: Path) -> None
         async with world.service() as service:
             await world.memory.transaction([], [Put("/accounts/000000000001", b"\xffnewer")])
 
-            await eventually(lambda: service.failure is not None)
+            await eventually(lambda: service.registry.failure is not None)
 
-            assert isinstance(service.failure, StoreUnusable)
-            assert "newer Quaymaster" in str(service.failure)
+            assert isinstance(service.registry.failure, StoreUnusable)
+            assert "newer Quaymaster" in str(service.registry.failure)
 
     run(scenario, tmp_path)
 
@@ -128,12 +129,10 @@ def test_closed_service_leaves_no_task_behind(tmp_path: Path) -> None:
 def test_data_of_another_account_or_region_is_refused(tmp_path: Path, changed: dict[str, str]) -> None:
     async def start(*, account_id: str = "000000000000", region: str = "us-east-1") -> None:
         store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
-        metadata = MetadataService(
-            store,
-            FileKeyProvider(tmp_path / "keys"),
-            MetadataOptions(region, account_id),
-            now_ms=lambda: 1_000_000,
-        )
+        options = MetadataOptions(region, account_id)
+        registry = QueueRegistry(store, options, now_ms=lambda: 1_000_000)
+        keys = FileKeyProvider(tmp_path / "keys")
+        metadata = MetadataService(registry, keys, options, now_ms=lambda: 1_000_000)
         try:
             await metadata.start()
             await metadata.close()

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
+from harness.server_metadata import ServerMetadata
 
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes, TagQueue
 
 NAMES = ("orders", "refunds", "parcels")
@@ -97,7 +97,7 @@ def test_changes_of_one_queue_on_every_node_at_once_all_take_effect(tmp_path: Pa
     run(scenario, tmp_path)
 
 
-async def change_at_random(node: MetadataService, chance: random.Random) -> None:
+async def change_at_random(node: ServerMetadata, chance: random.Random) -> None:
     name = chance.choice(NAMES)
     with suppress(CallerError, NotNow):
         match chance.randrange(4):
@@ -146,7 +146,7 @@ def test_nodes_that_create_set_delete_reconcile_and_die_leave_metadata_and_journ
                 await reconcile(last)
 
         async with world.service() as fresh:
-            active = {queue.queue_id: queue for queue in fresh.queues.active_queues()}
+            active = {queue.queue_id: queue for queue in fresh.registry.queues.active_queues()}
             assert world.journal.queues.keys() == active.keys()
             assert {id_: revision_of(queue) for id_, queue in world.journal.queues.items()} == {
                 id_: revision_of(queue) for id_, queue in active.items()
@@ -157,9 +157,9 @@ def test_nodes_that_create_set_delete_reconcile_and_die_leave_metadata_and_journ
     run(scenario, tmp_path)
 
 
-async def reconcile(node: MetadataService) -> None:
+async def reconcile(node: ServerMetadata) -> None:
     with suppress(NotNow):
-        await node.queues.reconcile()
+        await node.registry.queues.reconcile()
 
 
 def revision_of(queue: QueueDefinition) -> tuple[int, dict[str, str]]:
@@ -175,9 +175,9 @@ def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> Non
             creating.cancel()
             await asyncio.gather(creating, return_exceptions=True)
             world.journal.before = None
-            await eventually(lambda: two.queues.rows.get(f"{ACCOUNT}/orders") is not None)
+            await eventually(lambda: two.registry.queues.rows.get(f"{ACCOUNT}/orders") is not None)
 
-            assert await two.queues.reconcile() == 1
+            assert await two.registry.queues.reconcile() == 1
 
             assert two.queue(ACCOUNT, "orders").queue_id in world.journal.queues
             await eventually(lambda: one.find_queue(ACCOUNT, "orders") is not None)
@@ -195,7 +195,7 @@ def test_set_that_comes_after_its_node_died_and_the_queue_was_deleted_does_not_s
             assert list(world.journal.queues) == [queue.queue_id]
 
             world.clock.pass_s(60)
-            await two.queues.reconcile()
+            await two.registry.queues.reconcile()
 
             assert world.journal.queues == {}
 
@@ -210,7 +210,7 @@ def test_creation_slower_than_the_deletion_by_another_node_leaves_nothing_in_the
 
             async def created_and_deleted_meanwhile() -> None:
                 world.journal.before = None
-                await eventually(lambda: two.queues.rows.get(f"{ACCOUNT}/orders") is not None)
+                await eventually(lambda: two.registry.queues.rows.get(f"{ACCOUNT}/orders") is not None)
                 await two.queues.change(CreateQueue(ACCOUNT, "orders"))
                 await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
 

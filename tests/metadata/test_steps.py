@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from harness.server_metadata import ServerMetadata
 from harness.steps import calls_of, forbid_walks
 
 from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT, World
-from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
@@ -32,7 +32,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 
-Step = tuple[str, Callable[[MetadataService], Awaitable[object]]]
+Step = tuple[str, Callable[[ServerMetadata], Awaitable[object]]]
 
 
 def changed(request: QueueChange) -> Step:
@@ -43,23 +43,23 @@ def listed(request: QueueListing) -> Step:
     return type(request).__name__, lambda service: service.queues.list_page(request)
 
 
-async def look_up(service: MetadataService) -> None:
+async def look_up(service: ServerMetadata) -> None:
     queue = service.queue(ACCOUNT, "jobs")
-    service.queue_by_id(queue.queue_id)
+    service.registry.queues.queue_by_id(queue.queue_id)
     service.data_key(queue.data_key_id)
     keys = service.accounts.list_access_keys(ACCOUNT)
     service.access_key(keys[0].access_key_id)
 
 
-async def begin_purge(service: MetadataService) -> None:
+async def begin_purge(service: ServerMetadata) -> None:
     await service.queues.change(BeginPurge(ACCOUNT, "jobs", service.queue(ACCOUNT, "jobs").queue_id))
 
 
-async def cancel_purge(service: MetadataService) -> None:
+async def cancel_purge(service: ServerMetadata) -> None:
     await service.queues.change(CancelPurge(ACCOUNT, "jobs", service.queue(ACCOUNT, "jobs").queue_id))
 
 
-async def use_keys(service: MetadataService) -> None:
+async def use_keys(service: ServerMetadata) -> None:
     key = await service.accounts.create_access_key(ACCOUNT, "more")
     await service.accounts.create_session(key.access_key_id, 3_600_000)
     service.accounts.list_sessions(ACCOUNT)
@@ -68,7 +68,7 @@ async def use_keys(service: MetadataService) -> None:
     await service.accounts.delete_access_key(key.access_key_id)
 
 
-async def use_accounts(service: MetadataService) -> None:
+async def use_accounts(service: ServerMetadata) -> None:
     accounts = service.accounts
     await accounts.create_account("new", "999999999999")
     assert len(accounts.list_accounts("100000000000", 50)) == 50
@@ -102,12 +102,12 @@ STEPS: list[Step] = [
 ]
 
 
-def add_others(service: MetadataService, count: int) -> None:
+def add_others(service: ServerMetadata, count: int) -> None:
     """Have what others have, as if the store had told of it, and notice when it is walked."""
-    mirror = service._mirror
+    mirror = service.registry.mirror
     for row in rows_of_others(count):
         mirror._apply(row.key, row.value, 1)
-    accounts, queues = service.accounts, service.queues
+    accounts, queues = service.accounts, service.registry.queues
     tables = mirror._tables.values()
     holders = (
         *tables,
@@ -115,6 +115,7 @@ def add_others(service: MetadataService, count: int) -> None:
         queues.quotas,
         queues.data_keys,
         accounts,
+        accounts.known,
         accounts._sessions,
         service.data_keys,
     )
@@ -128,11 +129,10 @@ def steps_with(directory: Path, count: int) -> dict[str, int]:
     loop = asyncio.new_event_loop()
     stack = AsyncExitStack()
 
-    async def started() -> MetadataService:
+    async def started() -> ServerMetadata:
         service = await stack.enter_async_context(World(directory).service())
-        for task in service._tasks:  # upkeep is asked for
-            task.cancel()
-        await asyncio.gather(*service._tasks, return_exceptions=True)
+        for upkeep in (service._upkeep, service.registry._upkeep):  # it is asked for
+            await upkeep.close()
         return service
 
     try:
@@ -140,11 +140,11 @@ def steps_with(directory: Path, count: int) -> dict[str, int]:
         add_others(service, count)
         for name, step in STEPS:
 
-            async def do(step: Callable[[MetadataService], Awaitable[object]] = step) -> None:
+            async def do(step: Callable[[ServerMetadata], Awaitable[object]] = step) -> None:
                 await step(service)
 
             found[name] = calls_of(lambda work=do: loop.run_until_complete(work()))  # type: ignore[misc]
-        assert service.failure is None
+        assert service.registry.failure is None
     finally:
         loop.run_until_complete(stack.aclose())
         loop.close()

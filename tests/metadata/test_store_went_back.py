@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from harness.server_metadata import ServerMetadata
 
 from metadata.cell import Cell
 from metadata.support import ACCOUNT, World, eventually, run
@@ -17,7 +18,6 @@ from quaymaster.core.values.queue_definitions import QueueDefinition, replace_de
 from quaymaster.core.values.queue_marks import identity_of
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
-from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCEPTED
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
 
@@ -39,7 +39,7 @@ def in_restorable_store(world: World) -> RestorableStore:
     return store
 
 
-async def create(service: MetadataService, *names: str) -> list[QueueDefinition]:
+async def create(service: ServerMetadata, *names: str) -> list[QueueDefinition]:
     own_key = {"KmsMasterKeyId": "alias/own"}
     return [await service.queues.change(CreateQueue(ACCOUNT, name, own_key, {}, None)) for name in names]
 
@@ -61,13 +61,13 @@ def test_ids_that_a_journal_has_seen_are_not_given_again_after_an_operator_accep
             for _ in range(2):
                 with pytest.raises(StoreWentBack, match=r"journals have seen .*quaymaster force-store"):
                     await create(service, "new")
-            assert "force-store" in (service.queues.id_guard.problem or "")
+            assert "force-store" in (service.registry.queues.id_guard.problem or "")
             await store.transaction([], [Put(ACCEPTED, b"1")])
             (new,) = await create(service, "new")
 
             assert new.queue_id > made[0].queue_id
             assert new.data_key_id > made[0].data_key_id
-            assert not service.queues.id_guard.problem
+            assert not service.registry.queues.id_guard.problem
             assert await store.get(ACCEPTED) is None  # the next time it is asked again
             asked = world.journal.asked_marks
             await create(service, "more")
@@ -96,9 +96,9 @@ def test_a_data_key_that_was_set_aside_before_the_store_went_back_is_not_given_a
             await store.transaction([], [Put(ACCEPTED, b"1")])
             own_key = {"KmsMasterKeyId": "alias/own"}
             with pytest.raises(DataKeyStale):
-                await service.queues.change(CreateQueue(ACCOUNT, "new", own_key, {}, held))
+                await service.registry.queues.change(CreateQueue(ACCOUNT, "new", own_key, {}, held))
 
-            assert held.key_id <= service.queues.id_guard.data_key_floor
+            assert held.key_id <= service.registry.queues.id_guard.data_key_floor
             (new,) = await create(service, "new")
             assert new.data_key_id > held.key_id
 
@@ -184,11 +184,13 @@ def test_a_change_of_a_queue_counts_though_the_journal_has_later_ones_that_the_s
             assert stored is not None
             assert stored == world.journal.queues[queue.queue_id]
             assert (stored.revision, stored.attributes["DelaySeconds"]) == (lost + 2, "77")
-            (notice,) = service.queues.settling.lost_attributes.notices()
+            (notice,) = service.registry.queues.settling.lost_attributes.notices()
             assert f"lost attributes of 1 queues that their journals had ({ACCOUNT}/orders)" in notice
-            assert await service.queues.finish_pending() == 0
+            assert await service.registry.queues.finish_pending() == 0
             world.journal.queues[queue.queue_id] = replace_definition(stored, revision=9)
-            await service.queues.settling.tell_again(stored)  # an operator goes on with what the store has
+            await service.registry.queues.settling.tell_again(
+                stored
+            )  # an operator goes on with what the store has
             stored = service.find_queue(ACCOUNT, "orders")
             assert stored == world.journal.queues[queue.queue_id]
             assert stored is not None
@@ -231,7 +233,7 @@ def test_a_change_that_reaches_the_journal_after_a_later_one_takes_nothing_of_it
 
             async def overtaken() -> None:
                 world.journal.before = None
-                await second.queues.mirror.refresh(f"/queues/{ACCOUNT}/orders")
+                await second.registry.mirror.refresh(f"/queues/{ACCOUNT}/orders")
                 await second.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "6"}))
 
             world.journal.before = overtaken

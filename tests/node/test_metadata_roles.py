@@ -26,7 +26,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.service import MetadataService
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
@@ -101,7 +101,7 @@ class Parts:
         self.addresses.append(str(address))
         return node
 
-    async def start_front_end(self, name: str, *, wait_s: float = 30, **flags: object) -> RemoteMetadata:
+    async def start_front_end(self, name: str, *, wait_s: float = 30, **flags: object) -> MetadataService:
         keys = self.directory / f"keys-{name}"
         first = self.directory / "keys-a"
         if first.exists() and not keys.exists():
@@ -136,7 +136,7 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
             # Spread over the journals there are.
             assert sorted(queue.partitions[0].journal_id for queue in created) == [3, 4]
             assert await when_known(lambda: b.queue(ACCOUNT, "orders")) == created[0]
-            assert b.journal_of(created[0].queue_id, 0) == created[0].partitions[0].journal_id
+            assert b.queues.journal_of(created[0].queue_id, 0) == created[0].partitions[0].journal_id
             # What it has heard of is known also while etcd is away; the rest could not be found out then.
             await when_known(lambda: b.data_key(created[1].data_key_id))
 
@@ -180,7 +180,7 @@ def test_nodes_of_one_machine_may_share_a_file(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-async def create_patiently(front_end: RemoteMetadata, name: str) -> QueueDefinition:
+async def create_patiently(front_end: MetadataService, name: str) -> QueueDefinition:
     """Create a queue as an SDK does, which tries again after a 503."""
     while True:
         try:

@@ -19,7 +19,7 @@ from harness.waiting import PATIENCE_S
 from quaymaster.core.values.errors import NotNow
 from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.transport import Transport
@@ -118,7 +118,7 @@ def test_front_end_goes_on_whichever_node_is_killed_or_stopped(tmp_path: Path) -
         assert nodes[1].end(signal.SIGTERM) == 0
 
 
-async def create_key(front_end: RemoteMetadata) -> AccessKey:
+async def create_key(front_end: MetadataService) -> AccessKey:
     """Create an access key as an operator does, who tries again after a 503."""
     while True:
         with suppress(NotNow):

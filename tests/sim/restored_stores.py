@@ -34,6 +34,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.values.records import Record, RecordRow, RecordType
+from quaymaster.metadata.keyed_queues import KeyedQueues
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.id_guard import StoreWentBack
@@ -189,7 +190,6 @@ class World:
                     REGION, ACCOUNT, purge_interval_s=0, queue_name_reuse_s=0, cell_format=cell_format
                 ),
                 now_ms=lambda: self.now_ms,
-                new_data_key=self.new_data_key,
                 journals=lambda: list(self.journals),
                 node=name,
             )
@@ -205,11 +205,18 @@ class World:
         self._data_keys += 1
         return asked.NewDataKey(self._data_keys, row.revision, b"\x01\x93\x01\xc4\x00\x00")
 
+    def drop_ids(self) -> None:
+        """Ids of data keys are given by the run itself, and never again."""
+
+    def with_keys(self, queues: Queues) -> KeyedQueues:
+        """Return a node's queues as a front end has them that asks it."""
+        return KeyedQueues(queues, self, queues.mirror, queues.options.cell_format)
+
     async def create(self) -> None:
         queues = await self.node()
         name = f"queue-{self.rng.randrange(12)}"
         try:
-            made = await queues.change(asked.CreateQueue(ACCOUNT, name, {}, {}, None))
+            made = await self.with_keys(queues).change(asked.CreateQueue(ACCOUNT, name))
         except StoreWentBack:
             self.refused += 1
             if self.rng.random() < 0.5:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quaymaster.coordination.interface import (
@@ -34,17 +34,13 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
-from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
-from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.queue_registry import CATCH_UP_MS, QueueRegistry
 from quaymaster.metadata.queues.known_queues import QueuePage
-from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
-from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.queues.queue_journals import QueueJournal
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.store.coalescer import Coalescer, StoreReads
 from quaymaster.metadata.store.feed import Feed
-from quaymaster.metadata.store.identity import check_identity
-from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -60,8 +56,8 @@ from quaymaster.metadata.store.rows import (
     encode_row,
     id_text,
 )
+from quaymaster.metadata.upkeep import Upkeep
 from quaymaster.monitoring.metrics import Sample
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.rpc.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
@@ -91,10 +87,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
 
 log = logging.getLogger(__name__)
 
-PENDING_TOO_LONG_MS: Final = 2 * JOURNAL_TIMEOUT_MS
-"""Older changes are not just being made by another node."""
-CATCH_UP_MS: Final = 2_000
-"""How long a request waits for the node to come to the revision that the front end has seen."""
 READ_MS: Final = 400
 """How long a look-up waits for the store; less than a front end waits for a node."""
 FIND_KEYS_MAX: Final = 128
@@ -121,23 +113,15 @@ class MetadataNode:
         """`on_unusable` is called when the store went back: what is in memory is newer, and the process must end."""
         self.name = name
         self._store = store
-        self._region = options.region
-        self._account_id = options.account_id
+        self._greeting = Greeting(options.region, options.account_id)
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
         self._beat_interval_ms = options.beat_interval_ms
-        self._upkeep_interval_ms = options.upkeep_interval_ms
         self.feed = Feed(store)
-        self._mirror = Mirror(store, self.feed)
-        self.queues = Queues(
-            self._mirror,
-            KnownAccounts(self._mirror),
-            options,
-            now_ms=now_ms,
-            journals=journals,
-            node=name,
+        self.registry = QueueRegistry(
+            store, options, now_ms=now_ms, source=self.feed, journals=journals, node=name
         )
-        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms)
+        self.queues = self.registry.queues
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
@@ -146,7 +130,7 @@ class MetadataNode:
         self._written = 0
         """The revision of its last beat."""
         self._went_back: StoreUnusable | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._upkeep = Upkeep()
 
     async def start(self, journal: QueueJournal) -> None:
         """Read everything, finish what a crash cut in half as far as the journals can be reached, and keep up.
@@ -155,46 +139,30 @@ class MetadataNode:
             StoreUnusable: the store holds what this program cannot read, or is another cell's.
             NotNow: the store cannot be reached.
         """
-        await check_identity(self._store, self._account_id, self._region)
+        await self.registry.check_identity()
         began_ms = self._monotonic_ms()
         await self.feed.start()
         self._confirmed_ms = began_ms
+        self.registry.attach_journal(journal)
         try:
-            await self._mirror.start()
+            await self.registry.start()
         except BaseException:
             await self.feed.close()
             raise
-        self.queues.journals.attach(journal)
-        self._tasks = [
-            supervise(
-                asyncio.create_task(
-                    self._repeat(self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS), name="data-key-sweep"
-                )
-            ),
-            supervise(
-                asyncio.create_task(self._repeat(self.beat, self._beat_interval_ms), name="metadata-beat")
-            ),
-            supervise(
-                asyncio.create_task(
-                    self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
-                )
-            ),
-        ]
+        self._upkeep.repeat("metadata beat", self.beat, self._beat_interval_ms)
 
     async def close(self) -> None:
         """Stop. The store stays open."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._upkeep.close()
         await self._confirm.close()
         await self._reads.close()
-        await self._mirror.close()
+        await self.registry.close()
         await self.feed.close()
 
     @property
     def failure(self) -> BaseException | None:
         """Why the node no longer follows the store (then it should be stopped); None while all is well."""
-        return self._went_back or self.feed.failure or self._mirror.failure
+        return self._went_back or self.feed.failure or self.registry.failure
 
     @property
     def age_ms(self) -> int:
@@ -214,8 +182,7 @@ class MetadataNode:
         return [
             Sample("quaymaster_metadata_node_age_seconds", self.age_ms / 1000),
             Sample("quaymaster_metadata_node_rows", len(self.feed)),
-            Sample("quaymaster_metadata_queues", len(self.queues)),
-            *self.data_key_sweep.samples(),
+            *self.registry.samples(),
         ]
 
     async def beat(self) -> int:
@@ -254,22 +221,6 @@ class MetadataNode:
         self._on_unusable(self._went_back)
         return NotNow("The metadata store went back.")
 
-    async def run_upkeep(self) -> None:
-        """Finish what other nodes, or this one before its restart, left half done."""
-        await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
-
-    async def _repeat(self, work: Callable[[], Awaitable[object]], interval_ms: int) -> None:
-        is_failing = False
-        while True:
-            try:
-                await work()
-                is_failing = False
-            except (NotNow, RevisionMismatch, TimeoutError) as error:
-                if not is_failing:
-                    log.warning("metadata %s failed error=%s", work.__name__, str(error) or "timeout")
-                is_failing = True
-            await asyncio.sleep(interval_ms / 1000)
-
     # Answering
 
     async def answer(self, request: Request) -> Answer:
@@ -295,16 +246,15 @@ class MetadataNode:
             case Transact():
                 return await self._transact(request)
             case Greet():
-                return Greeting(self._region, self._account_id)
+                return self._greeting
             case ListQueues() | ListDeadLetterSources() | ListGroups():
                 with contextlib.suppress(StoreUnreachable):  # the front end decides how old a list may be
                     await self._see_everything()
-                await self._catch_up(request.at_least)
+                await self.registry.reached(request.at_least)
                 return _queue_list(await self.queues.list_page(request))
             case CountQueues():
                 await self._see_everything()
-                await self._catch_up(request.at_least)
-                return self.queues.count(request.account_id)
+                return await self.registry.count(request.account_id, request.at_least)
         return await self._change(request)
 
     async def _changes(self, request: GetChanges) -> Changes:
@@ -382,7 +332,7 @@ class MetadataNode:
 
     async def _change(self, request: QueueChange) -> ChangedQueue:
         await self._see_everything()
-        await self._catch_up(request.at_least)
+        await self.registry.reached(request.at_least)
         try:
             definition, revision = await self.queues.change_row(request)
         except DataKeyStale:
@@ -393,18 +343,9 @@ class MetadataNode:
         """Return when the tables show what the store had when this was called: all that anybody was told of."""
         try:
             async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._mirror.reached(await self._confirm())
+                await self.registry.mirror.reached(await self._confirm())
         except (NotNow, TimeoutError) as error:
             raise StoreUnreachable(error) from None
-
-    async def _catch_up(self, revision: int) -> None:
-        if self._mirror.position >= revision:
-            return
-        try:
-            async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._mirror.reached(revision)
-        except TimeoutError:
-            raise NotNow("This metadata node is behind another one.") from None
 
 
 class StoreUnreachable(NotNow):

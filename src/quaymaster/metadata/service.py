@@ -1,133 +1,196 @@
-"""The metadata service: the one door to queues, accounts and keys.
+"""The metadata service: the one door to queues, accounts and keys, for whoever has the master keys.
 
-    service = MetadataService(store, key_provider, options, now_ms=...)
-    await service.start()                  # tables filled, first account and keys made
-    service.attach_journal(journal)
-    await service.reconcile()              # finish what a crash cut in half
+    service = MetadataService(registry, key_provider, options, now_ms=...)
+    await service.start()                             # rows read, first account and keys made
     definition = service.queue(account_id, name)      # plain look-ups from here on
     ...
     await service.close()
 
-Reading is synchronous and from RAM; changing is async and answered when durable.
+    requests ──▶ look-ups ──in memory──▶ answer
+                    └──not there──▶ registry: in this process there is no such row; of metadata nodes it is asked for
+    changes of queues ──▶ registry        changes of keys and accounts ──▶ rows, wrapped here and nowhere else
+
+The registry is that of the store in this process (`QueueRegistry`: a server), or the metadata nodes of a cell
+(`RemoteRegistry`: a front end). Reading is synchronous and from RAM; changing is async and answered when durable.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from quaymaster.coordination.interface import Coordination
-from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
+from quaymaster.core.values.errors import NotNow, NotYetKnown, UnsupportedOperation
+from quaymaster.metadata.keyed_queues import KeyedQueues, RegisteredQueues
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
-from quaymaster.metadata.keys.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
-from quaymaster.metadata.keys.master_keys import KeyProvider, MasterKeys
+from quaymaster.metadata.keys.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.other_front_ends import OtherFrontEnds
 from quaymaster.metadata.queues.declared_queues import (
     apply_declared_queues,
     load_declared_queues,
     note_nothing,
 )
-from quaymaster.metadata.queues.queue_journals import QueueJournal
-from quaymaster.metadata.queues.queues import Queues
-from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
-from quaymaster.metadata.store.rows import ROOT
-from quaymaster.monitoring.supervision import supervise
+from quaymaster.metadata.store.rows import ACCESS_KEYS
+from quaymaster.metadata.upkeep import Upkeep
+from quaymaster.monitoring.metrics import Sample
+from quaymaster.net.routing.metadata_client import known, one_request
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
-log = logging.getLogger(__name__)
+RECEIPT_KEY_LEAD_MS: Final = 60_000
+"""A new receipt key signs when every front end that hears of changes at all has had it for long."""
 
-PENDING_TOO_LONG_MS: Final = 60_000
-CATCH_UP_MS: Final = 2_000
-"""How long is waited for the watch to bring what this process has written."""
+_ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
+
+
+class Registry(Protocol):
+    """The rows of a store, in memory, and its queues."""
+
+    @property
+    def mirror(self) -> Mirror: ...
+
+    @property
+    def accounts(self) -> KnownAccounts: ...
+
+    @property
+    def queues(self) -> RegisteredQueues: ...
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the store was empty when it was read: this is its first start."""
+        ...
+
+    @property
+    def data_keys_max(self) -> int | None:
+        """So many data keys are kept in memory; None: all."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why look-ups are no longer fresh (then nothing should be served); None while all is well."""
+        ...
+
+    async def start(self) -> None:
+        """Fill memory, and follow from then on; after `close`, again. Raises StoreUnusable, NotNow."""
+
+    async def close(self) -> None: ...
+
+    def why_not_ready(self) -> str | None: ...
+
+    def samples(self) -> list[Sample]: ...
+
+    def miss(self, key: str) -> None:
+        """Return when there is no such row; otherwise raise NotYetKnown, or Overloaded."""
+
+    async def count(self, account_id: str, at_least: int) -> CountedQueues:
+        """Return how many queues and consumer groups an account has at a revision or later; NotNow."""
+        ...
 
 
 class MetadataService:
-    """Queues, accounts and keys over one coordination store."""
+    """Queues, accounts and keys of one registry."""
 
     def __init__(
         self,
-        store: Coordination,
+        registry: Registry,
         key_provider: KeyProvider,
         options: MetadataOptions,
         *,
         now_ms: Callable[[], int],
-        journal_id: int = 0,
+        name: str | None = None,
     ) -> None:
+        """`name`: of this front end, where others may have the master keys too."""
         self.region = options.region
         self.account_id = options.account_id
-        self._store = store
+        self.registry = registry
         self._upkeep_interval_ms = options.upkeep_interval_ms
-        self._mirror = Mirror(store, store)
-        self.master_keys = MasterKeys(key_provider, self._mirror)
-        self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
-        self.accounts = Accounts(
-            self._mirror,
+        mirror = registry.mirror
+        self._others = (
+            None if name is None else OtherFrontEnds(mirror, key_provider, name=name, now_ms=now_ms)
+        )
+        self.master_keys = MasterKeys(
+            key_provider,
+            mirror,
+            check_new=None if self._others is None else self._others.check_all_have,
+            retires_with_others=self._others is not None,
+        )
+        self.data_keys = DataKeys(
+            mirror,
             self.master_keys,
             now_ms,
-            count_queues=self._count_queues,
+            capacity=registry.data_keys_max,
+            receipt_key_lead_ms=0 if self._others is None else RECEIPT_KEY_LEAD_MS,
+            on_missing=registry.miss,
+        )
+        self.accounts = Accounts(
+            registry.accounts,
+            mirror,
+            self.master_keys,
+            now_ms,
+            count_queues=registry.count,
+            on_missing=self._miss_access_key,
             keys_max=options.quotas.account_access_keys_max,
+            cell_format=options.cell_format,
         )
-        self.queues = Queues(
-            self._mirror,
-            self.accounts,
-            options,
-            now_ms=now_ms,
-            new_data_key=self.data_keys.new_data_key,
-            journals=lambda: (journal_id,),
-        )
-        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms)
-        self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
+        self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
+        self._rotation = MasterKeyRotation(mirror, self.master_keys)
         self._default_key: AccessKey | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._upkeep = Upkeep()
         # The look-ups of every request, without a step in between.
         self.queue = self.queues.queue
         self.find_queue = self.queues.find
         self.access_key = self.accounts.access_key
         self.data_key = self.data_keys.data_key
 
+    def _miss_access_key(self, key: str) -> None:
+        # Anybody can make up credentials; what is no key's id costs no look-up.
+        if _ACCESS_KEY.fullmatch(key) is not None:
+            self.registry.miss(key)
+
     async def start(self) -> None:
         """Read everything, make what a first start needs, and take up a rotation that was cut short.
 
         Raises:
-            KeysUnusable: a master key is missing or damaged.
-            StoreUnusable: the store holds what this program cannot read.
+            KeysUnusable: a master key is missing or damaged here.
+            StoreUnusable: the store holds what this program cannot read, or is another account's or region's.
+            NotNow: the store, or whoever has its rows, cannot be reached.
         """
-        await check_identity(self._store, self.account_id, self.region)
-        is_empty = not (await self._store.list_prefix(ROOT, limit=1)).items
-        await self._mirror.start()
+        await self.registry.start()
         try:
-            await self.master_keys.start(store_is_empty=is_empty)
+            await self._start_keys()
             await self.data_keys.start()
             self._default_key = await self.accounts.ensure_default(self.account_id)
+            if self._others is not None:
+                with suppress(NotNow):  # the store cannot be written now; upkeep tries again
+                    await self._others.note_own_keys()
         except BaseException:
-            await self._mirror.close()
+            await self.registry.close()
             raise
-        self._tasks = [
-            supervise(
-                asyncio.create_task(
-                    self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
-                )
-            ),
-            supervise(
-                asyncio.create_task(
-                    self._repeat(self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS), name="data-key-sweep"
-                )
-            ),
-        ]
+        # Who is not alone has just told the others of itself.
+        is_due = self._others is None
+        self._upkeep.repeat("metadata upkeep", self.run_upkeep, self._upkeep_interval_ms, is_due=is_due)
+
+    async def _start_keys(self) -> None:
+        try:
+            await self.master_keys.start(store_is_empty=self.registry.is_empty)
+        except MasterKeyMissing as missing:
+            if self._others is None:
+                raise
+            raise KeysUnusable(
+                f"{missing} The front ends of a cell share their master keys: copy {missing.key_id}.key (mode "
+                "0600) from keys/ of a front end that runs."
+            ) from None
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._mirror.close()
+        await self._upkeep.close()
+        await self.registry.close()
 
     @property
     def default_access_key(self) -> AccessKey | None:
@@ -135,29 +198,9 @@ class MetadataService:
         return self._default_key
 
     @property
-    def failure(self) -> BaseException | None:
-        """Why look-ups are no longer fresh (then nothing should be served); None while all is well."""
-        return self._mirror.failure
-
-    @property
     def receipt_handles(self) -> ReceiptHandles:
         """Mints and parses receipt handles with the keys of the moment."""
         return self.data_keys.receipt_handles
-
-    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
-        """Return an active queue by its id, or None."""
-        return self.queues.queue_by_id(queue_id)
-
-    def attach_journal(self, journal: QueueJournal) -> None:
-        """Say who writes QUEUE_SET and QUEUE_DELETE."""
-        self.queues.journals.attach(journal)
-
-    async def reconcile(self) -> int:
-        """Finish, at the start, every creation, change and deletion that a crash cut in half.
-
-        Rows that are only to be dropped are left to the upkeep: serving does not wait for thousands of durable writes.
-        """
-        return await self.queues.finish_pending()
 
     async def load_queues_file(
         self, path: Path, *, note: Callable[[], Awaitable[None]] = note_nothing
@@ -167,9 +210,15 @@ class MetadataService:
         `note` is called before the first change.
         """
         declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
-        return await apply_declared_queues(
-            self.queues, declared, path=path, account_id=self.account_id, note=note
-        )
+        with one_request():
+            for queue in declared:
+                try:
+                    self.find_queue(self.account_id, queue.name)
+                except NotYetKnown as unknown:
+                    await known(unknown)
+            return await apply_declared_queues(
+                self.queues, declared, path=path, account_id=self.account_id, note=note
+            )
 
     @property
     def master_key_id(self) -> str:
@@ -177,34 +226,31 @@ class MetadataService:
         return self.master_keys.row.current_key_id
 
     async def rotate_master_key(self) -> str:
-        """Make a new master key, wrap everything with it, retire the old one; return its id."""
-        return await self._rotation.rotate()
+        """Make a new master key, or take the one that was made and copied; wrap everything with it; retire the old.
+
+        Returns its id. UnsupportedOperation says why it cannot be used, and names front ends that lack it: nothing
+        was changed then.
+        """
+        try:
+            return await self._rotation.rotate()
+        except KeysUnusable as error:
+            raise UnsupportedOperation(str(error)) from None
 
     async def rotate_receipt_key(self) -> int:
-        """Sign receipt handles with a new key; those given out stay good for 12 h. Returns its id."""
+        """Sign receipt handles with a new key, once every front end knows it; those given out stay good for 12 h.
+
+        Returns its id.
+        """
         return await self.data_keys.rotate_receipt_key()
 
     async def run_upkeep(self) -> None:
-        """Do what is due: a rotation cut short, queues pending too long, keys and sessions past their time."""
+        """Do what is due: a rotation cut short, keys and sessions past their time."""
+        if self._others is not None:
+            await self._others.note_own_keys()
         await self._rotation.finish()
+        self.data_keys.take_receipt_keys()
         await self.data_keys.drop_old_receipt_keys()
+        if self._others is not None:
+            self.accounts.other_ms = self._others.look_at_clocks()
         await self.accounts.drop_expired_sessions()
         await self.accounts.drop_keys_of_deleted_accounts()
-        if self.queues.journals.is_attached:
-            await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
-
-    async def _count_queues(self, account_id: str, at_least: int) -> CountedQueues:
-        try:
-            async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._mirror.reached(at_least)
-        except TimeoutError:
-            raise NotNow("The tables do not show yet which queues there are.") from None
-        return self.queues.count(account_id)
-
-    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
-        while True:
-            try:
-                await work()
-            except UPKEEP_FAILS as error:
-                log.warning("metadata %s failed error=%s", work.__name__, error)
-            await asyncio.sleep(interval_ms / 1000)

@@ -1,7 +1,7 @@
 """Metadata in a cell, put together: a metadata node with its RPC, and a front end's side of it.
 
     node        coordination (etcd) ─▶ MetadataNode ─▶ RPC on `metadata_listen`; queues are told to brokers
-    front end   RPC to each of `metadata_nodes` ─▶ RemoteMetadata, with the master keys of this host
+    front end   RPC to each of `metadata_nodes` ─▶ MetadataService, with the master keys of this host
 
 Whoever starts a process hands in what the other roles need as well: the store, the way to the brokers, and the stack
 that ends everything in the opposite order.
@@ -25,9 +25,10 @@ from quaymaster.metadata.keys.master_keys import KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.queues.declared_queues import note_nothing
 from quaymaster.metadata.queues.placement import CellJournals
-from quaymaster.metadata.remote import RemoteMetadata
-from quaymaster.metadata.remote_rows import RemoteLimits
+from quaymaster.metadata.remote.registry import RemoteRegistry
+from quaymaster.metadata.remote.rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
@@ -101,7 +102,7 @@ async def start_remote_metadata(
     cell_format: CellFormat | None = None,
     note: Callable[[], Awaitable[None]] = note_nothing,
     wait_s: float = START_WAIT_S,
-) -> RemoteMetadata:
+) -> MetadataService:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
 
     `note` is called before declared queues are made or changed.
@@ -120,18 +121,14 @@ async def start_remote_metadata(
         client = transport.connect((address.host, address.port), METADATA_ROLE)
         stack.push_async_callback(client.close)
         nodes.append(MetadataLink(str(address), client))
-    metadata = RemoteMetadata(
-        MetadataClient(FullNodes(nodes)),
-        key_provider,
-        name=transport.hello.node,
-        options=metadata_options(settings, cell_format),
-        now_ms=wall_ms,
-        limits=RemoteLimits(
-            rows_max=settings.metadata_rows_max,
-            change_ms=settings.metadata_timeout_ms,
-            staleness_ms=settings.metadata_staleness_ms,
-        ),
+    options = metadata_options(settings, cell_format)
+    limits = RemoteLimits(
+        rows_max=settings.metadata_rows_max,
+        change_ms=settings.metadata_timeout_ms,
+        staleness_ms=settings.metadata_staleness_ms,
     )
+    registry = RemoteRegistry(MetadataClient(FullNodes(nodes)), options, limits)
+    metadata = MetadataService(registry, key_provider, options, now_ms=wall_ms, name=transport.hello.node)
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)
     if settings.queues_file is not None:
@@ -156,6 +153,6 @@ async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missin
         await asyncio.sleep(START_RETRY_S)
 
 
-async def _declare(metadata: RemoteMetadata, file: Path, note: Callable[[], Awaitable[None]]) -> None:
+async def _declare(metadata: MetadataService, file: Path, note: Callable[[], Awaitable[None]]) -> None:
     changed = await metadata.load_queues_file(file, note=note)
     log_event(log, logging.INFO, "declared queues loaded", changed=changed)

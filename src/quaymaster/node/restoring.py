@@ -14,6 +14,7 @@ from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeyMissing
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.node.from_settings import key_provider, metadata_options
 from quaymaster.settings import Settings
@@ -69,12 +70,9 @@ async def check_keys(settings: Settings, data: Path) -> None:
     """Unwrap every secret of the metadata once; raises KeysUnusable when the keys are not those it needs."""
     store = await SQLiteCoordination.open(data / STORE_NAME)
     try:
-        metadata = MetadataService(
-            store,
-            key_provider(settings, data),
-            metadata_options(settings),
-            now_ms=wall_ms,
-        )
+        options = metadata_options(settings)
+        registry = QueueRegistry(store, options, now_ms=wall_ms)
+        metadata = MetadataService(registry, key_provider(settings, data), options, now_ms=wall_ms)
         await metadata.start()
         await metadata.close()
     finally:

@@ -11,7 +11,7 @@ from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOp
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.logs.recent_logs import RecentLogs
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
 from quaymaster.node.broker_routing import route_to_brokers
@@ -99,8 +99,8 @@ async def _start_metadata(node: Node, cell: Membership) -> None:
         cell_format=cell.cell_format,
         on_unusable=node.fail,
     )
-    node.metrics.add_source(metadata.samples)
-    node.health.add_check(metadata.why_not_ready)
+    node.metrics.add_source(metadata.registry.samples)
+    node.health.add_check(metadata.registry.why_not_ready)
     node.health.add_notices(metadata.queues.settling.lost_attributes.notices)
 
 
@@ -121,8 +121,8 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     settings, stack = node.settings, node.stack
     transport = Transport(settings, FRONT_END_ROLE, node.rpc)
     metadata = await _know_metadata(node, cell, transport)
-    node.metrics.add_source(metadata.samples)
-    node.health.add_check(metadata.why_not_ready)
+    node.metrics.add_source(metadata.registry.samples)
+    node.health.add_check(metadata.registry.why_not_ready)
     router = route_to_brokers(transport, stack, cell.store, metadata.queues.journal_of, cell.cell_format)
     node.metrics.add_source(router.samples)
     admin = make_admin(
@@ -142,7 +142,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     await write_client_file(node, metadata.default_access_key, address)
 
 
-async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> RemoteMetadata:
+async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> MetadataService:
     """Return what the cell's metadata nodes tell, once they do."""
     keys = key_provider(node.settings, node.data)
     while True:

@@ -20,6 +20,7 @@ from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
+from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.broker_metrics import held_expiry, journal_samples
@@ -49,13 +50,9 @@ async def start_server(node: Node) -> None:
     stack.push_async_callback(store.close)
     if settings.coordination == "etcd":
         await _watch_etcd(node, store)
-    metadata = MetadataService(
-        store,
-        key_provider(settings, data),
-        metadata_options(settings),
-        now_ms=wall_ms,
-        journal_id=JOURNAL_ID,
-    )
+    options = metadata_options(settings)
+    registry = QueueRegistry(store, options, now_ms=wall_ms, journals=lambda: (JOURNAL_ID,))
+    metadata = MetadataService(registry, key_provider(settings, data), options, now_ms=wall_ms)
     leader = LoneLeader(
         journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
     )
@@ -69,12 +66,10 @@ async def start_server(node: Node) -> None:
         epochs=usage_incarnations(settings, store),
     )
     node.serve_admin(admin)
-    node.metrics.add_source(metadata.data_key_sweep.samples)
+    node.metrics.add_source(registry.samples)
     await metadata.start()
     stack.push_async_callback(metadata.close)
-    health.add_check(
-        lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
-    )
+    health.add_check(registry.why_not_ready)
     journal = await leader.start()
     stack.push_async_callback(leader.close)
     # Again, so that they end before what they ask does; a backup under way is given up.
@@ -82,26 +77,30 @@ async def start_server(node: Node) -> None:
     stack.push_async_callback(node.admin.drain, 1.0)
     health.add_check(leader.broker.why_stopped)
     health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
-    health.add_notices(metadata.queues.settling.lost_attributes.notices)
-    await _agree(node, store, metadata, leader)
+    health.add_notices(registry.queues.settling.lost_attributes.notices)
+    await _agree(node, store, registry, leader)
+    await _declare(node, store, metadata)
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
     behind = Behind(store, metadata, leader)
-    blocks = start_building(node, behind, metadata.queues.active_logs)
+    blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     await write_client_file(node, metadata.default_access_key, address)
     node.greet = partial(_greet, node, address)
 
 
-async def _agree(node: Node, store: Coordination, metadata: MetadataService, leader: LoneLeader) -> None:
-    """Let metadata and journal tell the same of queues, those included that a file declares."""
-    settings = node.settings
+async def _agree(node: Node, store: Coordination, registry: QueueRegistry, leader: LoneLeader) -> None:
+    """Let metadata and journal tell the same of queues."""
     journal = BrokerQueueJournal(leader)
-    metadata.attach_journal(journal)
-    await settle(node.data, store, metadata, leader, journal)
-    if not settings.usage:
+    registry.attach_journal(journal)
+    await settle(node.data, store, registry.queues, leader, journal)
+    if not node.settings.usage:
         await drop_acts(store)
-    await metadata.reconcile()
+    await registry.reconcile()
+
+
+async def _declare(node: Node, store: Coordination, metadata: MetadataService) -> None:
+    settings = node.settings
     if settings.queues_file is not None:
         changed = await metadata.load_queues_file(
             settings.queues_file, note=declaring(settings.queues_file, store)

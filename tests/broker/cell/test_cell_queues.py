@@ -15,9 +15,9 @@ from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
 from quaymaster.core.values.commands import CountMessages, QueueCounts
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.metadata.keyed_queues import KeyedQueues
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
-from quaymaster.metadata.remote import RemoteMetadata
-from quaymaster.metadata.remote_queues import RemoteQueues
+from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
@@ -29,7 +29,7 @@ ACCOUNT = "000000000000"
 
 
 @asynccontextmanager
-async def metadata_over(cell: Cell, directory: Path) -> AsyncIterator[tuple[RemoteMetadata, BrokerClient]]:
+async def metadata_over(cell: Cell, directory: Path) -> AsyncIterator[tuple[MetadataService, BrokerClient]]:
     async with AsyncExitStack() as stack:
         addresses = []
         for name in ("one", "two"):
@@ -49,11 +49,11 @@ async def metadata_over(cell: Cell, directory: Path) -> AsyncIterator[tuple[Remo
         )
         transport = Transport(settings, "frontend")
         metadata = await start_remote_metadata(transport, stack, FileKeyProvider(directory / "keys"))
-        router = route_to_brokers(transport, stack, cell.coordination, metadata.journal_of)
+        router = route_to_brokers(transport, stack, cell.coordination, metadata.queues.journal_of)
         yield metadata, router
 
 
-async def patiently(queues: RemoteQueues, request: QueueChange) -> QueueDefinition:
+async def patiently(queues: KeyedQueues, request: QueueChange) -> QueueDefinition:
     """Try until it can be done, as an SDK does."""
     while True:
         try:

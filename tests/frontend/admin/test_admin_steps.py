@@ -106,7 +106,7 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
 def watch(port: Port, count: int) -> None:
     """Notice when what others have is walked."""
     metadata = port.service.metadata
-    tables = metadata._mirror._tables.values()
+    tables = metadata.registry.mirror._tables.values()
     holders = (*tables, metadata.queues, metadata.accounts, metadata.accounts._sessions, metadata.data_keys)
     watched = forbid_walks(*holders, entries_min=MANY)
     if count == MANY:

@@ -38,7 +38,7 @@ def job(
         service.broker,
         MessageCipher(metadata.data_key),
         service.sealed,
-        logs=metadata.queues.active_logs,
+        logs=metadata.registry.queues.active_logs,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=interval_s,

@@ -32,8 +32,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.metadata import service as service_module
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata import queue_registry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCESS_KEYS, ACCOUNTS, QUEUES, AccountRow, row_decoder
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -158,7 +157,7 @@ def test_queue_that_is_half_created_or_half_deleted_counts(tmp_path: Path) -> No
             with pytest.raises(UnsupportedOperation, match="1 queue"):
                 await service.accounts.delete_account(SHOP)
             world.journal.error = None
-            await service.reconcile()
+            await service.registry.reconcile()
             world.journal.error = NotNow("It has no leader.")
             with pytest.raises(NotNow):
                 await service.queues.change(DeleteQueue(SHOP, "orders"))
@@ -166,7 +165,7 @@ def test_queue_that_is_half_created_or_half_deleted_counts(tmp_path: Path) -> No
                 await service.accounts.delete_account(SHOP)
 
             world.journal.error = None
-            await service.reconcile()
+            await service.registry.reconcile()
             await service.accounts.delete_account(SHOP)
 
     run(scenario, tmp_path)
@@ -311,26 +310,25 @@ def test_account_is_as_it_was_when_its_queues_could_not_be_counted_again(
 # At the same moment
 
 
-Metadata = MetadataService | RemoteMetadata
-Make = Callable[[Metadata, str], Awaitable[object]]
+Make = Callable[[MetadataService, str], Awaitable[object]]
 
 
-async def make_queue(metadata: Metadata, key_id: str) -> object:
+async def make_queue(metadata: MetadataService, key_id: str) -> object:
     return await metadata.queues.change(CreateQueue(SHOP, "orders"))
 
 
-async def make_key(metadata: Metadata, key_id: str) -> object:
+async def make_key(metadata: MetadataService, key_id: str) -> object:
     return await metadata.accounts.create_access_key(SHOP)
 
 
-async def make_session(metadata: Metadata, key_id: str) -> object:
+async def make_session(metadata: MetadataService, key_id: str) -> object:
     return await metadata.accounts.create_session(key_id, HOUR_MS)
 
 
 MAKERS = [make_queue, make_key, make_session]
 
 
-async def begin(metadata: Sequence[Metadata]) -> str:
+async def begin(metadata: Sequence[MetadataService]) -> str:
     """Make an account with a key that all know, and return the key's id."""
     accounts = metadata[0].accounts
     await accounts.create_account("shop", SHOP)
@@ -340,7 +338,7 @@ async def begin(metadata: Sequence[Metadata]) -> str:
     return key.access_key_id
 
 
-async def settled(store: Coordination, metadata: Sequence[Metadata]) -> str:
+async def settled(store: Coordination, metadata: Sequence[MetadataService]) -> str:
     """Return the account's state once all have heard of it; nothing but its row may be left of a deleted one."""
     row = await store.get(ACCOUNTS + SHOP)
     assert row is not None
@@ -479,7 +477,7 @@ def test_node_counts_queues_as_they_are_in_the_store(tmp_path: Path, change: Cal
     run_cell(scenario, tmp_path, HeldStore())
 
 
-def states_of(metadata: Metadata) -> list[str]:
+def states_of(metadata: MetadataService) -> list[str]:
     return [account.state for account in metadata.accounts.list_accounts("1") if account.account_id == SHOP]
 
 
@@ -488,7 +486,7 @@ def test_queue_that_another_process_has_just_created_counts_though_it_was_not_he
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hears: bool
 ) -> None:
     if not hears:
-        monkeypatch.setattr(service_module, "CATCH_UP_MS", 10)
+        monkeypatch.setattr(queue_registry, "CATCH_UP_MS", 10)
 
     async def scenario(world: World) -> None:
         store = HeldStore()
@@ -528,7 +526,7 @@ async def opened(kind: str, directory: Path, etcd: EtcdCluster | None) -> AsyncI
         await store.close()
 
 
-async def race(store: Coordination, chance: random.Random, metadata: Sequence[Metadata]) -> None:
+async def race(store: Coordination, chance: random.Random, metadata: Sequence[MetadataService]) -> None:
     """Delete an account while it gets and loses queues, keys and sessions, and look at what is left."""
     key_id = await begin(metadata)
 

@@ -64,7 +64,7 @@ def test_queue_that_is_deleted_and_made_again_counts_once_for_the_data_key_of_it
             second = await service.queues.change(CreateQueue(ACCOUNT, "a"))
 
             assert first.data_key_id == second.data_key_id
-            assert service.queues.queues_with_key(first.data_key_id) == 1
+            assert service.registry.queues.queues_with_key(first.data_key_id) == 1
 
     run(scenario, tmp_path)
 

@@ -122,7 +122,7 @@ def test_a_group_that_was_made_while_its_log_was_deleted_is_taken_away(tmp_path:
             await service.queues.change(CreateQueue(ACCOUNT, "log", LOG))
             made = await service.queues.change(CreateGroup(ACCOUNT, "log@a"))
 
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
 
             assert service.queue(ACCOUNT, "log@a") == made
             assert service.find_queue(ACCOUNT, "log@b") is None
@@ -139,9 +139,9 @@ def test_a_group_that_the_journal_refuses_leaves_nothing_behind(tmp_path: Path) 
             with pytest.raises(QueueDoesNotExist):
                 await service.queues.change(CreateGroup(ACCOUNT, "log@a"))
 
-            assert service.queues.row(ACCOUNT, "log@a") is None
+            assert service.registry.queues.row(ACCOUNT, "log@a") is None
             world.journal.error = None
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
             assert (await service.queues.change(CreateGroup(ACCOUNT, "log@a"))).state == "active"
 
     run(scenario, tmp_path)
@@ -150,7 +150,7 @@ def test_a_group_that_the_journal_refuses_leaves_nothing_behind(tmp_path: Path) 
 def test_logs_wait_until_all_of_a_cell_know_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service(cell_format=CellFormat(2)) as service:
-            assert isinstance(service.queues, Queues)
+            assert isinstance(service.registry.queues, Queues)
 
             with pytest.raises(UnsupportedOperation, match="quaymaster cell upgrade"):
                 await service.queues.change(CreateQueue(ACCOUNT, "log", LOG))
@@ -167,7 +167,7 @@ def test_groups_are_made_listed_and_gone_for_every_front_end_of_a_cell(tmp_path:
 
             assert await b.queues.change(CreateGroup(ACCOUNT, "log@x")) == made
             assert made.group_of == second.group_of == log.queue_id
-            assert b.journal_of(second.queue_id, 0) == log.partitions[0].journal_id
+            assert b.queues.journal_of(second.queue_id, 0) == log.partitions[0].journal_id
             first = await a.queues.list_page(ListGroups(ACCOUNT, "log", 1))
             rest = await a.queues.list_page(ListGroups(ACCOUNT, "log", 1, first.next_token))
             assert [*first.queues, *rest.queues] == [made, second]

@@ -168,9 +168,15 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
                     assert node.queues.journal_of(queue.queue_id, 0) == 6
             more = [await a.queues.change(CreateQueue(ACCOUNT, f"r{number}")) for number in range(3)]
             assert {queue.partitions[0].journal_id for queue in more} == {6}
-            assert a.journal_of(more[0].queue_id, 0) == node.queues.journal_of(more[0].queue_id, 0) == 6
-            assert a.journal_of(more[0].queue_id, 1) is node.queues.journal_of(more[0].queue_id, 1) is None
-            assert a.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
+            assert (
+                a.queues.journal_of(more[0].queue_id, 0) == node.queues.journal_of(more[0].queue_id, 0) == 6
+            )
+            assert (
+                a.queues.journal_of(more[0].queue_id, 1)
+                is node.queues.journal_of(more[0].queue_id, 1)
+                is None
+            )
+            assert a.queues.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
 
     run_cell(scenario, tmp_path)
 

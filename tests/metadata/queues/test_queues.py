@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.server_metadata import ServerMetadata
 
 from metadata.support import ACCOUNT, REGION, START_MS, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
@@ -59,7 +60,7 @@ def test_created_queue_is_found_and_known_to_the_journal(tmp_path: Path) -> None
 
             assert service.queue(ACCOUNT, "orders") == created
             assert service.find_queue(ACCOUNT, "orders") == created
-            assert service.queue_by_id(created.queue_id) == created
+            assert service.registry.queues.queue_by_id(created.queue_id) == created
             assert world.journal.queues == {created.queue_id: created}
             assert (created.state, created.revision) == ("active", 1)
             assert created.attributes == {"VisibilityTimeout": "60"}
@@ -319,7 +320,7 @@ def test_deleted_queue_is_gone_at_once_and_its_data_key_stays(tmp_path: Path) ->
             await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
             assert service.find_queue(ACCOUNT, "orders") is None
-            assert service.queue_by_id(created.queue_id) is None
+            assert service.registry.queues.queue_by_id(created.queue_id) is None
             assert (await service.queues.list_page(ListQueues(ACCOUNT))).queues == []
             assert world.journal.deleted == [created.queue_id]
             with pytest.raises(QueueDoesNotExist):
@@ -374,17 +375,17 @@ def test_creation_the_journal_refused_is_finished_by_the_reconciler(tmp_path: Pa
             with pytest.raises(JournalStopped):
                 await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             assert service.find_queue(ACCOUNT, "orders") is None
-            assert await service.reconcile() == 0
+            assert await service.registry.reconcile() == 0
         world.journal.error = None
 
         async with world.service() as service:
             assert service.find_queue(ACCOUNT, "orders") is None
-            assert await service.reconcile() == 1
+            assert await service.registry.reconcile() == 1
 
             created = service.queue(ACCOUNT, "orders")
             assert world.journal.queues == {created.queue_id: created}
             assert await pending(world) == []
-            assert await service.reconcile() == 0
+            assert await service.registry.reconcile() == 0
 
     run(scenario, tmp_path)
 
@@ -416,7 +417,7 @@ def test_change_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_pa
         assert world.journal.queues[created.queue_id].delay_ms == 0
 
         async with world.service() as service:
-            await service.reconcile()
+            await service.registry.reconcile()
 
             assert world.journal.queues[created.queue_id].delay_ms == 5_000
             assert await pending(world) == []
@@ -438,7 +439,7 @@ def test_deletion_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_
 
         async with world.service() as service:
             assert service.find_queue(ACCOUNT, "orders") is None
-            await service.reconcile()
+            await service.registry.reconcile()
 
             assert world.journal.queues == {}
             assert created.queue_id in world.journal.deleted
@@ -488,9 +489,9 @@ def test_crash_at_any_transaction_leaves_metadata_and_journal_of_one_mind(
         store.crash_at = -1
 
         async with world.service() as service:
-            await service.reconcile()
+            await service.registry.reconcile()
 
-            known = {definition.name: definition for definition in service.queues.active_queues()}
+            known = {definition.name: definition for definition in service.registry.queues.active_queues()}
             assert {d.name: d for d in world.journal.queues.values()} == known
             assert await pending(world) == []
             assert "old" in known
@@ -506,9 +507,9 @@ def test_reconciler_leaves_alone_what_is_just_being_done(tmp_path: Path) -> None
                 await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             world.journal.error = None
 
-            assert await service.queues.reconcile(older_than_ms=60_000) == 0
+            assert await service.registry.queues.reconcile(older_than_ms=60_000) == 0
             world.clock.pass_s(60)
-            assert await service.queues.reconcile(older_than_ms=60_000) == 1
+            assert await service.registry.queues.reconcile(older_than_ms=60_000) == 1
 
     run(scenario, tmp_path)
 
@@ -536,7 +537,7 @@ def test_set_that_races_with_a_delete_on_another_node_leaves_nothing_in_the_jour
 def test_journal_that_never_answers_is_a_timeout(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            service.queues.journals.timeout_ms = 10
+            service.registry.queues.journals.timeout_ms = 10
             world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
 
             with pytest.raises(Timeout):
@@ -674,7 +675,7 @@ def test_second_purge_within_the_interval_is_refused_also_over_a_restart(tmp_pat
         world.clock.pass_s(59)
 
         async with world.service() as service:
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
             with pytest.raises(PurgeQueueInProgress) as refused:
                 await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             world.clock.pass_s(1)
@@ -726,12 +727,12 @@ def test_marks_whose_time_is_over_are_dropped(tmp_path: Path) -> None:
             await service.queues.change(CreateQueue(ACCOUNT, "gone"))
             await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
             assert len((await world.memory.list_prefix("/purges/")).items) == 1
             assert len((await world.memory.list_prefix("/deleted/")).items) == 1
             world.clock.pass_s(60)
 
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
 
             assert (await world.memory.list_prefix("/purges/")).items == ()
             assert (await world.memory.list_prefix("/deleted/")).items == ()
@@ -765,10 +766,10 @@ async def delete_many(world: World, count: int) -> None:
     world.clock.pass_s(3_600)
 
 
-def without_upkeep(service: MetadataService) -> None:
+async def stop_upkeep(service: ServerMetadata) -> None:
     """Its upkeep does not begin by itself."""
-    for task in service._tasks:
-        task.cancel()
+    await service._upkeep.close()
+    await service.registry._upkeep.close()
 
 
 def test_a_start_writes_nothing_for_queues_that_were_deleted_long_ago(tmp_path: Path) -> None:
@@ -776,10 +777,10 @@ def test_a_start_writes_nothing_for_queues_that_were_deleted_long_ago(tmp_path: 
         store = world.store = world.memory = CountingStore()
         await delete_many(world, 130)
         async with world.service() as service:
-            without_upkeep(service)
+            await stop_upkeep(service)
             before = store.transactions
 
-            await service.reconcile()
+            await service.registry.reconcile()
 
             assert store.transactions == before
             assert len((await store.list_prefix("/deleted/")).items) == 130
@@ -793,8 +794,8 @@ def test_rows_of_deleted_queues_are_dropped_many_at_a_time(tmp_path: Path) -> No
         await delete_many(world, 130)
         before = store.transactions
         async with world.service() as service:  # which looks by itself, too
-            await service.queues.reconcile()
-            await eventually(lambda: not len(service.queues.deleted))
+            await service.registry.queues.reconcile()
+            await eventually(lambda: not len(service.registry.queues.deleted))
 
             assert store.transactions - before < 20
             assert (await store.list_prefix("/deleted/")).items == ()
@@ -808,9 +809,9 @@ def test_a_name_that_is_used_again_keeps_no_other_row_from_being_dropped(tmp_pat
         await delete_many(world, 10)
         async with AsyncExitStack() as stack:
             service = await stack.enter_async_context(world.service())
-            without_upkeep(service)  # before the other starts, or it begins meanwhile
+            await stop_upkeep(service)  # before the other starts, or it begins meanwhile
             other = await stack.enter_async_context(world.service())
-            without_upkeep(other)
+            await stop_upkeep(other)
 
             async def use_again(deletes: Sequence[str]) -> None:
                 if any(key.startswith("/deleted/") for key in deletes):
@@ -819,7 +820,7 @@ def test_a_name_that_is_used_again_keeps_no_other_row_from_being_dropped(tmp_pat
 
             store.before = use_again
 
-            await service.queues.reconcile()
+            await service.registry.queues.reconcile()
 
             rows = [item.key for item in (await store.list_prefix("/deleted/")).items]
             assert not [key for key in rows if key.endswith(tuple(f"/queue-{n}" for n in range(10)))]

@@ -41,7 +41,6 @@ from quaymaster.metadata.store.rows import (
     ACCOUNTS,
     MASTER_KEY,
     AccessKeyRow,
-    AccountRow,
     encode_row,
     row_decoder,
 )
@@ -88,11 +87,12 @@ class AccessKey(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
-class Accounts(KnownAccounts):
+class Accounts:
     """Who may ask: accounts that can be changed, and their keys. `access_key` answers from RAM."""
 
     def __init__(
         self,
+        known: KnownAccounts,
         mirror: Mirror,
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
@@ -102,7 +102,12 @@ class Accounts(KnownAccounts):
         keys_max: int = Quotas().account_access_keys_max,
         cell_format: CellFormat | None = None,
     ) -> None:
-        super().__init__(mirror)
+        self.known = known
+        self.account = known.account
+        self.list_accounts = known.list_accounts
+        self.count_accounts = known.count_accounts
+        known.on_change = self._note_keys
+        self._accounts = known.rows
         self._cell_format = cell_format or CellFormat()
         self._count_queues = count_queues
         self._keys_max = keys_max
@@ -214,10 +219,6 @@ class Accounts(KnownAccounts):
     async def _delete_keys_of(self, account_id: str) -> None:
         await self._end([ACCESS_KEYS + key for key in self._ids_of.get(account_id, ())])
 
-    def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
-        super()._on_account(account_id, old, new)
-        self._note_keys(account_id)
-
     def _note_keys(self, account_id: str) -> None:
         """Keep in mind whether a deleted account has keys."""
         account = self._accounts.get(account_id)
@@ -289,7 +290,7 @@ class Accounts(KnownAccounts):
                     self._on_missing(ACCESS_KEYS + access_key_id)
                 return None
             key = self._keys[access_key_id] = self._unwrap(row)
-        return None if key.account_id in self._closed else key
+        return None if key.account_id in self.known.closed else key
 
     def list_access_keys(self, account_id: str) -> list[AccessKey]:
         """Return an account's keys, oldest first, session credentials left out."""
@@ -353,7 +354,7 @@ class Accounts(KnownAccounts):
             if not parent.is_enabled:
                 raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
             self._check_room(parent.account_id)
-            if parent.account_id in self._closed:
+            if parent.account_id in self.known.closed:
                 raise UnsupportedOperation(f"The account {parent.account_id} is disabled.")
             now_ms = self._now_ms()
             session = AccessKey(

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.coordination.interface import Compare, Put, RevisionMismatch, StoreUnusable
-from quaymaster.core.values.errors import NotNow
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeys
+from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.ids import IdAllocator
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
@@ -36,9 +35,6 @@ from quaymaster.protocol.rpc.metadata_messages import NewDataKey
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
-
-UPKEEP_FAILS: Final = (NotNow, RevisionMismatch, KeysUnusable, StoreUnusable, OSError)
-"""What upkeep of keys may meet, and tries again later: a store or key directory that cannot be used now, others."""
 
 KEY_BYTES: Final = 32
 RECEIPT_KEY_KEPT_MS: Final = 13 * 3_600_000
@@ -84,11 +80,6 @@ class DataKeys:
             await self._add_receipt_key(1)
         self._is_started = True
         self.take_receipt_keys()
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether there is any data key."""
-        return len(self._data_keys) > 0
 
     @property
     def receipt_handles(self) -> ReceiptHandles:

@@ -9,6 +9,7 @@ keeps its row, so that its id, which usage and invoices name, is never given aga
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -27,19 +28,20 @@ class KnownAccounts:
     """Accounts that are looked up. Everything answers from RAM."""
 
     def __init__(self, mirror: Mirror) -> None:
-        self._accounts: MirrorTable[AccountRow] = mirror.table(
-            ACCOUNTS, row_decoder(AccountRow), self._on_account
-        )
+        self.rows: MirrorTable[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow), self._on_account)
         """In whatever state."""
         self._account_ids: list[str] = []
         """In order, without those that were deleted."""
         self._deleted_ids: list[str] = []
         """In order."""
-        self._closed: set[str] = set()
+        self.closed: set[str] = set()
+        """Those that are disabled or deleted."""
+        self.on_change: Callable[[str], None] = lambda account_id: None
+        """Hears of each account whose row changed."""
 
     def account(self, account_id: str) -> Account | None:
         """Return an account that was not deleted, or None."""
-        account = self._accounts.get(account_id)
+        account = self.rows.get(account_id)
         return None if account is None or account.deleted_ms is not None else account
 
     def list_accounts(
@@ -52,7 +54,7 @@ class KnownAccounts:
         lists = (self._account_ids, self._deleted_ids) if deleted else (self._account_ids,)
         starts = ((ids, bisect_right(ids, after)) for ids in lists)
         found = merge(*(ids[start : start + count_max] for ids, start in starts))
-        rows = map(self._accounts.get, islice(found, count_max))
+        rows = map(self.rows.get, islice(found, count_max))
         return [row for row in rows if row is not None]
 
     def count_accounts(self) -> int:
@@ -64,9 +66,9 @@ class KnownAccounts:
 
         A transaction with this condition creates nothing for an account that was closed after the look.
         """
-        if account_id in self._closed:
+        if account_id in self.closed:
             raise InvalidClientTokenId
-        return self._accounts.compare(account_id)
+        return self.rows.compare(account_id)
 
     def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
         before, after = self._ids_with(old), self._ids_with(new)
@@ -76,9 +78,10 @@ class KnownAccounts:
             if after is not None:
                 insort(after, account_id)
         if new is None or new.state == "enabled":
-            self._closed.discard(account_id)
+            self.closed.discard(account_id)
         else:
-            self._closed.add(account_id)
+            self.closed.add(account_id)
+        self.on_change(account_id)
 
     def _ids_with(self, account: AccountRow | None) -> list[str] | None:
         """Return the list that has the id of an account in such a state."""

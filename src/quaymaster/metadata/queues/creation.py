@@ -123,7 +123,7 @@ class Creation:
         if not is_internal(account_id, name):
             queues.quotas.check_queue(account_id, has_policy=POLICY.name in attributes)
         queue_id, block = await self._guard.next_id()
-        data_key = await self._data_keys.choose(account_id, attributes, request.data_key)
+        data_key = self._data_keys.choose(account_id, attributes, request.data_key)
         now_ms = queues.now_ms()
         definition = QueueDefinition(
             queue_id=queue_id,

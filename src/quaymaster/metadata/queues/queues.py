@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quaymaster.core.values.errors import CallerError, NotNow
@@ -42,7 +42,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
     CreateGroup,
     CreateQueue,
     DeleteQueue,
-    NewDataKey,
     QueueChange,
     RemovePermission,
     SetAttributes,
@@ -66,7 +65,6 @@ class Queues(StoredQueues):
         options: MetadataOptions,
         *,
         now_ms: Callable[[], int],
-        new_data_key: Callable[[], Awaitable[NewDataKey]] | None = None,
         journals: Callable[[], Sequence[int]] = lambda: (0,),
         node: str = "",
     ) -> None:
@@ -74,7 +72,7 @@ class Queues(StoredQueues):
         super().__init__(mirror, options, now_ms)
         self.journals = QueueJournals(journals, options.cell_format)
         self.id_guard = IdGuard(mirror.store, IdAllocator(mirror.store, "queue", node), self.journals.marks)
-        self.data_keys = SharedDataKeys(self, self.id_guard, new_data_key)
+        self.data_keys = SharedDataKeys(self, self.id_guard)
         self.settling = Settling(self, self.journals)
         self._changes = AttributeChanges(self, self.settling)
         self._deletion = Deletion(self, self.journals)

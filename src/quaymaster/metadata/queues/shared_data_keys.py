@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put
@@ -39,14 +39,11 @@ class ChosenKey(NamedTuple):
 
 
 class SharedDataKeys:
-    """`new_data_key` makes one; None: who has no master key is given data keys."""
+    """Chooses among the data keys that there are and those that are given: who has the master key makes them."""
 
-    def __init__(
-        self, queues: StoredQueues, guard: IdGuard, new_data_key: Callable[[], Awaitable[NewDataKey]] | None
-    ) -> None:
+    def __init__(self, queues: StoredQueues, guard: IdGuard) -> None:
         self._queues = queues
         self._guard = guard
-        self._new_data_key = new_data_key
         self.account_keys: MirrorTable[AccountKeyRow] = queues.mirror.table(
             ACCOUNT_KEYS, row_decoder(AccountKeyRow), self._on_account_key
         )
@@ -63,9 +60,7 @@ class SharedDataKeys:
         if new is not None:
             self._account_with_key[new.key_id] = account_id
 
-    async def choose(
-        self, account_id: str, attributes: Mapping[str, str], given: NewDataKey | None
-    ) -> ChosenKey:
+    def choose(self, account_id: str, attributes: Mapping[str, str], given: NewDataKey | None) -> ChosenKey:
         """Return the data key of a new queue; `given`: one to use if it needs a new one.
 
         Raises DataKeyStale when it needs another one than that.
@@ -80,17 +75,12 @@ class SharedDataKeys:
         unchanged = [self.account_keys.compare(account_id)] if is_shared else []
         if shared is not None and self._queues.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:
             return ChosenKey(shared.key_id, unchanged, [])
-        data_key = given or await self._make()
-        if data_key.key_id <= self._guard.data_key_floor:
-            raise DataKeyStale  # set aside by a store that has gone back: a journal may have messages under it
-        key_row = DATA_KEYS + id_text(data_key.key_id)
-        unchanged += [Compare(MASTER_KEY, data_key.master_key_revision), Compare(key_row, ABSENT)]
-        puts = [Put(key_row, data_key.row)]
-        if is_shared:
-            puts.append(Put(ACCOUNT_KEYS + account_id, encode_row(AccountKeyRow(data_key.key_id))))
-        return ChosenKey(data_key.key_id, unchanged, puts)
-
-    async def _make(self) -> NewDataKey:
-        if self._new_data_key is None:
+        # The floor: what a store set aside that has gone back; a journal may have messages under it.
+        if given is None or given.key_id <= self._guard.data_key_floor:
             raise DataKeyStale
-        return await self._new_data_key()
+        key_row = DATA_KEYS + id_text(given.key_id)
+        unchanged += [Compare(MASTER_KEY, given.master_key_revision), Compare(key_row, ABSENT)]
+        puts = [Put(key_row, given.row)]
+        if is_shared:
+            puts.append(Put(ACCOUNT_KEYS + account_id, encode_row(AccountKeyRow(given.key_id))))
+        return ChosenKey(given.key_id, unchanged, puts)

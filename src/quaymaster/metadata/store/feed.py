@@ -12,22 +12,19 @@ follow notice nothing. They must list themselves only when the history no longer
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination, Event, KeyValue, WatchLost
-from quaymaster.core.values.errors import NotNow
+from quaymaster.metadata.store.following import RowFollower
 from quaymaster.metadata.store.rows import DATA_KEYS, DATA_KEYS_KEPT_MAX, ROOT
 
 log = logging.getLogger(__name__)
 
 HISTORY_MAX: Final = 100_000
 """Changes that are remembered; a front end that was away for longer lists everything again."""
-RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 1.0
 _COMPARED_AT_A_TIME: Final = 1_000
 _FOLLOWED_AT_A_TIME: Final = 1_000
 
@@ -50,11 +47,9 @@ class Feed:
         self._forgotten = 0
         """Changes up to this revision may be missing in the history."""
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._follower = RowFollower("metadata feed", store, take=self._take, list_again=self._catch_up)
         self.position = 0
         """Every change up to this revision of the store is in."""
-        self.failure: BaseException | None = None
-        """Why the store is no longer followed; None while it is."""
 
     async def start(self) -> None:
         """Read everything, and begin to follow the store."""
@@ -68,15 +63,16 @@ class Feed:
         self._data_keys = dict.fromkeys(data_keys[surplus:])
         self._keys = sorted(self._rows)
         self.position = self._forgotten = revision
-        self._task = asyncio.create_task(self._follow(), name="metadata-feed")
-        self._task.add_done_callback(self._on_end)
+        self._follower.start(revision)
 
     async def close(self) -> None:
         """Stop following. The store stays open."""
-        if self._task:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._task  # a failure was told when it happened
+        await self._follower.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the store is no longer followed; None while it is."""
+        return self._follower.failure
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -157,27 +153,11 @@ class Feed:
 
     # Following
 
-    async def _follow(self) -> None:
-        retry_s = RETRY_MIN_S
-        while True:
-            try:
-                async for events in self._store.watch(ROOT, self.position):
-                    self._take(events, events[-1].revision)
-                    retry_s = RETRY_MIN_S
-            except (WatchLost, NotNow) as error:
-                log.warning("metadata watch interrupted revision=%d error=%s", self.position, error)
-            try:
-                await self._catch_up()
-            except NotNow as error:
-                log.warning("metadata unreachable error=%s retry_s=%.1f", error, retry_s)
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
-
-    async def _catch_up(self) -> None:
-        """List everything again, and take what differs as changes of the revisions they are of."""
+    async def _catch_up(self) -> int:
+        """List everything again, and take what differs as changes of the revisions they are of; return `position`."""
         items, revision = await self._store.list_all(ROOT)
         if revision <= self.position:
-            return
+            return self.position
         events: list[Event] = []
         listed: set[str] = set()
         for number, item in enumerate(items, 1):
@@ -196,8 +176,10 @@ class Feed:
                 await asyncio.sleep(0)
         events.sort(key=lambda event: event.revision)
         self._take(events, revision)
+        return self.position
 
-    def _take(self, events: list[Event], position: int) -> None:
+    def _take(self, events: list[Event], position: int = 0) -> None:
+        """Take changes; `position`: all up to there are in, also where the last of them is older."""
         for event in events:
             if event.revision <= self.position:
                 continue
@@ -211,7 +193,7 @@ class Feed:
         if surplus > self._history_max // 8:
             self._forgotten = self._history[surplus - 1].revision
             del self._history[:surplus]
-        self.position = max(self.position, position)
+        self.position = max(self.position, position, events[-1].revision if events else 0)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -229,8 +211,3 @@ class Feed:
         del self._rows[key]
         del self._keys[bisect_left(self._keys, key)]
         self._data_keys.pop(key, None)
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
-            log.error("metadata feed stopped error=%s", self.failure)

@@ -13,7 +13,6 @@ its revision; an older event never overwrites a newer row.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -26,15 +25,12 @@ from quaymaster.coordination.interface import (
     KeyValue,
     Put,
     RevisionMismatch,
-    WatchLost,
 )
-from quaymaster.core.values.errors import NotNow
+from quaymaster.metadata.store.following import RowFollower, RowSource
 from quaymaster.metadata.store.rows import ROOT
 
 log = logging.getLogger(__name__)
 
-RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 1.0
 LISTED_AT_A_TIME: Final = 500
 LOOKED_AT_AT_A_TIME: Final = 1_000
 """So many rows are looked at in one turn of the event loop."""
@@ -52,14 +48,6 @@ class RowStore(Protocol):
     async def transaction(
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int: ...
-
-
-class RowSource(Protocol):
-    """The part of `Coordination` that rows are followed by."""
-
-    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]: ...
-
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]: ...
 
 
 class FollowedStore(RowStore, RowSource, Protocol):
@@ -165,12 +153,10 @@ class Mirror:
         self.store = store
         self._source = source
         self._tables: dict[str, MirrorTable[Any]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._follower = RowFollower("metadata mirror", source, take=self._take, list_again=self._list)
         self._moved = asyncio.Event()
         self.position = 0
         """Every change up to this revision is in the tables."""
-        self.failure: BaseException | None = None
-        """Why the tables are no longer kept fresh; None while they are."""
 
     def table(
         self,
@@ -184,19 +170,23 @@ class Mirror:
         self._tables[prefix] = table
         return table
 
+    def count(self, prefix: str) -> int:
+        """Return how many rows there are in the table of a prefix."""
+        return len(self._tables[prefix])
+
     async def start(self) -> None:
         """Fill the tables and begin to follow the store."""
         revision = await self._list()
-        self._task = asyncio.create_task(self._follow(revision), name="metadata-mirror")
-        self._task.add_done_callback(self._on_end)
+        self._follower.start(revision)
 
     async def close(self) -> None:
         """Stop following. The store stays open."""
-        if self._task:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._task  # a failure was told when it happened
-            self._task = None
+        await self._follower.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the tables are no longer kept fresh; None while they are."""
+        return self._follower.failure
 
     async def transact(
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -257,26 +247,13 @@ class Mirror:
             found[table.prefix].add(suffix)
             table.apply(suffix, item.value, item.revision)
 
-    async def _follow(self, revision: int) -> None:
-        retry_s = RETRY_MIN_S
-        while True:
-            try:
-                async for events in self._source.watch(ROOT, revision):
-                    for event in events:
-                        self._apply(event.key, event.value, event.revision)
-                    revision = events[-1].revision
-                    self._move(revision)
-                    for table in self._tables.values():
-                        table.forget_deletions(revision)
-                    retry_s = RETRY_MIN_S
-            except (WatchLost, NotNow) as error:
-                log.warning("metadata watch interrupted revision=%d error=%s", revision, error)
-            try:
-                revision = await self._list()
-            except NotNow as error:
-                log.warning("metadata unreachable error=%s retry_s=%.1f", error, retry_s)
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self._apply(event.key, event.value, event.revision)
+        revision = events[-1].revision
+        self._move(revision)
+        for table in self._tables.values():
+            table.forget_deletions(revision)
 
     async def reached(self, revision: int) -> None:
         """Return when every change up to a revision is in the tables."""
@@ -287,8 +264,3 @@ class Mirror:
         self.position = max(self.position, revision)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
-            log.error("metadata mirror stopped error=%s", self.failure)

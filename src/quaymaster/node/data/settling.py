@@ -22,7 +22,7 @@ from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.queue_marks import find_contradictions, identity_of, tell_contradictions
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.queues.queues import Queues
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 
@@ -62,14 +62,14 @@ class DataContradicts(Exception):
 async def settle(
     data: Path,
     store: Coordination,
-    metadata: MetadataService,
+    queues: Queues,
     leader: LoneLeader,
     journal: BrokerQueueJournal,
 ) -> None:
     """Make sure that journal and metadata tell the same of queues; DataContradicts when somebody must decide."""
-    queues = leader.journal.host.replica.queues
-    stored, unsettled = metadata.queues.what_is_settled()
-    known = dict(queues.definitions)
+    journaled = leader.journal.host.replica.queues
+    stored, unsettled = queues.what_is_settled()
+    known = dict(journaled.definitions)
     if not is_to_settle(data):
         found = find_contradictions(stored, unsettled, known)
         if found:
@@ -77,8 +77,8 @@ async def settle(
                 f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
             )
         return
-    await metadata.queues.id_guard.raise_to(queues.marks)
-    defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
+    await queues.id_guard.raise_to(journaled.marks)
+    defined = {definition.queue_id: definition for definition in queues.active_queues()}
     for queue_id, definition in known.items():
         if queue_id not in defined or identity_of(defined[queue_id]) != identity_of(definition):
             log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
@@ -87,7 +87,7 @@ async def settle(
     for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
         if queue_id not in known:
             log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
-        await metadata.queues.settling.tell_again(definition)
+        await queues.settling.tell_again(definition)
     act = _read_act(data / RESTORED_NAME)
     if (
         act is not None

@@ -9,24 +9,21 @@ from msgspec.structs import replace
 from quaymaster.core.values.errors import (
     ConnectionLost,
     NotNow,
-    Overloaded,
     QueueDoesNotExist,
     Timeout,
 )
-from quaymaster.core.values.formats import SHARED_DATA_KEYS, CellFormat
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
     replace_definition,
 )
-from quaymaster.metadata.keys.data_keys import DataKeys
 from quaymaster.metadata.queues.known_queues import QueuePage
-from quaymaster.metadata.read_through import CacheLoader, ReadThroughCache
-from quaymaster.metadata.remote_rows import RemoteLimits
+from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
+from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
+from quaymaster.metadata.remote.rows import RemoteLimits
 from quaymaster.metadata.store.mirror import MirrorTable
 from quaymaster.metadata.store.rows import (
     DATA_KEYS,
-    MASTER_KEY,
     QUEUES,
     id_text,
 )
@@ -46,8 +43,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 
-DATA_KEY_ATTEMPTS_MAX: Final = 8
-
 _REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGroup)
 """Changes that may be asked of another node when one may have made them: made twice, they come to the same."""
 
@@ -62,15 +57,11 @@ class RemoteQueues:
         client: MetadataClient,
         mirror: ReadThroughCache,
         lookups: CacheLoader,
-        data_keys: DataKeys,
         limits: RemoteLimits,
-        cell_format: CellFormat,
     ) -> None:
-        self._cell_format = cell_format
         self._client = client
         self._mirror = mirror
         self._lookups = lookups
-        self._data_keys = data_keys
         self._staleness_ms = limits.staleness_ms
         self._deadline_ms = limits.change_ms
         self._rows: MirrorTable[QueueDefinition] = mirror.table(
@@ -122,7 +113,7 @@ class RemoteQueues:
         await self._lookups.refresh(f"{QUEUES}{definition.account_id}/{definition.name}")
 
     async def change(self, request: QueueChange) -> QueueDefinition:
-        """Have a node do what is asked; as `Queues.change`."""
+        """Have a node do what is asked; as `Queues.change`. Raises DataKeyStale when another data key is needed."""
         if isinstance(request, CreateQueue):
             return await self._create(request)
         if isinstance(request, DeleteQueue):
@@ -130,23 +121,16 @@ class RemoteQueues:
         return self._take(await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE)))
 
     async def _create(self, request: CreateQueue) -> QueueDefinition:
-        shares_keys = self._cell_format.version_of(SHARED_DATA_KEYS)
-        data_key = None if shares_keys else await self._data_keys.new_data_key()
-        for _ in range(DATA_KEY_ATTEMPTS_MAX):
-            changed = await self._ask(replace(request, data_key=data_key), is_repeatable=True)
-            if changed.definition is None:
-                if data_key is not None:
-                    await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
-                    self._data_keys.drop_ids()  # or the store that set them aside has gone back
-                data_key = await self._data_keys.new_data_key()
-                continue
-            definition = self._take(changed)
-            if data_key is not None and definition.data_key_id == data_key.key_id:
-                # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
-                data_row = StoreRow(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
-                self._mirror.take_found([data_row], changed.revision)
-            return definition
-        raise Overloaded
+        changed = await self._ask(request, is_repeatable=True)
+        if changed.definition is None:
+            raise DataKeyStale
+        definition = self._take(changed)
+        data_key = request.data_key
+        if data_key is not None and definition.data_key_id == data_key.key_id:
+            # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
+            data_row = StoreRow(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
+            self._mirror.take_found([data_row], changed.revision)
+        return definition
 
     async def _delete(self, request: DeleteQueue) -> QueueDefinition:
         account_id, name = request.account_id, request.name

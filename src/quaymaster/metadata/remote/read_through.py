@@ -26,7 +26,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
 )
-from quaymaster.metadata.remote_rows import RemoteLimits, RemoteSource, RemoteStore
+from quaymaster.metadata.remote.rows import RemoteLimits, RemoteSource, RemoteStore
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
