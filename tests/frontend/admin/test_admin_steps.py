@@ -107,10 +107,11 @@ def watch(port: Port, count: int) -> None:
     """Notice when what others have is walked."""
     metadata = port.service.metadata
     tables = metadata.registry.mirror._tables.values()
-    holders = (*tables, metadata.queues, metadata.accounts, metadata.accounts._sessions, metadata.data_keys)
+    accounts = metadata.accounts, metadata.accounts.known, metadata.accounts._sessions
+    holders = (*tables, metadata.registry.queues, *accounts, metadata.data_keys)
     watched = forbid_walks(*holders, entries_min=MANY)
     if count == MANY:
-        assert "Accounts._account_ids" in watched
+        assert "KnownAccounts._account_ids" in watched
 
 
 @pytest.fixture(scope="module")
