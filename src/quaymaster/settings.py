@@ -318,8 +318,8 @@ class Settings(BaseSettings):
     usage_heartbeat_s: Count = Field(60, json_schema_extra=USAGE)
     """How often an idle front end says that it is, so that hours can be closed."""
     usage_abandon_s: Annotated[int, Field(ge=600)] = Field(86_400, json_schema_extra=USAGE)
-    """A front end that did not say for so long that it runs is gone: another one seals its epoch, so that hours can be
-    closed. What it had not shipped is not billed, unless it comes back."""
+    """A front end that did not say for so long that it runs is gone: another one seals its incarnation, so that hours
+    can be closed. What it had not shipped is not billed, unless it comes back."""
     usage_spool_bytes_max: Annotated[int, Field(ge=MIB)] = Field(256 * MIB, json_schema_extra=USAGE)
     """Records on disk that are not yet in that queue, because brokers are away. Above it messages go on, and what is
     not recorded is counted."""

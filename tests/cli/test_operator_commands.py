@@ -226,5 +226,5 @@ def test_front_ends_are_listed_and_one_that_is_gone_is_retired(
 
     assert run("frontend", "list", "--data", data).out == "fe-1\t4\t-\t\n"
     assert run("frontend", "list", "--data", data, "--json").json == {"front_ends": [row]}
-    assert run("frontend", "retire", "fe-1", "--data", data).out == "epoch 4 of fe-1 is sealed\n"
+    assert run("frontend", "retire", "fe-1", "--data", data).out == "incarnation 4 of fe-1 is sealed\n"
     assert "nothing is to be sealed" in run("frontend", "retire", "fe-1", "--data", data).out

@@ -27,7 +27,7 @@ class FrontEnd:
 
     name: str
     seed: int = 0
-    epoch: int = 1
+    incarnation: int = 1
     sequence: int = 0
     time_us: int = NOON_US
     step_us: int = SECOND_US
@@ -39,7 +39,7 @@ class FrontEnd:
 
     def block(self, rows: int, *, dropped: int = 0, seal: Seal | None = None) -> bytes:
         """Return the next block."""
-        chance = random.Random(f"{self.seed} {self.name} {self.epoch} {self.sequence}")
+        chance = random.Random(f"{self.seed} {self.name} {self.incarnation} {self.sequence}")
         contexts = [context_of(action, queue) for action in ACTIONS for queue in range(3)]
         contexts += [context_of("ReceiveMessage", 1, status=403), *self.besides]
         of = [chance.randrange(len(contexts)) for _ in range(rows)]
@@ -47,7 +47,7 @@ class FrontEnd:
         self.time_us += self.step_us * rows
         lost = Dropped(self.sequence, self.sequence + dropped, "spool_full", []) if dropped else None
         encoded = encode_block(
-            BlockOrigin(self.name, self.epoch, "eu-west-1"),
+            BlockOrigin(self.name, self.incarnation, "eu-west-1"),
             BlockEnd(self.sequence, self.previous, self.audit_hash),
             UsageRows(
                 contexts,

@@ -136,7 +136,7 @@ class SpoolingFrontEnd:
         self._chance = chance
         self._faults = faults
         self._times = self._make_times(skew_us)
-        self._epoch = 0
+        self._incarnation = 0
         self._requests = 0
         self._spool: UsageSpool | None = None
 
@@ -160,8 +160,8 @@ class SpoolingFrontEnd:
                     spool.open()
                 except OSError:
                     continue
-                self._epoch = max(self._epoch, spool.epoch) + 1
-                spool.begin(self._epoch, "us-east-1", now_us=us(OCTOBER.start))
+                self._incarnation = max(self._incarnation, spool.incarnation) + 1
+                spool.begin(self._incarnation, "us-east-1", now_us=us(OCTOBER.start))
                 self._spool = spool
         return self._spool
 
@@ -372,6 +372,6 @@ def records_of(queue: list[bytes]) -> list[UsageRecord]:
     found: dict[tuple[str, int, int], UsageRecord] = {}
     for data in queue:
         for record in decode_block(data).records():
-            key = record.front_end, record.epoch, record.sequence
+            key = record.front_end, record.incarnation, record.sequence
             assert found.setdefault(key, record) == record, f"{key} stands for two requests"
     return list(found.values())

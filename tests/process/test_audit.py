@@ -23,7 +23,7 @@ KILLED_AFTER = {"CreateQueue", "StartMessageMoveTask", "DeleteQueue"}
 def acts_of(process: QuaymasterProcess) -> list[UsageRecord]:
     """Return the changes in the usage queue, each once: a block may be shipped again after a crash."""
     found = {
-        (record.front_end, record.epoch, record.sequence): record
+        (record.front_end, record.incarnation, record.sequence): record
         for block in read_usage(process)
         for record in block.records()
         if record.category == "management" and not record.read_only

@@ -18,7 +18,7 @@ WANTED = ["DrainBroker", "ActivateBroker", "AcceptClock", "CreateBackup"]
 
 
 class UsageQueue:
-    """The acts in the usage queue so far, by front end, epoch and sequence."""
+    """The acts in the usage queue so far, by front end, incarnation and sequence."""
 
     def __init__(self, described: Path, port: int) -> None:
         fields = json.loads(described.read_text())
@@ -43,7 +43,7 @@ class UsageQueue:
         for message in self._connection.call("ReceiveMessage", given).fields.get("Messages") or []:
             for record in decode_block(parse_block_text(message["Body"])).records():
                 if record.request_id.startswith("act-"):
-                    self._acts[record.front_end, record.epoch, record.sequence] = record
+                    self._acts[record.front_end, record.incarnation, record.sequence] = record
         return [self._acts[identity] for identity in sorted(self._acts)]
 
 

@@ -53,23 +53,23 @@ def read_blocks(process: QuaymasterProcess) -> list[bytes]:
     return blocks
 
 
-def check_epochs(blocks: list[UsageBlock]) -> dict[int, int]:
-    """Check that each epoch's blocks lie end to end, once each, and end with a seal; return rows by epoch."""
+def check_incarnations(blocks: list[UsageBlock]) -> dict[int, int]:
+    """Check that each incarnation's blocks lie end to end, once each, and end with a seal; return rows of each."""
     rows: dict[int, int] = {}
-    for epoch in sorted({block.header.epoch for block in blocks}):
+    for incarnation in sorted({block.header.incarnation for block in blocks}):
         headers = sorted(
-            (block.header for block in blocks if block.header.epoch == epoch),
+            (block.header for block in blocks if block.header.incarnation == incarnation),
             key=lambda header: (header.seq_lo, header.seq_hi, header.seal is not None),
         )
         end = 0
         for header in headers:
-            assert header.seq_lo == end, f"epoch {epoch} has a gap or an overlap at {end}: {header}"
+            assert header.seq_lo == end, f"{incarnation} has a gap or an overlap at {end}: {header}"
             assert header.dropped is None
             end = header.seq_hi
         seals = [header.seal for header in headers if header.seal is not None]
         assert len(seals) == 1
         assert seals[0].end_sequence == end
-        rows[epoch] = sum(header.rows for header in headers)
+        rows[incarnation] = sum(header.rows for header in headers)
     return rows
 
 
@@ -100,8 +100,8 @@ def test_killed_again_and_again_it_loses_little_and_doubles_nothing(tmp_path: Pa
 
         blocks = read_usage(process)
 
-    last = max(block.header.epoch for block in blocks)
-    rows = check_epochs([block for block in blocks if block.header.epoch != last])
+    last = max(block.header.incarnation for block in blocks)
+    rows = check_incarnations([block for block in blocks if block.header.incarnation != last])
     assert len(rows) == KILLS + 1
     sends = [record for block in blocks for record in block.records() if record.action == "SendMessage"]
     assert surely_recorded <= len(sends) <= answered

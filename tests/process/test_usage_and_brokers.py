@@ -49,15 +49,15 @@ def use(process: QuaymasterProcess) -> tuple[int, int]:
 
 
 def compare(process: QuaymasterProcess, directory: Path, counts: list[QueueCount]) -> Compared:
-    """Compare what was counted with the usage of all epochs but the running one."""
+    """Compare what was counted with the usage of all incarnations but the running one."""
     blocks = read_blocks(process)
-    running_epoch = max(decode_header(block).epoch for block in blocks)
-    ended = [block for block in blocks if decode_header(block).epoch < running_epoch]
+    running = max(decode_header(block).incarnation for block in blocks)
+    ended = [block for block in blocks if decode_header(block).incarnation < running]
     return compare_usage(ended, directory, counts)
 
 
 def compare_usage(blocks: list[bytes], directory: Path, counts: list[QueueCount]) -> Compared:
-    """Compare what was counted after all else with the usage of epochs that have ended."""
+    """Compare what was counted after all else with the usage of incarnations that have ended."""
     site = Site(directory)
     write_blocks(site.feed, "all", *blocks)
     site.run(now=datetime.datetime.now(datetime.UTC))

@@ -25,7 +25,7 @@ from harness.local_cluster import LocalCluster
 from harness.waiting import eventually
 
 from process.support import running_thread
-from process.test_usage import UNSYNCED_S, check_epochs
+from process.test_usage import UNSYNCED_S, check_incarnations
 from process.test_usage_and_brokers import compare_usage
 from pyspark_quaymaster import DefaultSource
 from quaymaster.cli.client import AdminClient
@@ -193,29 +193,31 @@ def usage_blocks(cluster: LocalCluster) -> list[bytes]:
     return [parse_block_text(text.decode()) for text in texts]
 
 
-def front_end_epochs(cluster: LocalCluster) -> dict[str, int]:
-    """Return by front end the epoch that runs."""
+def running_incarnations(cluster: LocalCluster) -> dict[str, int]:
+    """Return by front end the incarnation that runs."""
     with AdminClient(find_connection(cluster.directory, None)) as admin:
         rows = admin.call("GET", "front-ends")["front_ends"]
     return {row["front_end"]: row["epoch"] for row in rows}
 
 
-def ended_blocks(cluster: LocalCluster, epochs: int) -> dict[bytes, UsageBlock]:
-    """Return all blocks of epochs that have ended, as soon as so many are there to their end; none is there twice."""
-    running = front_end_epochs(cluster)
+def ended_blocks(cluster: LocalCluster, incarnations: int) -> dict[bytes, UsageBlock]:
+    """Return all blocks of incarnations that have ended, as soon as so many are there to their end; none twice."""
+    running = running_incarnations(cluster)
     found: list[bytes] = []
 
     def are_ended() -> bool:
         found[:] = usage_blocks(cluster)
         headers = [decode_block(block).header for block in found]
-        ended = {(one.front_end, one.epoch) for one in headers if one.seal is not None}
-        return len({one for one in ended if one[1] < running[one[0]]}) == epochs
+        ended = {(one.front_end, one.incarnation) for one in headers if one.seal is not None}
+        return len({one for one in ended if one[1] < running[one[0]]}) == incarnations
 
-    eventually(are_ended, f"the usage of {epochs} epochs is in the queue")
+    eventually(are_ended, f"the usage of {incarnations} incarnations is in the queue")
     assert len(set(found)) == len(found), "a block is in the queue twice"
     blocks = {block: decode_block(block) for block in found}
     return {
-        data: block for data, block in blocks.items() if block.header.epoch < running[block.header.front_end]
+        data: block
+        for data, block in blocks.items()
+        if block.header.incarnation < running[block.header.front_end]
     }
 
 
@@ -245,14 +247,14 @@ def test_usage_is_what_was_answered_although_its_leader_and_a_front_end_are_kill
         led_then = cluster.status()["journals"][journal]
         for front_end in ("frontend-1", "frontend-2"):
             cluster.run("restart", front_end)
-        blocks = ended_blocks(cluster, epochs=3)
+        blocks = ended_blocks(cluster, incarnations=3)
         counts = read_broker_counts(cluster.directory)
 
     assert led_then["epoch"] > led["epoch"]
     reasons: Counter[tuple[str, str]] = Counter()
     for name in ("frontend-1", "frontend-2"):
         mine = [block for block in blocks.values() if block.header.front_end == name]
-        check_epochs(mine)
+        check_incarnations(mine)
         reasons.update((name, block.header.seal.reason) for block in mine if block.header.seal is not None)
     assert reasons == {
         ("frontend-1", "stopped"): 1,

@@ -300,7 +300,7 @@ def check_spool(data: Path) -> Iterator[Finding]:
         )
         return
     found = (
-        f"{report.records} records in {report.blocks} blocks of {len(report.epochs)} epochs, "
+        f"{report.records} records in {report.blocks} blocks of {len(report.incarnations)} incarnations, "
         f"{bytes_as_text(report.bytes)}"
     )
     if report.dropped:

@@ -108,7 +108,7 @@ METRICS: Final[dict[str, Declaration]] = {
     ),
     "quaymaster_usage_blocks_shipped_total": Declaration("counter", "Blocks of them, empty ones included."),
     "quaymaster_usage_front_ends_sealed_total": Declaration(
-        "counter", "Front ends that are gone, whose last epoch of usage records this one sealed."
+        "counter", "Front ends that are gone, whose last incarnation this one sealed."
     ),
     "quaymaster_usage_changes_refused": Declaration(
         "gauge", "1 while changes are refused because audit events cannot be written. Worth an alarm."

@@ -132,7 +132,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         metrics=node.metrics,
         health=node.health,
         operations=FrontEndOperations(node),
-        epochs=usage_incarnations(settings, cell.store),
+        incarnations=usage_incarnations(settings, cell.store),
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)

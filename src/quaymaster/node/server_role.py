@@ -63,7 +63,7 @@ async def start_server(node: Node) -> None:
         metrics=node.metrics,
         health=health,
         operations=ServerOperations(node, leader, store.backup),
-        epochs=usage_incarnations(settings, store),
+        incarnations=usage_incarnations(settings, store),
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)

@@ -174,7 +174,7 @@ class Audit:
         proof = Proof()
         ends = self._known_ends()
         anchors = self._anchors()
-        chains = Chains(proof, anchors, self._lost_epochs(), wanted, self._expired_before(), ends.heads)
+        chains = Chains(proof, anchors, self._lost_incarnations(), wanted, self._expired_before(), ends.heads)
         for rows in self._days():
             chains.take(rows)
         for rows in self._recorded(ends.batch_id):
@@ -230,8 +230,8 @@ class Audit:
             rows = table.read(columns, files=files)
             yield rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "sequence")])
 
-    def _lost_epochs(self) -> dict[str, set[int]]:
-        """Return the epochs of front ends that lost their spool, after which a chain begins anew."""
+    def _lost_incarnations(self) -> dict[str, set[int]]:
+        """Return the incarnations of front ends that lost their spool, after which a chain begins anew."""
         rows = self._warehouse.table(SEGMENTS).read(["front_end", "seal_epoch", "seal_reason"])
         rows = rows.filter(pc.equal(rows.column("seal_reason"), "lost"))
         found: dict[str, set[int]] = {}
@@ -390,15 +390,15 @@ _KEPT, _STUB, _DELETED = 0, 1, 2
 
 
 def _places(rows: Any) -> list[tuple[str, tuple[int, int], bytes | None]]:
-    """Return each row's front end, (epoch, sequence) and, if it was read, hash."""
+    """Return each row's front end, (incarnation, sequence) and, if it was read, hash."""
     names = ("front_end", "epoch", "sequence")
     hashes = (
         rows.column("record_hash").to_pylist() if "record_hash" in rows.column_names else [None] * len(rows)
     )
     columns = [rows.column(name).to_pylist() for name in names]
     return [
-        (front_end, (epoch, sequence), record_hash)
-        for front_end, epoch, sequence, record_hash in zip(*columns, hashes, strict=True)
+        (front_end, (incarnation, sequence), record_hash)
+        for front_end, incarnation, sequence, record_hash in zip(*columns, hashes, strict=True)
     ]
 
 

@@ -2,8 +2,8 @@
 
     event 7 ── record_hash ──▶ prev_hash of event 8 ── record_hash ──▶ prev_hash of event 9 ── record_hash = head
 
-An epoch goes on from the one before, or from the anchor of what has expired; after a spool was lost it begins anew.
-That there were more events at the end is known from bronze.
+An incarnation goes on from the one before, or from the anchor of what has expired; after a spool was lost it begins
+anew. That there were more events at the end is known from bronze.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Break(NamedTuple):
     """A place where a chain does not hold; None for what nobody knows of it."""
 
     front_end: str | None
-    epoch: int | None
+    incarnation: int | None
     sequence: int | None
     event_time: datetime.datetime | None
     reason: str
@@ -43,16 +43,16 @@ class Break(NamedTuple):
         """The place in words, to follow `broken` or `the first is`."""
         if self.front_end is None:
             return "in the chain of a front end that is not known"
-        if self.epoch is None:
+        if self.incarnation is None:
             return f"in the chain of {self.front_end}"
-        return f"at {self.front_end} {self.epoch}/{self.sequence}"
+        return f"at {self.front_end} {self.incarnation}/{self.sequence}"
 
 
 class Head(NamedTuple):
     """The end of a front end's chain. Kept elsewhere, its hash proves later that nothing before it was rewritten."""
 
     front_end: str
-    epoch: int
+    incarnation: int
     sequence: int
     record_hash: str
     events: int
@@ -78,22 +78,22 @@ class Proof:
 class Chains:
     """Checks chains, given a day at a time.
 
-    Within an epoch, days come in the order of the chain; epochs are put together at the end, since a clock that was
-    set back may lie between them.
+    Within an incarnation, days come in the order of the chain; incarnations are put together at the end, since a clock
+    that was set back may lie between them.
     """
 
     def __init__(
         self,
         proof: Proof,
         anchors: Mapping[str, Sequence[dict[str, Any]]],
-        lost_epochs: Mapping[str, set[int]],
+        lost_incarnations: Mapping[str, set[int]],
         wanted: Mapping[str, set[bytes]],
         expired_before: datetime.datetime | None,
         heads: silver.Heads,
     ) -> None:
         self._proof = proof
         self._anchors = anchors
-        self._lost_epochs = lost_epochs
+        self._lost_incarnations = lost_incarnations
         self._wanted = wanted
         self._expired_before = expired_before
         self._heads = dict(heads)
@@ -139,16 +139,16 @@ class Chains:
             del self._heads[row["front_end"]]
 
     def compare(self, rows: Any) -> None:
-        """Look at management requests of bronze, after all events: those after an epoch's last event are missing."""
+        """Look at management requests of bronze, after all events: those after an incarnation's last are missing."""
         columns = (rows.column(name).to_pylist() for name in RECORDED[:5])
-        for front_end, epoch, sequence, event_time, record_hash in zip(*columns, strict=True):
-            owner = front_end, epoch
+        for front_end, incarnation, sequence, event_time, record_hash in zip(*columns, strict=True):
+            owner = front_end, incarnation
             stretch = self._stretches.get(owner)
             if stretch is not None and sequence == stretch.last["sequence"]:
                 stretch.recorded.add(record_hash)
                 continue
             is_after = stretch is None or sequence > stretch.last["sequence"]
-            if is_after and not self._has_expired(front_end, (epoch, sequence)):
+            if is_after and not self._has_expired(front_end, (incarnation, sequence)):
                 self._missing.setdefault(owner, {})[sequence] = event_time
 
     def _has_expired(self, front_end: str, place: tuple[int, int]) -> bool:
@@ -156,10 +156,10 @@ class Chains:
         return bool(anchors) and place <= (anchors[-1]["epoch"], anchors[-1]["sequence"])
 
     def finish(self, quarantined: Callable[[], set[tuple[str, int, int]]]) -> None:
-        """Put the epochs of each front end together, and look for what was to be there."""
+        """Put the incarnations of each front end together, and look for what was to be there."""
         if self._missing:
-            for front_end, epoch, sequence in quarantined():
-                self._missing.get((front_end, epoch), {}).pop(sequence, None)
+            for front_end, incarnation, sequence in quarantined():
+                self._missing.get((front_end, incarnation), {}).pop(sequence, None)
         names = {front_end for front_end, _ in self._stretches} | set(self._anchors) | set(self._wanted)
         names |= {front_end for front_end, _ in self._missing} | set(self._heads)
         for front_end in sorted(names):
@@ -167,17 +167,17 @@ class Chains:
 
     def _finish(self, front_end: str) -> None:
         anchors = self._anchors.get(front_end, ())
-        epochs = sorted(epoch for name, epoch in self._stretches if name == front_end)
+        incarnations = sorted(incarnation for name, incarnation in self._stretches if name == front_end)
         last: dict[str, Any] | None = None
-        for epoch in epochs:
-            stretch = self._stretches[front_end, epoch]
+        for incarnation in incarnations:
+            stretch = self._stretches[front_end, incarnation]
             before = last
             if before is None:
-                place = epoch, stretch.first["sequence"]
+                place = incarnation, stretch.first["sequence"]
                 below = [one for one in anchors if (one["epoch"], one["sequence"]) < place]
                 before = below[-1] if below else None
             since = -1 if before is None else before["epoch"]
-            is_lost = any(since <= lost < epoch for lost in self._lost_epochs.get(front_end, ()))
+            is_lost = any(since <= lost < incarnation for lost in self._lost_incarnations.get(front_end, ()))
             expected = NO_HASH if before is None else before["record_hash"]
             begins_anew = is_lost and stretch.first["prev_hash"] == NO_HASH
             if stretch.first["prev_hash"] != expected and not begins_anew:
@@ -189,7 +189,7 @@ class Chains:
         if last is None and anchors:
             last = anchors[-1]
         if last is not None:
-            events = sum(self._stretches[front_end, epoch].events for epoch in epochs)
+            events = sum(self._stretches[front_end, incarnation].events for incarnation in incarnations)
             head = Head(front_end, last["epoch"], last["sequence"], last["record_hash"].hex(), events)
             self._proof.heads.append(head)
         known = {anchor["record_hash"] for anchor in anchors}
@@ -198,13 +198,13 @@ class Chains:
             self._break(front_end, {"epoch": None, "sequence": None, "event_time": None}, reason)
 
     def _find_end(self, front_end: str) -> None:
-        """Tell what is missing at the end of epochs."""
-        for (name, epoch), lacking in sorted(self._missing.items()):
+        """Tell what is missing at the end of incarnations."""
+        for (name, incarnation), lacking in sorted(self._missing.items()):
             if name == front_end and lacking:
                 first, last = min(lacking), max(lacking)
-                span = f"{len(lacking)} events from it up to {epoch}/{last}"
+                span = f"{len(lacking)} events from it up to {incarnation}/{last}"
                 reason = f"{span} are missing; {REQUEST_EVENTS.name} has them"
-                row = {"epoch": epoch, "sequence": first, "event_time": lacking[first]}
+                row = {"epoch": incarnation, "sequence": first, "event_time": lacking[first]}
                 self._break(front_end, row, reason)
         head = self._heads.get(front_end)
         if head is not None and front_end not in self._broken and not self._has_expired(front_end, head[:2]):
@@ -220,7 +220,7 @@ class Chains:
 
 @dataclass(slots=True)
 class _Stretch:
-    """The events of one epoch of a front end that were looked at so far."""
+    """The events of one incarnation of a front end that were looked at so far."""
 
     first: dict[str, Any]
     last: dict[str, Any]
@@ -250,7 +250,6 @@ def _columns_of(record: UsageRecord) -> dict[str, Any]:
     time = time_of_us(record.event_time_us)
     same: tuple[str, ...] = (
         "front_end",
-        "epoch",
         "sequence",
         "event_id",
         "principal_id",
@@ -259,6 +258,7 @@ def _columns_of(record: UsageRecord) -> dict[str, Any]:
     )
     same += ("request_id", "error_code", "response_elements", "read_only", "http_status", "prev_hash")
     return {name: getattr(record, name) for name in same} | {
+        "epoch": record.incarnation,
         "event_time": time,
         "event_name": record.action,
         "aws_region": record.region,

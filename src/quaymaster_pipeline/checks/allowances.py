@@ -75,7 +75,7 @@ class KnownCauses:
     def of_all(self, since_us: int | None) -> int:
         """Return how many messages may be missing, of whatever queue."""
         return (
-            sum(self._crash_bound(*epoch) for epoch in self._crashed_epochs(since_us))
+            sum(self._crash_bound(*crashed) for crashed in self._crashed_incarnations(since_us))
             + self._lost_records(since_us) * MESSAGES_PER_REQUEST
             + self._quarantined_of(None, since_us)
         )
@@ -88,15 +88,15 @@ class KnownCauses:
         found = self._quarantined.get(owner, [])
         return sum(one.messages for one in found if _is_after(one.latest_us, since_us))
 
-    def _crashed_epochs(self, since_us: int | None) -> list[tuple[str, int]]:
-        """Return the epochs that did not end in order: front end and number."""
+    def _crashed_incarnations(self, since_us: int | None) -> list[tuple[str, int]]:
+        """Return the incarnations that did not end in order: front end and number."""
         ends = self._segments.filter(pc.is_valid(self._segments.column("seal_reason")))
         names = ("front_end", "seal_epoch", "seal_reason", "taken_us")
         seals: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        for front_end, epoch, reason, taken_us in zip(
+        for front_end, incarnation, reason, taken_us in zip(
             *(ends.column(name).to_pylist() for name in names), strict=True
         ):
-            seals.setdefault((front_end, epoch), []).append((reason, taken_us))
+            seals.setdefault((front_end, incarnation), []).append((reason, taken_us))
         found = []
         for owner, told in sorted(seals.items()):
             reasons = {reason for reason, _ in told}
@@ -105,15 +105,15 @@ class KnownCauses:
                 continue
             # Of a spool that is lost nobody knows how much longer it was written than shipped.
             if CRASHED in reasons:
-                heard_us = pc.max(self._of_epoch(*owner).column("own_us")).as_py()
+                heard_us = pc.max(self._of_incarnation(*owner).column("own_us")).as_py()
                 latest_us = _NEVER_US if heard_us is None else heard_us + SILENT_US
             if _is_after(latest_us, since_us):
                 found.append(owner)
         return found
 
-    def _crash_bound(self, front_end: str, epoch: int) -> int:
+    def _crash_bound(self, front_end: str, incarnation: int) -> int:
         """Return how many messages a crash of a front end may have taken: those of its busiest seconds."""
-        mine = self._of_epoch(front_end, epoch)
+        mine = self._of_incarnation(front_end, incarnation)
         seconds = pc.divide(pc.fill_null(mine.column("max_time").cast(pa.int64()), 0), 1_000_000)
         by_second = pa.table({"second": seconds, "messages": mine.column("messages")}).group_by("second")
         busiest = pc.max(by_second.aggregate([("messages", "sum")]).column("messages_sum")).as_py() or 0
@@ -124,13 +124,13 @@ class KnownCauses:
         lost = 0
         dropping = self._segments.filter(pc.greater(self._segments.column("dropped"), 0))
         names = ("front_end", "epoch", "seq_hi", "dropped", "own_us", "taken_us")
-        for front_end, epoch, seq_hi, dropped, own_us, taken_us in zip(
+        for front_end, incarnation, seq_hi, dropped, own_us, taken_us in zip(
             *(dropping.column(name).to_pylist() for name in names), strict=True
         ):
             # A block in place of damage has the time of what was before that, so only the next one says until when.
             if _is_after(taken_us, since_us) and (
                 (own_us is not None and _is_after(own_us, since_us))
-                or _is_after(self._next_us(front_end, epoch, seq_hi), since_us)
+                or _is_after(self._next_us(front_end, incarnation, seq_hi), since_us)
             ):
                 lost += dropped
         for gap in self._coverage.gaps():
@@ -138,17 +138,17 @@ class KnownCauses:
                 lost += gap.seq_hi - gap.seq_lo
         return lost
 
-    def _next_us(self, front_end: str, epoch: int, sequence: int) -> int:
-        """Return until when records of an epoch can be that come before a sequence number."""
-        mine = self._of_epoch(front_end, epoch)
+    def _next_us(self, front_end: str, incarnation: int, sequence: int) -> int:
+        """Return until when records of an incarnation can be that come before a sequence number."""
+        mine = self._of_incarnation(front_end, incarnation)
         after = mine.filter(pc.greater_equal(mine.column("seq_lo"), sequence))
         latest_us = pc.min(after.column("latest_us")).as_py()
         return _NEVER_US if latest_us is None else int(latest_us)
 
-    def _of_epoch(self, front_end: str, epoch: int) -> Any:
+    def _of_incarnation(self, front_end: str, incarnation: int) -> Any:
         segments = self._segments
         mine = pc.and_(
-            pc.equal(segments.column("front_end"), front_end), pc.equal(segments.column("epoch"), epoch)
+            pc.equal(segments.column("front_end"), front_end), pc.equal(segments.column("epoch"), incarnation)
         )
         return segments.filter(mine)
 

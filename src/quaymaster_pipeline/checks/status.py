@@ -26,7 +26,7 @@ METRICS = {
     "quaymaster_pipeline_broker_allowed_messages": "How many may be missing after crashes and drops that are known.",
     "quaymaster_pipeline_brokers_compared_timestamp_seconds": "Of what time the brokers' counts were compared last.",
     "quaymaster_pipeline_lag_seconds": "How old the newest usage is that is whole; 0 when all front ends ended.",
-    "quaymaster_pipeline_open_epochs": "Starts of front ends of which more may come.",
+    "quaymaster_pipeline_open_epochs": "Incarnations of front ends of which more may come.",
     "quaymaster_pipeline_missing_sequences": "Records of front ends that are missing in between.",
     "quaymaster_pipeline_damaged_blocks": "Blocks that could not be read.",
     "quaymaster_pipeline_rows_total": "Rows by what became of them: bronze, silver, audit, quarantine, duplicates.",
@@ -61,9 +61,14 @@ def read_status(
         "damaged_blocks": counted.get("damaged", 0),
         "closed_until": None if closed_us is None else text_of_time(time_of_us(closed_us)),
         "lag_seconds": None if closed_us is None else max(0, int(now_s - closed_us / 1e6)),
-        "open_epochs": [list(epoch) for epoch in coverage.open_epochs()],
+        "open_epochs": [list(owner) for owner in coverage.open_incarnations()],
         "gaps": [
-            {"front_end": gap.owner.front_end, "epoch": gap.owner.epoch, "from": gap.seq_lo, "to": gap.seq_hi}
+            {
+                "front_end": gap.owner.front_end,
+                "epoch": gap.owner.number,
+                "from": gap.seq_lo,
+                "to": gap.seq_hi,
+            }
             for gap in coverage.gaps()
         ],
         "difference": sum(one.difference for one in compare_notes(warehouse)),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quaymaster_pipeline.audit.audit import Audit
+    from quaymaster_pipeline.audit.audit_chains import Break, Head
 
 app = options.new_group(
     "Show who did what, when, from where, newest first.\n\n"
@@ -139,17 +140,21 @@ def verify(
                 "events": proof.events,
                 "expired_content": proof.stubs,
                 "breaks": [
-                    one._asdict() | {"event_time": None if one.event_time is None else _text(one.event_time)}
+                    _published(one)
+                    | {"event_time": None if one.event_time is None else _text(one.event_time)}
                     for one in proof.breaks
                 ],
                 "breaks_total": proof.breaks_total,
-                "heads": [one._asdict() for one in proof.heads],
+                "heads": [_published(one) for one in proof.heads],
             }
         )
     else:
         print_table(
-            ("FRONT END", "EPOCH", "SEQUENCE", "EVENTS", "HEAD"),
-            [(one.front_end, one.epoch, one.sequence, one.events, one.record_hash) for one in proof.heads],
+            ("FRONT END", "INCARNATION", "SEQUENCE", "EVENTS", "HEAD"),
+            [
+                (one.front_end, one.incarnation, one.sequence, one.events, one.record_hash)
+                for one in proof.heads
+            ],
         )
     if proof.breaks:
         first = proof.breaks[0]
@@ -276,6 +281,11 @@ def _audit(data: Path | None, warehouse: str | None, storage_option: list[str] |
         raise CommandRefused(f"{error}.") from None
     except WarehouseBusy as error:
         raise CommandRefused(f"{error}; stop it, or wait.") from None
+
+
+def _published(found: Break | Head) -> dict[str, Any]:
+    """Return the fields under the names of the columns of tables."""
+    return {"epoch" if name == "incarnation" else name: value for name, value in found._asdict().items()}
 
 
 def _done(as_json: bool, **fields: Any) -> None:

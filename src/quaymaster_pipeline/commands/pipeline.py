@@ -163,7 +163,7 @@ def status(
         ("missing", f"{gap['front_end']} {gap['epoch']}: {gap['from']} to {gap['to']}")
         for gap in found["gaps"]
     ]
-    lines += [("open epoch", f"{front_end} {epoch}") for front_end, epoch in found["open_epochs"]]
+    lines += [("open incarnation", f"{front_end} {number}") for front_end, number in found["open_epochs"]]
     lines += [
         (
             f"brokers' {one['measure']}",

@@ -29,7 +29,7 @@ from quaymaster.protocol.usage.usage_records import (
     event_seed,
 )
 from quaymaster.protocol.usage.usage_rows import CorruptBlock, UsageRows, check_rows
-from quaymaster_pipeline.usage.sequences import BlockRange, Epoch
+from quaymaster_pipeline.usage.sequences import BlockRange, IncarnationId
 from quaymaster_pipeline.warehouse.schemas import REQUEST_COLUMNS, REQUEST_EVENTS, SEGMENTS
 from quaymaster_pipeline.warehouse.times import time_of_us
 
@@ -116,7 +116,7 @@ def bronze_rows(block: UsageBlock, origin: Origin) -> Any:
     )
     columns |= {
         "front_end": _repeated(header.front_end, count, pa.string()),
-        "epoch": _repeated(header.epoch, count, pa.int64()),
+        "epoch": _repeated(header.incarnation, count, pa.int64()),
         "sequence": pa.array(range(first, first + count), pa.int64()),
         "event_id": _event_ids(header, rows.event_time_us),
         "schema_version": _repeated(SCHEMA_VERSION, count, pa.int16()),
@@ -155,7 +155,7 @@ def segment_row(block: UsageBlock, origin: Origin) -> dict[str, Any]:
     return {
         **origin._asdict(),
         "front_end": header.front_end,
-        "epoch": header.epoch,
+        "epoch": header.incarnation,
         "seq_lo": header.seq_lo,
         "seq_hi": header.seq_hi,
         "rows": header.rows,
@@ -170,7 +170,7 @@ def segment_row(block: UsageBlock, origin: Origin) -> dict[str, Any]:
         "previous": header.previous,
         "dropped": 0 if dropped is None else dropped.to_sequence - dropped.from_sequence,
         "dropped_reason": None if dropped is None else dropped.reason,
-        "seal_epoch": None if seal is None else seal.epoch,
+        "seal_epoch": None if seal is None else seal.incarnation,
         "seal_end": None if seal is None else seal.end_sequence,
         "seal_reason": None if seal is None else seal.reason,
     }
@@ -203,15 +203,15 @@ def block_ranges(segments: Any) -> list[BlockRange]:
     columns.append(segments.column("low_watermark").cast(pa.int64()).to_pylist())
     return [
         BlockRange(
-            Epoch(front_end, epoch),
+            IncarnationId(front_end, incarnation),
             seq_lo,
             seq_hi,
             sha256,
             low_us,
-            None if seal_reason is None else Epoch(front_end, seal_epoch),
+            None if seal_reason is None else IncarnationId(front_end, seal_incarnation),
             seal_end,
         )
-        for front_end, epoch, seq_lo, seq_hi, sha256, seal_epoch, seal_end, seal_reason, low_us in zip(
+        for front_end, incarnation, seq_lo, seq_hi, sha256, seal_incarnation, seal_end, seal_reason, low_us in zip(
             *columns, strict=True
         )
     ]
@@ -230,7 +230,7 @@ def _changes(block: UsageBlock) -> dict[str, Any]:
 
 def _event_ids(header: BlockHeader, times_us: Sequence[int]) -> Any:
     """Return what `event_id` gives for each row: only the time and the sequence differ from row to row."""
-    base = int(event_id(event_seed(header.front_end, header.epoch), 0, 0).replace("-", ""), 16)
+    base = int(event_id(event_seed(header.front_end, header.incarnation), 0, 0).replace("-", ""), 16)
     count = len(times_us)
     sequences = np.arange(header.first_row_sequence, header.first_row_sequence + count, dtype=np.uint64)
     halves = np.empty((count, 2), dtype=">u8")

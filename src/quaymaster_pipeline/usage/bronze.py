@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.blocks import DAMAGED, Origin, block_ranges, read_block, segment_table
 from quaymaster_pipeline.usage.feed import BlockSource
-from quaymaster_pipeline.usage.sequences import Coverage, Epoch, judge_blocks
+from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId, judge_blocks
 from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -165,16 +165,16 @@ def judged(table: Any, coverage: Coverage, segments: Any) -> Any:
     return table.set_column(at, table.schema.field("state"), pa.array(column, pa.string()))
 
 
-def known_digests(segments: Any, front_ends: set[str]) -> Iterator[tuple[Epoch, int, bytes]]:
+def known_digests(segments: Any, front_ends: set[str]) -> Iterator[tuple[IncarnationId, int, bytes]]:
     """Yield the blocks of these front ends that ops.segments has."""
     if not front_ends:
         return
     table = segments.read(["front_end", "epoch", "seq_lo", "sha256"])
     known = table.filter(pc.is_in(table.column("front_end"), pa.array(sorted(front_ends))))
-    for front_end, epoch, seq_lo, sha256 in zip(
+    for front_end, incarnation, seq_lo, sha256 in zip(
         *(column.to_pylist() for column in known.columns), strict=True
     ):
-        yield Epoch(front_end, epoch), seq_lo, sha256
+        yield IncarnationId(front_end, incarnation), seq_lo, sha256
 
 
 def coverage_of(warehouse: Warehouse) -> Coverage:

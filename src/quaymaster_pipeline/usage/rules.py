@@ -71,7 +71,7 @@ RULES = (
             pc.equal(pc.fill_null(rows.column("front_end"), ""), ""),
             pc.or_(pc.less(rows.column("epoch"), 0), pc.less(rows.column("sequence"), 0)),
         ),
-        "front end, epoch or sequence is missing",
+        "front end, incarnation or sequence is missing",
     ),
     _Rule(
         "time",
@@ -219,7 +219,8 @@ def records_of(rows: Any) -> list[UsageRecord]:
     columns = []
     for name in UsageRecord.__struct_fields__:
         is_time = name in ("event_time_us", "received_time_us")
-        column = _micros(rows, name.removesuffix("_us")) if is_time else rows.column(name)
+        stored = "epoch" if name == "incarnation" else name
+        column = _micros(rows, name.removesuffix("_us")) if is_time else rows.column(stored)
         columns.append(column.to_pylist())
     return [UsageRecord(*values) for values in zip(*columns, strict=True)]
 

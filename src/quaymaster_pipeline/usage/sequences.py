@@ -1,7 +1,7 @@
 """Which sequence numbers of which front end are there, and until when everything is: arithmetic over ranges.
 
-Blocks of one front end and epoch lie end to end from 0 on. What is covered is kept as few ranges, so duplicates, gaps
-and completeness cost a look at block headers, never at rows. Pure.
+Blocks of one incarnation of a front end lie end to end from 0 on. What is covered is kept as few ranges, so duplicates,
+gaps and completeness cost a look at block headers, never at rows. Pure.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Literal, NamedTuple
 State = Literal["new", "duplicate", "overlap"]
 
 
-class Epoch(NamedTuple):
-    """A start of a front end."""
+class IncarnationId(NamedTuple):
+    """Which incarnation of which front end."""
 
     front_end: str
-    epoch: int
+    number: int
 
 
 class BlockRange(NamedTuple):
     """What a block's header says of its place and time. Sequences are half open, times microseconds since 1970."""
 
-    owner: Epoch
+    owner: IncarnationId
     seq_lo: int
     seq_hi: int
     sha256: bytes
     low_watermark_us: int
-    sealed: Epoch | None = None
+    sealed: IncarnationId | None = None
     seal_end: int | None = None
 
 
 class Gap(NamedTuple):
     """Sequences that are missing, half open. `to` is None where the end is not known yet."""
 
-    owner: Epoch
+    owner: IncarnationId
     seq_lo: int
     seq_hi: int
 
@@ -71,7 +71,7 @@ class _Ranges:
 
 @dataclass(slots=True)
 class _Progress:
-    """An epoch as far as it is known."""
+    """An incarnation as far as it is known."""
 
     ranges: _Ranges = field(default_factory=_Ranges)
     watermarks: list[tuple[int, int]] = field(default_factory=list)
@@ -95,19 +95,19 @@ class _Progress:
 
 
 class Coverage:
-    """What came of every front end's epochs."""
+    """What came of every front end's incarnations."""
 
     def __init__(self) -> None:
-        self._epochs: dict[Epoch, _Progress] = {}
+        self._incarnations: dict[IncarnationId, _Progress] = {}
 
     def overlaps(self, block: BlockRange) -> bool:
         """Return whether any sequence of the block came before."""
-        progress = self._epochs.get(block.owner)
+        progress = self._incarnations.get(block.owner)
         return progress is not None and progress.ranges.overlaps(block.seq_lo, block.seq_hi)
 
     def add(self, block: BlockRange) -> None:
         """Take a block as there. The same again changes nothing."""
-        progress = self._epochs.setdefault(block.owner, _Progress())
+        progress = self._incarnations.setdefault(block.owner, _Progress())
         progress.ranges.add(block.seq_lo, block.seq_hi)
         progress.watermarks.append((block.seq_hi, block.low_watermark_us))
         end = progress.ranges.prefix_end
@@ -116,7 +116,7 @@ class Coverage:
             beyond = [pair for pair in progress.watermarks if pair[0] > end]
             progress.watermarks = [(end, max(reached)), *beyond]
         if block.sealed is not None:
-            sealed = self._epochs.setdefault(block.sealed, _Progress())
+            sealed = self._incarnations.setdefault(block.sealed, _Progress())
             # Others may have said that nobody knows the end, before or after who did know.
             if block.seal_end is not None or not sealed.is_sealed:
                 sealed.seal_end = block.seal_end
@@ -125,7 +125,7 @@ class Coverage:
     def gaps(self) -> list[Gap]:
         """Return what is missing between what came, and before the seals."""
         found = []
-        for owner, progress in sorted(self._epochs.items()):
+        for owner, progress in sorted(self._incarnations.items()):
             expected = 0
             for low, high in zip(progress.ranges.lows, progress.ranges.highs, strict=True):
                 if low > expected:
@@ -135,9 +135,9 @@ class Coverage:
                 found.append(Gap(owner, expected, progress.seal_end))
         return found
 
-    def open_epochs(self) -> list[Epoch]:
-        """Return the epochs of which more may come."""
-        return sorted(owner for owner, progress in self._epochs.items() if not progress.is_complete)
+    def open_incarnations(self) -> list[IncarnationId]:
+        """Return the incarnations of which more may come."""
+        return sorted(owner for owner, progress in self._incarnations.items() if not progress.is_complete)
 
     def closed_until_us(self) -> int | None:
         """Return the time before which nothing is missing and nothing comes any more.
@@ -145,13 +145,15 @@ class Coverage:
         None when no front end is known, or all are sealed and complete: then that is true of all times.
         """
         return min(
-            (progress.watermark_us for progress in self._epochs.values() if not progress.is_complete),
+            (progress.watermark_us for progress in self._incarnations.values() if not progress.is_complete),
             default=None,
         )
 
 
 def judge_blocks(
-    coverage: Coverage, blocks: Iterable[BlockRange], known_digests: Iterable[tuple[Epoch, int, bytes]]
+    coverage: Coverage,
+    blocks: Iterable[BlockRange],
+    known_digests: Iterable[tuple[IncarnationId, int, bytes]],
 ) -> list[State]:
     """Return what each block is, in the order that they came, and add them to the coverage.
 

@@ -45,7 +45,7 @@ HEAD_SCHEMA = pa.schema(
 )
 
 Heads = dict[str, tuple[int, int, str]]
-"""Epoch, sequence and hash (hex) of the last audit event of each front end."""
+"""Incarnation, sequence and hash (hex) of the last audit event of each front end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,8 @@ def silver_work(
         yield answer_table("usage", merge_usage(parts))
         yield answer_table("latency", merge_latency(latencies))
         lines = [
-            (name, epoch, sequence, bytes.fromhex(text)) for name, (epoch, sequence, text) in heads.items()
+            (name, incarnation, sequence, bytes.fromhex(text))
+            for name, (incarnation, sequence, text) in heads.items()
         ]
         yield answer_table(
             HEADS,
@@ -192,8 +193,8 @@ def silver_work(
 def heads_of(events: Any) -> Heads:
     """Return the last of these audit events of each front end."""
     return newest_heads(
-        {name: (epoch, sequence, (record_hash or b"").hex())}
-        for name, epoch, sequence, record_hash in zip(
+        {name: (incarnation, sequence, (record_hash or b"").hex())}
+        for name, incarnation, sequence, record_hash in zip(
             *(events.column(name).to_pylist() for name in HEAD_SCHEMA.names), strict=True
         )
     )
@@ -326,7 +327,7 @@ def _refine_overlaps(
     return _Overlaps(silver.usage, silver.audit, pa.concat_tables([silver.quarantine, conflicts]), counts)
 
 
-_REUSED = "another row has the same front end, epoch and sequence, and other content"
+_REUSED = "another row has the same front end, incarnation and sequence, and other content"
 
 
 def _seen_before(

@@ -179,15 +179,15 @@ async def test_an_act_is_in_the_chain_of_one_front_end_of_several(tmp_path: Path
 @on_a_loop
 async def test_what_a_front_end_took_that_is_gone_for_good_is_taken_by_another(tmp_path: Path) -> None:
     store = MemoryCoordination()
-    epochs = FrontEndIncarnations(store, now_us=lambda: 1_000_000)
-    await epochs.claim("gone", after=0)
+    incarnations = FrontEndIncarnations(store, now_us=lambda: 1_000_000)
+    await incarnations.claim("gone", after=0)
     await note_act(store, msgspec.structs.replace(DRAINED, taken_by="gone"))
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
         await feed.chain_acts(store, ACCOUNT)
         assert [act.taken_by for act, _ in await list_acts(store)] == ["gone"]
 
-        await epochs.seal("gone", unseen_us=0)
+        await incarnations.seal("gone", unseen_us=0)
         ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) == 1)
         await feed.stop()

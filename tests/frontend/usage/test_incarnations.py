@@ -13,7 +13,7 @@ from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
-from quaymaster.frontend.usage.incarnations import EPOCHS, FrontEndIncarnations, Incarnation, is_gone
+from quaymaster.frontend.usage.incarnations import INCARNATIONS, FrontEndIncarnations, Incarnation, is_gone
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.usage.usage_blocks import Seal, UsageBlock
 
@@ -34,11 +34,11 @@ class Clock:
 
 
 async def crashed(store: MemoryCoordination, clock: Clock, name: str = "gone") -> int:
-    """Let a front end start and be heard of no more; return its epoch."""
-    epochs = FrontEndIncarnations(store, now_us=clock)
-    epoch, _ = await epochs.claim(name, after=0)
-    assert await epochs.renew(name, epoch)
-    return epoch
+    """Let a front end start and be heard of no more; return the number of its incarnation."""
+    incarnations = FrontEndIncarnations(store, now_us=clock)
+    incarnation, _ = await incarnations.claim(name, after=0)
+    assert await incarnations.renew(name, incarnation)
+    return incarnation
 
 
 def seals_of(broker: FakeBroker, metadata: MetadataService, name: str) -> list[Seal]:
@@ -51,30 +51,30 @@ def seals_of(broker: FakeBroker, metadata: MetadataService, name: str) -> list[S
 
 def use_clock(one: Running, clock: Clock) -> None:
     one.feed._now_us = clock
-    assert one.feed._epochs is not None
-    one.feed._epochs._now_us = clock
+    assert one.feed._incarnations is not None
+    one.feed._incarnations._now_us = clock
 
 
 @on_a_loop
 async def test_a_front_end_that_is_gone_for_long_is_sealed_by_another_once(tmp_path: Path) -> None:
     store, clock = MemoryCoordination(), Clock()
-    epoch = await crashed(store, clock)
+    incarnation = await crashed(store, clock)
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         use_clock(one, clock)
         clock.pass_s(DAY_S - 60)
-        await one.feed.keep_epochs()
+        await one.feed.keep_incarnations()
         before = seals_of(broker, metadata, "gone")
         clock.pass_s(60)
 
         for _ in range(3):
-            await one.feed.keep_epochs()
+            await one.feed.keep_incarnations()
 
         assert before == []
-        assert seals_of(broker, metadata, "gone") == [Seal(epoch, None, "lost")]
+        assert seals_of(broker, metadata, "gone") == [Seal(incarnation, None, "lost")]
         assert one.sample("quaymaster_usage_front_ends_sealed_total") == 1
         row = (await FrontEndIncarnations(store, now_us=clock).rows())["gone"]
-        assert (row.seals, row.is_told) == (epoch, True)
-        assert row.epoch > epoch
+        assert (row.seals, row.is_told) == (incarnation, True)
+        assert row.number > incarnation
 
 
 @on_a_loop
@@ -87,44 +87,44 @@ async def test_a_seal_that_could_not_be_told_is_told_later_in_the_same_words(tmp
         row = await FrontEndIncarnations(store, now_us=clock).seal("gone")
         broker.failure = NotNow()
         with pytest.raises(NotNow):
-            await one.feed.keep_epochs()
+            await one.feed.keep_incarnations()
         broker.failure = None
 
         clock.pass_s(300)
-        await one.feed.keep_epochs()
+        await one.feed.keep_incarnations()
 
         (block,) = [block for block in shipped(broker, metadata) if block.header.front_end == "gone"]
         assert block.header.low_watermark_us == row.started_us
 
 
 @on_a_loop
-async def test_who_was_sealed_and_comes_back_records_under_another_epoch(tmp_path: Path) -> None:
+async def test_who_was_sealed_and_comes_back_records_under_another_incarnation(tmp_path: Path) -> None:
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         await one.send(2)
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
-        epochs = FrontEndIncarnations(store, now_us=one.feed._now_us)
-        sealed = await epochs.seal("fe-1", unseen_us=0)
+        incarnations = FrontEndIncarnations(store, now_us=one.feed._now_us)
+        sealed = await incarnations.seal("fe-1", unseen_us=0)
 
-        await one.feed.keep_epochs()
+        await one.feed.keep_incarnations()
         await one.send(3)
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 5)
 
         blocks = shipped(broker, metadata)
-        after = max(block.header.epoch for block in blocks)
-        assert after > sealed.epoch > sealed.seals
+        after = max(block.header.incarnation for block in blocks)
+        assert after > sealed.number > sealed.seals
         assert rows_of(blocks) == {sealed.seals: 2, after: 3}
         assert Seal(sealed.seals, 2, "stopped") in seals_of(broker, metadata, "fe-1")
-        assert (await epochs.rows())["fe-1"].epoch == after
+        assert (await incarnations.rows())["fe-1"].number == after
 
 
 @on_a_loop
-async def test_blocks_and_audit_go_on_where_the_epoch_before_ended(tmp_path: Path) -> None:
+async def test_blocks_and_audit_go_on_where_the_incarnation_before_ended(tmp_path: Path) -> None:
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         await one.send()
         await FrontEndIncarnations(store, now_us=one.feed._now_us).seal("fe-1", unseen_us=0)
-        await one.feed.keep_epochs()
+        await one.feed.keep_incarnations()
         await one.send()
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
 
@@ -157,38 +157,42 @@ def test_who_never_renews_is_of_an_older_program_and_not_taken_as_gone() -> None
 async def test_a_front_end_that_runs_or_never_was_is_not_sealed(tmp_path: Path) -> None:
     store, clock = MemoryCoordination(), Clock()
     await crashed(store, clock, "alive")
-    epochs = FrontEndIncarnations(store, now_us=clock)
+    incarnations = FrontEndIncarnations(store, now_us=clock)
     clock.pass_s(100)
 
     with pytest.raises(UnsupportedOperation, match=r"'alive' ran 100 s ago; it is gone after 180 s"):
-        await epochs.seal("alive")
+        await incarnations.seal("alive")
     with pytest.raises(InvalidParameterValue, match="ever recorded usage"):
-        await epochs.seal("nobody")
+        await incarnations.seal("nobody")
 
 
 @on_a_loop
 async def test_a_front_end_whose_clock_was_ahead_is_sealed_once_it_is_gone(tmp_path: Path) -> None:
     store, clock = MemoryCoordination(), Clock()
-    epoch = await crashed(store, clock, "ahead")
+    incarnation = await crashed(store, clock, "ahead")
     clock.pass_s(-365 * DAY_S)
 
     row = await FrontEndIncarnations(store, now_us=clock).seal("ahead")
 
-    assert row.seals == epoch
+    assert row.seals == incarnation
 
 
 @on_a_loop
-async def test_rows_of_programs_before_are_read(tmp_path: Path) -> None:
+async def test_programs_before_and_this_one_read_each_others_rows(tmp_path: Path) -> None:
     store = MemoryCoordination()
-    await store.compare_and_swap(EPOCHS + "old", 0, b'{"epoch":7,"started_us":5}')
+    await store.compare_and_swap(INCARNATIONS + "old", 0, b'{"epoch":7,"started_us":5}')
 
     assert await FrontEndIncarnations(store, now_us=lambda: 0).rows() == {"old": Incarnation(7, 5)}
     assert not await FrontEndIncarnations(store, now_us=lambda: 0).renew("old", 6)
+    assert await FrontEndIncarnations(store, now_us=lambda: 9).renew("old", 7)
+    renewed = await store.get(INCARNATIONS + "old")
+    assert renewed is not None
+    assert renewed.value.startswith(b'{"epoch":7,"started_us":5,"renewed_us":9,')
 
 
 def rows_of(blocks: list[UsageBlock]) -> dict[int, int]:
     rows: dict[int, int] = {}
     for block in blocks:
         if block.header.rows:
-            rows[block.header.epoch] = rows.get(block.header.epoch, 0) + block.header.rows
+            rows[block.header.incarnation] = rows.get(block.header.incarnation, 0) + block.header.rows
     return rows

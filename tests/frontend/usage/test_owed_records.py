@@ -129,7 +129,7 @@ def test_a_spool_without_room_for_changes_keeps_them_and_closes_no_hour_over_the
     assert all(block.header.low_watermark_us == 0 for block in blocks[:first_change])
 
 
-def test_the_end_of_an_epoch_writes_what_is_owed_however_full_the_spool_is(tmp_path: Path) -> None:
+def test_the_end_of_an_incarnation_writes_what_is_owed_however_full_the_spool_is(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, bytes_max=MIB)
     spool._bytes_max = -OWED_BYTES
     spool.append(taken(1, changes=[0], owed=[0]))

@@ -16,7 +16,7 @@ NOW_US = 1_795_348_900_000_000
 
 
 def filled(tmp_path: Path, *, seal: bool = True, user_agent: str = "a") -> Path:
-    """Return a data directory whose spool has two epochs in several segments, with audit records and drops."""
+    """Return a data directory whose spool has two incarnations in several segments, with audit records and drops."""
     for _ in range(2):
         spool = open_spool(tmp_path, segment_bytes=2048)
         spool.append(taken(30, changes=[3, 7], user_agent=user_agent))
@@ -39,7 +39,7 @@ def test_a_whole_spool_has_nothing_wrong(tmp_path: Path) -> None:
 
     assert (report.problems, report.remarks) == ([], [])
     assert (report.records, report.dropped) == (2 * 241, 8)
-    assert list(report.epochs.values()) == ["stopped", "stopped"]
+    assert list(report.incarnations.values()) == ["stopped", "stopped"]
     assert report.segments == len(segments(tmp_path)) > 2
     (finding,) = check_spool(tmp_path)
     assert finding.result == OK
@@ -51,7 +51,7 @@ def test_a_spool_in_use_has_nothing_wrong_and_no_end_yet(tmp_path: Path) -> None
     report = examine_spool(filled(tmp_path, seal=False) / "usage")
 
     assert report.problems == []
-    assert list(report.epochs.values()) == ["crashed", ""]
+    assert list(report.incarnations.values()) == ["crashed", ""]
 
 
 def test_a_torn_end_is_a_remark_for_the_next_start_to_mend(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_damage_in_between_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_is_gone_is_a_problem(tmp_path: Path) -> None:
-    of_epoch = segments(filled(tmp_path))
-    of_epoch[1].unlink()
+    of_incarnation = segments(filled(tmp_path))
+    of_incarnation[1].unlink()
 
     report = examine_spool(tmp_path / "usage")
 

@@ -1,4 +1,4 @@
-"""The usage feed as a whole: epochs, shipping, the pipeline's access; brokers that are away, spools that are full."""
+"""The usage feed as a whole: incarnations, shipping, the pipeline's access; brokers away, spools that are full."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def running(
 
 
 @on_a_loop
-async def test_a_feed_that_ships_nothing_yet_seals_its_epoch_when_it_stops(tmp_path: Path) -> None:
+async def test_a_feed_that_ships_nothing_yet_seals_its_incarnation_when_it_stops(tmp_path: Path) -> None:
     async with cell_of_one() as (broker, metadata):
         feed = make_usage_feed(load_settings(flags={}, environment={}), tmp_path, node="fe-1")
         await feed.start(MemoryCoordination(), "us-east-1")
@@ -121,7 +121,7 @@ async def test_a_feed_that_ships_nothing_yet_seals_its_epoch_when_it_stops(tmp_p
 
 
 @on_a_loop
-async def test_what_is_answered_is_in_the_usage_queue_soon_and_the_epoch_is_sealed(tmp_path: Path) -> None:
+async def test_what_is_answered_is_in_the_usage_queue_soon_and_ends_with_a_seal(tmp_path: Path) -> None:
     async with cell_of_one() as (broker, metadata):
         async with running(tmp_path, broker, metadata, MemoryCoordination()) as one:
             await one.send(5)
@@ -132,13 +132,13 @@ async def test_what_is_answered_is_in_the_usage_queue_soon_and_the_epoch_is_seal
             assert one.sample("quaymaster_usage_spool_bytes") > 0
 
         blocks = shipped(broker, metadata)
-        assert blocks[-1].header.seal == Seal(blocks[0].header.epoch, 5, "stopped")
+        assert blocks[-1].header.seal == Seal(blocks[0].header.incarnation, 5, "stopped")
         assert [block.header.previous for block in blocks[1:]] == [block.digest for block in blocks[:-1]]
         assert {block.header.front_end for block in blocks} == {"fe-1"}
 
 
 @on_a_loop
-async def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+async def test_every_start_has_an_incarnation_of_its_own(tmp_path: Path) -> None:
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata):
         for _ in range(3):
@@ -146,12 +146,12 @@ async def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
                 await one.send()
 
         seals = [block.header.seal for block in shipped(broker, metadata) if block.header.seal]
-        assert len({seal.epoch for seal in seals}) == 3
+        assert len({seal.incarnation for seal in seals}) == 3
         assert [seal.end_sequence for seal in seals] == [1, 1, 1]
 
 
 @on_a_loop
-async def test_a_cloned_disk_has_other_epochs(tmp_path: Path) -> None:
+async def test_a_cloned_disk_has_other_incarnations(tmp_path: Path) -> None:
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata):
         (tmp_path / "a").mkdir()
@@ -167,12 +167,12 @@ async def test_a_cloned_disk_has_other_epochs(tmp_path: Path) -> None:
 
         rows: dict[int, int] = {}
         for block in shipped(broker, metadata):
-            rows[block.header.epoch] = rows.get(block.header.epoch, 0) + block.header.rows
+            rows[block.header.incarnation] = rows.get(block.header.incarnation, 0) + block.header.rows
         assert sorted(rows.values()) == [0, 2, 3]
 
 
 @on_a_loop
-async def test_an_epoch_whose_spool_is_gone_is_sealed_as_lost(tmp_path: Path) -> None:
+async def test_an_incarnation_whose_spool_is_gone_is_sealed_as_lost(tmp_path: Path) -> None:
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata):
         async with running(tmp_path / "old", broker, metadata, store):
@@ -182,20 +182,20 @@ async def test_an_epoch_whose_spool_is_gone_is_sealed_as_lost(tmp_path: Path) ->
 
         seals = [block.header.seal for block in shipped(broker, metadata) if block.header.seal]
         assert [seal.reason for seal in seals] == ["stopped", "lost", "stopped"]
-        assert seals[0].epoch == seals[1].epoch != seals[2].epoch
+        assert seals[0].incarnation == seals[1].incarnation != seals[2].incarnation
 
 
 @on_a_loop
-async def test_epochs_do_not_come_again_with_a_store_from_a_backup(tmp_path: Path) -> None:
+async def test_incarnations_do_not_come_again_with_a_store_from_a_backup(tmp_path: Path) -> None:
     restored = MemoryCoordination()
 
-    def epochs(store: MemoryCoordination, now_us: int = 1_000_000_000) -> FrontEndIncarnations:
+    def incarnations(store: MemoryCoordination, now_us: int = 1_000_000_000) -> FrontEndIncarnations:
         return FrontEndIncarnations(store, now_us=lambda: now_us)
 
-    first, before = await epochs(restored).claim("fe-1", after=0)
-    second, last = await epochs(restored).claim("fe-1", after=0)
-    third, _ = await epochs(MemoryCoordination()).claim("fe-1", after=second)
-    fourth, _ = await epochs(MemoryCoordination(), 9_000_000_000).claim("fe-1", after=0)
+    first, before = await incarnations(restored).claim("fe-1", after=0)
+    second, last = await incarnations(restored).claim("fe-1", after=0)
+    third, _ = await incarnations(MemoryCoordination()).claim("fe-1", after=second)
+    fourth, _ = await incarnations(MemoryCoordination(), 9_000_000_000).claim("fe-1", after=0)
 
     assert (before, last) == (None, first)
     assert first < second < third < fourth

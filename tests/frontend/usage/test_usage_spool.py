@@ -75,12 +75,12 @@ def taken(
     )
 
 
-def open_spool(directory: Path, epoch: int | None = None, **options: int) -> UsageSpool:
-    """Start a spool as a front end does, in an epoch after those in it."""
+def open_spool(directory: Path, incarnation: int | None = None, **options: int) -> UsageSpool:
+    """Start a spool as a front end does, in an incarnation after those in it."""
     settings = {"bytes_max": 64 * MIB, **options}
     spool = UsageSpool(directory / "usage", node="fe-1", is_named=False, **settings)
     spool.open()
-    spool.begin(spool.epoch + 1 if epoch is None else epoch, "eu-test-1", now_us=NOON_US)
+    spool.begin(spool.incarnation + 1 if incarnation is None else incarnation, "eu-test-1", now_us=NOON_US)
     return spool
 
 
@@ -94,7 +94,7 @@ def ship_all(spool: UsageSpool) -> list[UsageBlock]:
 
 
 def check_complete(blocks: Sequence[UsageBlock]) -> int:
-    """Check that blocks of each epoch lie end to end, are chained, and end with a seal; return the number of rows."""
+    """Check that each incarnation's blocks lie end to end, are chained, and end with a seal; return how many rows."""
     previous = NO_HASH
     audit = NO_HASH
     ends: dict[int, int] = {}
@@ -102,9 +102,9 @@ def check_complete(blocks: Sequence[UsageBlock]) -> int:
     for block in blocks:
         header = block.header
         assert header.previous == previous
-        assert header.epoch not in sealed
-        assert header.seq_lo == ends.get(header.epoch, 0)
-        ends[header.epoch] = header.seq_hi
+        assert header.incarnation not in sealed
+        assert header.seq_lo == ends.get(header.incarnation, 0)
+        ends[header.incarnation] = header.seq_hi
         previous = block.digest
         for record in block.records():
             if record.category == "management":
@@ -113,7 +113,7 @@ def check_complete(blocks: Sequence[UsageBlock]) -> int:
                 audit = record.record_hash
         if header.seal is not None:
             assert header.seal.end_sequence == header.seq_hi
-            sealed.add(header.epoch)
+            sealed.add(header.incarnation)
     assert sealed == ends.keys()
     return sum(block.header.rows for block in blocks)
 
@@ -122,7 +122,7 @@ def segments(directory: Path) -> list[Path]:
     return sorted((directory / "usage").glob("*.usage"))
 
 
-def test_records_are_shipped_in_order_and_the_epoch_ends_with_a_seal(tmp_path: Path) -> None:
+def test_records_are_shipped_in_order_and_the_incarnation_ends_with_a_seal(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, 5)
 
     appended = spool.append(taken(10, changes=[2, 3]))
@@ -191,7 +191,7 @@ def test_nothing_recorded_and_no_heartbeat_due_writes_nothing(tmp_path: Path) ->
     assert spool.next_block() is None
 
 
-def test_an_epoch_that_crashed_is_sealed_by_the_next_start_with_what_was_durable(tmp_path: Path) -> None:
+def test_an_incarnation_that_crashed_is_sealed_by_the_next_with_what_was_durable(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, 5)
     spool.append(taken(10, changes=[1]))
 
@@ -207,16 +207,16 @@ def test_an_epoch_that_crashed_is_sealed_by_the_next_start_with_what_was_durable
     ]
 
 
-def test_an_epoch_is_sealed_once_however_often_the_front_end_starts(tmp_path: Path) -> None:
+def test_an_incarnation_is_sealed_once_however_often_the_front_end_starts(tmp_path: Path) -> None:
     open_spool(tmp_path, 5).append(taken(10))
-    for epoch in (6, 7, 8):
-        last = open_spool(tmp_path, epoch)
+    for incarnation in (6, 7, 8):
+        last = open_spool(tmp_path, incarnation)
     last.close(now_us=NOON_US)
 
     blocks = ship_all(last)
 
     assert check_complete(blocks) == 10
-    assert [block.header.seal.epoch for block in blocks if block.header.seal] == [5, 6, 7, 8]
+    assert [block.header.seal.incarnation for block in blocks if block.header.seal] == [5, 6, 7, 8]
 
 
 def test_a_crash_at_any_byte_leaves_whole_blocks_and_a_seal_after_them(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_crash_at_any_byte_leaves_whole_blocks_and_a_seal_after_them(tmp_path:
         segments(tmp_path)[0].write_bytes(whole[:cut])
         again = UsageSpool(tmp_path / "usage", node="fe-1", is_named=False, bytes_max=MIB)
         again.open()
-        if again.epoch:
+        if again.incarnation:
             assert check_complete(ship_all(again)) in (0, 3, 4, 8)
         for path in (tmp_path / "usage").iterdir():
             path.unlink()
@@ -392,7 +392,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_nobody_from_starting(
 
     blocks = ship_all(spool)
     assert sum(block.header.rows for block in blocks) == 4
-    assert [block.header.seal.epoch for block in blocks if block.header.seal] == [5, 6, 7]
+    assert [block.header.seal.incarnation for block in blocks if block.header.seal] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -425,11 +425,11 @@ def test_a_seal_that_a_start_has_no_room_for_is_shipped_all_the_same(
     assert len(segments(tmp_path)) == 1
 
 
-def test_a_lost_epoch_is_sealed_as_soon_as_there_is_room(tmp_path: Path, failing: list[str]) -> None:
+def test_a_lost_incarnation_is_sealed_as_soon_as_there_is_room(tmp_path: Path, failing: list[str]) -> None:
     spool = UsageSpool(tmp_path / "usage", node="fe-1", is_named=False, bytes_max=MIB)
     spool.open()
     failing.append("pwrite")
-    spool.begin(9, "eu-test-1", now_us=NOON_US, lost_epoch=8)
+    spool.begin(9, "eu-test-1", now_us=NOON_US, lost_incarnation=8)
     spool.append(taken(2))
     failing.clear()
     spool.append(taken(1))
@@ -478,7 +478,7 @@ def test_damage_in_the_middle_is_written_down_as_dropped(tmp_path: Path) -> None
     blocks = ship_all(again)
     (line,) = [block.header.dropped for block in blocks if block.header.dropped]
     assert (line.reason, line.counts) == ("damaged", [])
-    sequences = [block.header for block in blocks if block.header.epoch == 5]
+    sequences = [block.header for block in blocks if block.header.incarnation == 5]
     assert [header.seq_lo for header in sequences] == [0, *(header.seq_hi for header in sequences[:-1])]
     assert sum(header.rows for header in sequences) == 12 - (line.to_sequence - line.from_sequence)
 
@@ -534,10 +534,10 @@ def test_a_damaged_seal_is_made_again(tmp_path: Path) -> None:
     assert [block.header.seal for block in blocks] == [None, Seal(5, 3, "crashed")]
 
 
-def test_an_epoch_of_a_lost_spool_is_sealed_as_lost(tmp_path: Path) -> None:
+def test_an_incarnation_of_a_lost_spool_is_sealed_as_lost(tmp_path: Path) -> None:
     spool = UsageSpool(tmp_path / "usage", node="fe-1", is_named=False, bytes_max=MIB)
     spool.open()
-    spool.begin(9, "eu-test-1", now_us=NOON_US, lost_epoch=8)
+    spool.begin(9, "eu-test-1", now_us=NOON_US, lost_incarnation=8)
     spool.append(taken(2))
     again = open_spool(tmp_path, 10)
     again.close(now_us=NOON_US)

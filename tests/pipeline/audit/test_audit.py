@@ -146,20 +146,20 @@ def test_a_search_without_bound_is_refused(site: Site, limit: int) -> None:
         Audit(site.warehouse).search(Query(limit=limit))
 
 
-def test_an_untouched_chain_holds_over_blocks_days_and_epochs(site: Site) -> None:
+def test_an_untouched_chain_holds_over_blocks_days_and_incarnations(site: Site) -> None:
     one, other = front_end("fe-1", days_between=0.1), front_end("fe-2", seed=4)
     piped(site, one, other)
     piped(site, one)
-    one.epoch, one.sequence = 2, 0
+    one.incarnation, one.sequence = 2, 0
     audit = piped(site, one)
 
     proof = audit.verify()
 
     assert (proof.breaks, proof.breaks_total) == ([], 0)
     assert proof.events == len(managed(one, other))
-    heads = {head.front_end: (head.epoch, head.record_hash) for head in proof.heads}
+    heads = {head.front_end: (head.incarnation, head.record_hash) for head in proof.heads}
     last = {record.front_end: record for record in reversed(managed(one, other))}
-    assert heads == {name: (record.epoch, record.record_hash.hex()) for name, record in last.items()}
+    assert heads == {name: (record.incarnation, record.record_hash.hex()) for name, record in last.items()}
 
 
 def test_a_warehouse_without_events_has_nothing_to_prove(site: Site) -> None:
@@ -276,25 +276,25 @@ def test_a_head_that_was_kept_stays_in_the_chain_as_it_grows(site: Site) -> None
         audit.verify([("fe-1", "abc")])
 
 
-def test_a_chain_begins_anew_only_after_an_epoch_whose_spool_was_lost(site: Site) -> None:
+def test_a_chain_begins_anew_only_after_an_incarnation_whose_spool_was_lost(site: Site) -> None:
     one = front_end()
     piped(site, one)
-    one.epoch, one.sequence, one.audit_hash = 2, 0, NO_HASH
+    one.incarnation, one.sequence, one.audit_hash = 2, 0, NO_HASH
     audit = piped(site, one)
 
-    assert [found.epoch for found in audit.verify().breaks] == [2]
+    assert [found.incarnation for found in audit.verify().breaks] == [2]
 
-    one.epoch, one.sequence, one.audit_hash = 3, 0, NO_HASH
+    one.incarnation, one.sequence, one.audit_hash = 3, 0, NO_HASH
     audit = piped(site, one, seal=Seal(2, None, "lost"))
-    assert [found.epoch for found in audit.verify().breaks] == [2]
+    assert [found.incarnation for found in audit.verify().breaks] == [2]
 
 
-def two_epochs(site: Site) -> list[tuple[int, int]]:
-    """Ship an epoch whose spool was lost, one after it, and another front end; return the places of fe-1's events."""
+def two_incarnations(site: Site) -> list[tuple[int, int]]:
+    """Ship an incarnation whose spool was lost, the next, and another front end; return the places of fe-1's events."""
     one, other = front_end(), front_end("fe-2", seed=4)
     piped(site, one, other)
     places = [(1, record.sequence) for record in managed(one)]
-    one.epoch, one.sequence, one.audit_hash = 2, 0, NO_HASH
+    one.incarnation, one.sequence, one.audit_hash = 2, 0, NO_HASH
     before = len(one.records)
     piped(site, one, seal=Seal(1, None, "lost"))
     places += [(2, record.sequence) for record in one.records[before:] if record.category == "management"]
@@ -315,21 +315,23 @@ def place_of(row: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("at", [-1, -2], ids=["the last", "the last two"])
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_events_cut_off_an_epochs_end_are_found_by_what_bronze_has(site: Site, epoch: int, at: int) -> None:
-    places = [place for place in two_epochs(site) if place[0] == epoch]
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_events_cut_off_an_incarnations_end_are_found_by_what_bronze_has(
+    site: Site, incarnation: int, at: int
+) -> None:
+    places = [place for place in two_incarnations(site) if place[0] == incarnation]
     cut = places[at:]
 
     vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) not in cut)
 
     (found,) = Audit(site.warehouse).verify().breaks
-    assert (found.front_end, found.epoch, found.sequence) == ("fe-1", *cut[0])
-    assert f"{len(cut)} events from it up to {epoch}/{cut[-1][1]} are missing" in found.reason
+    assert (found.front_end, found.incarnation, found.sequence) == ("fe-1", *cut[0])
+    assert f"{len(cut)} events from it up to {incarnation}/{cut[-1][1]} are missing" in found.reason
 
 
 @pytest.mark.parametrize("how", ["rows", "table"])
-def test_that_all_events_are_gone_is_found_for_each_epoch(site: Site, how: str) -> None:
-    two_epochs(site)
+def test_that_all_events_are_gone_is_found_for_each_incarnation(site: Site, how: str) -> None:
+    two_incarnations(site)
     if how == "rows":
         vandalize(site, AUDIT_EVENTS, lambda row: False)
     else:
@@ -337,7 +339,7 @@ def test_that_all_events_are_gone_is_found_for_each_epoch(site: Site, how: str) 
 
     proof = Audit(site.warehouse).verify()
 
-    assert [(found.front_end, found.epoch) for found in proof.breaks] == [
+    assert [(found.front_end, found.incarnation) for found in proof.breaks] == [
         ("fe-1", 1),
         ("fe-1", 2),
         ("fe-2", 1),
@@ -346,18 +348,18 @@ def test_that_all_events_are_gone_is_found_for_each_epoch(site: Site, how: str) 
 
 
 def test_events_cut_off_bronze_and_silver_are_found_by_the_heads_that_commits_carry(site: Site) -> None:
-    last = two_epochs(site)[-1]
+    last = two_incarnations(site)[-1]
     for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
         vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) < last)
 
     (found,) = Audit(site.warehouse).verify().breaks
 
-    assert (found.front_end, found.epoch, found.sequence) == ("fe-1", *last)
+    assert (found.front_end, found.incarnation, found.sequence) == ("fe-1", *last)
     assert "it was the last event" in found.reason
 
 
-def test_events_cut_off_an_epoch_before_the_last_are_found_by_their_count(site: Site) -> None:
-    last = max(place for place in two_epochs(site) if place[0] == 1)
+def test_events_cut_off_an_incarnation_before_the_last_are_found_by_their_count(site: Site) -> None:
+    last = max(place for place in two_incarnations(site) if place[0] == 1)
     for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
         vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) != last)
 

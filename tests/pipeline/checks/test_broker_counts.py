@@ -171,7 +171,7 @@ def test_counts_are_compared_once_usage_is_whole_up_to_them(tmp_path: Path) -> N
 
 def test_a_crash_may_cost_so_much_and_no_more(tmp_path: Path) -> None:
     site, one, two = started(tmp_path)
-    again = FrontEnd("a", epoch=2, time_us=LATE_US)
+    again = FrontEnd("a", incarnation=2, time_us=LATE_US)
     site.ship(again.block(0, seal=Seal(1, one.sequence, "crashed")))
     site.run()
     done = done_until(LATE_US, one, two)
@@ -188,7 +188,7 @@ def test_a_crash_may_cost_so_much_and_no_more(tmp_path: Path) -> None:
 
 def test_a_crash_of_an_idle_front_end_may_cost_something_too(tmp_path: Path) -> None:
     site, _, _ = started(tmp_path)
-    again = FrontEnd("c", epoch=2, time_us=LATE_US)
+    again = FrontEnd("c", incarnation=2, time_us=LATE_US)
     site.ship(again.block(0, seal=Seal(1, 0, "crashed")))
     site.run()
 
@@ -278,11 +278,11 @@ def queue_in_trouble(queue: int, **changes: object) -> FrontEnd:
     return FrontEnd("c", step_us=SECOND_US // 10, besides=(UsageContext(**fields),) * 5)
 
 
-def ended(front_end: FrontEnd, rows: int, time_us: int, *, epoch_ends: str = "stopped") -> list[bytes]:
+def ended(front_end: FrontEnd, rows: int, time_us: int, *, incarnation_ends: str = "stopped") -> list[bytes]:
     """Return blocks of a start of a front end that began then and ended soon."""
     front_end.time_us = time_us
     block = front_end.block(rows)
-    return [block, front_end.block(0, seal=Seal(front_end.epoch, front_end.sequence, epoch_ends))]  # type: ignore[arg-type]
+    return [block, front_end.block(0, seal=Seal(front_end.incarnation, front_end.sequence, incarnation_ends))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("crashed_us", "difference"), [(BEFORE_US, 900), (AFTER_US, 0)])
@@ -291,7 +291,7 @@ def test_a_crash_explains_what_is_missing_since_only_if_it_was_not_before_what_w
 ) -> None:
     site, one, two = started(tmp_path)
     accept(site, one, two)
-    site.ship(*ended(FrontEnd("c"), 0, crashed_us, epoch_ends="crashed"))
+    site.ship(*ended(FrontEnd("c"), 0, crashed_us, incarnation_ends="crashed"))
     site.run()
 
     assert difference_since_accepted(site, one, two, more=900) == difference

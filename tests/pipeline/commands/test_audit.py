@@ -72,6 +72,7 @@ def test_an_intact_chain_is_proved_and_its_head_can_be_kept(tmp_path: Path, run:
     forged = run("audit", "verify", "--data", tmp_path, "--head", f"fe-1={'0' * 64}")
 
     assert (proof["events"], proof["breaks"]) == (len(records), [])
+    assert list(proof["heads"][0]) == ["front_end", "epoch", "sequence", "record_hash", "events"]
     assert (again.code, forged.code) == (0, 1)
     assert "is not in the chain any more" in forged.err
 

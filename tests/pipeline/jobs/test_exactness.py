@@ -52,10 +52,10 @@ def check_tables(site: FaultySite, records: list[UsageRecord]) -> None:
     bad = [record for record in records if record.event_time_us > us(NOW)]
     good = [record for record in records if record.event_time_us <= us(NOW)]
     identities = read(site, REQUEST_EVENTS).select("front_end", "epoch", "sequence").unique()
-    assert set(identities.rows()) == {(one.front_end, one.epoch, one.sequence) for one in records}
+    assert set(identities.rows()) == {(one.front_end, one.incarnation, one.sequence) for one in records}
     events = read(site, USAGE_EVENTS)
     assert Counter(events.select("front_end", "epoch", "sequence").rows()) == Counter(
-        (one.front_end, one.epoch, one.sequence) for one in good
+        (one.front_end, one.incarnation, one.sequence) for one in good
     )
     assert read(site, QUARANTINE).height == len(bad)
     expected = [
@@ -116,13 +116,15 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
     assert durable
     assert sum(site.faults.at.values()) == site.kills > 0
     coverage = coverage_of(site.warehouse)
-    assert (coverage.gaps(), coverage.open_epochs()) == ([], [])
+    assert (coverage.gaps(), coverage.open_incarnations()) == ([], [])
     check_tables(site, records)
     check_charges(site, records)
 
     clean = FaultySite(tmp_path / "clean", Faults(Random(0), rate=0, kills_max=0))
     headers = {data: decode_header(data) for data in queue}
-    in_order = sorted(headers.items(), key=lambda pair: (pair[1].front_end, pair[1].epoch, pair[1].seq_lo))
+    in_order = sorted(
+        headers.items(), key=lambda pair: (pair[1].front_end, pair[1].incarnation, pair[1].seq_lo)
+    )
     clean.ship(*(data for data, _ in in_order))
     clean.catch_up()
     assert clean.usage() == site.usage()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, Epoch, Gap, judge_blocks
+from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, Gap, IncarnationId, judge_blocks
 
-OWNER = Epoch("a", 1)
-LATER = Epoch("a", 2)
+OWNER = IncarnationId("a", 1)
+LATER = IncarnationId("a", 2)
 
 
 def block(
@@ -16,7 +16,7 @@ def block(
     high: int,
     *,
     watermark: int = 0,
-    owner: Epoch = OWNER,
+    owner: IncarnationId = OWNER,
     sha: bytes = b"",
     seal: int | None = None,
 ) -> BlockRange:
@@ -78,16 +78,18 @@ def test_a_sign_of_life_moves_the_hour_on() -> None:
 
 
 def test_the_slowest_front_end_says_when_an_hour_closes() -> None:
-    coverage = coverage_of(block(0, 5, watermark=900), block(0, 5, watermark=100, owner=Epoch("b", 1)))
+    coverage = coverage_of(
+        block(0, 5, watermark=900), block(0, 5, watermark=100, owner=IncarnationId("b", 1))
+    )
 
     assert coverage.closed_until_us() == 100
 
 
-def test_a_sealed_epoch_holds_nothing_up_when_it_is_whole() -> None:
+def test_a_sealed_incarnation_holds_nothing_up_when_it_is_whole() -> None:
     coverage = coverage_of(block(0, 5, watermark=100, seal=5), block(0, 9, watermark=700, owner=LATER))
 
     assert coverage.closed_until_us() == 700
-    assert coverage.open_epochs() == [LATER]
+    assert coverage.open_incarnations() == [LATER]
 
 
 def test_a_seal_shows_what_is_missing_at_the_end() -> None:
@@ -97,11 +99,11 @@ def test_a_seal_shows_what_is_missing_at_the_end() -> None:
     assert coverage.closed_until_us() == 100
 
 
-def test_nobody_knows_the_end_of_a_lost_epoch_so_what_came_is_all() -> None:
+def test_nobody_knows_the_end_of_a_lost_incarnation_so_what_came_is_all() -> None:
     lost = BlockRange(OWNER, 5, 5, b"s", 150, OWNER, None)
     coverage = coverage_of(block(0, 5, watermark=100), lost)
 
-    assert coverage.open_epochs() == []
+    assert coverage.open_incarnations() == []
     assert coverage.closed_until_us() is None
 
 
@@ -122,7 +124,7 @@ def test_blocks_are_new_the_same_again_or_overlapping() -> None:
     assert states == ["duplicate", "new", "duplicate", "overlap", "overlap", "new", "new"]
 
 
-def test_who_knows_the_end_of_an_epoch_is_believed_whoever_came_last() -> None:
+def test_who_knows_the_end_of_an_incarnation_is_believed_whoever_came_last() -> None:
     def covered(*ends: int | None) -> Coverage:
         coverage = Coverage()
         coverage.add(block(0, 5))

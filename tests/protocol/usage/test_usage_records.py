@@ -65,7 +65,7 @@ def make_record(sequence: int = 0, **fields: Any) -> UsageRecord:
     """Return a record as the decoder would, its hashes aside."""
     values: dict[str, Any] = {
         "front_end": "fe-1",
-        "epoch": 3,
+        "incarnation": 3,
         "sequence": sequence,
         "schema_version": 1,
         "event_time_us": NOON_US + sequence,
@@ -102,7 +102,7 @@ def make_record(sequence: int = 0, **fields: Any) -> UsageRecord:
     values["chunks"] = chunks_of(values["payload_bytes"])
     values["empty_receive"] = values["action"] == "ReceiveMessage" and values["message_count"] == 0
     values["event_id"] = event_id(
-        event_seed(values["front_end"], values["epoch"]), sequence, values["event_time_us"]
+        event_seed(values["front_end"], values["incarnation"]), sequence, values["event_time_us"]
     )
     return UsageRecord(**values)
 
@@ -110,12 +110,12 @@ def make_record(sequence: int = 0, **fields: Any) -> UsageRecord:
 def encode_records(
     records: Sequence[UsageRecord], *, low_watermark_us: int, after: BlockEnd | None = None
 ) -> EncodedBlock:
-    """Return a block of records, all of one front end, epoch and region, numbered densely."""
+    """Return a block of records, all of one front end, incarnation and region, numbered densely."""
     first = records[0]
     for sequence, record in enumerate(records, first.sequence):
         assert record.sequence == sequence, f"record {record.sequence} stands where {sequence} must be"
     return encode_block(
-        BlockOrigin(first.front_end, first.epoch, first.region),
+        BlockOrigin(first.front_end, first.incarnation, first.region),
         after or BlockEnd(first.sequence),
         rows_of(records),
         low_watermark_us=low_watermark_us,
@@ -252,7 +252,7 @@ def test_an_idle_front_end_says_how_far_it_is_without_rows() -> None:
     assert block.records() == []
 
 
-def test_an_epoch_ends_with_a_seal() -> None:
+def test_an_incarnation_ends_with_a_seal() -> None:
     seal = Seal(3, 17, "crashed")
 
     encoded = encode_block(ORIGIN, BlockEnd(17), NOTHING, low_watermark_us=0, seal=seal)
@@ -411,7 +411,7 @@ def forged(header: BlockHeader, body: bytes | list[Any]) -> bytes:
 def header_of(rows: int, **fields: Any) -> BlockHeader:
     values: dict[str, Any] = {"messages": 0, "payload_bytes": 0, "seq_hi": rows, **fields}
     return BlockHeader(
-        front_end="f", epoch=1, seq_lo=0, rows=rows, chunks=1, errors=0, time_min_us=0, time_max_us=0,
+        front_end="f", incarnation=1, seq_lo=0, rows=rows, chunks=1, errors=0, time_min_us=0, time_max_us=0,
         low_watermark_us=0, region="r", previous=NO_HASH, **values,
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ def list_front_ends(
         print_json(found)
         return
     print_table(
-        ("FRONT END", "EPOCH", "SEEN", "STATE"),
+        ("FRONT END", "INCARNATION", "SEEN", "STATE"),
         (
             (
                 row["front_end"],
@@ -49,7 +49,7 @@ def retire(
     """Give up a front end that is gone for good, so that hours can be closed without it.
 
     What it had shipped counts. What it had recorded and not shipped is not billed, unless its disk comes back. Its last
-    epoch is sealed in the usage queue within a minute or two. A front end that runs is refused.
+    incarnation is sealed in the usage queue within a minute or two. A front end that runs is refused.
     """
     from quaymaster.cli.client import AdminClient
 
@@ -60,4 +60,4 @@ def retire(
     elif row["sealed_epoch"] is None:
         print_line(f"{name} has ended in order; nothing is to be sealed")
     else:
-        print_line(f"epoch {row['sealed_epoch']} of {name} is sealed")
+        print_line(f"incarnation {row['sealed_epoch']} of {name} is sealed")

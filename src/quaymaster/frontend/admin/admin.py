@@ -156,7 +156,7 @@ class Admin:
         health: Health,
         operations: Operations,
         authentication: Signed,
-        epochs: FrontEndIncarnations | None = None,
+        incarnations: FrontEndIncarnations | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -165,7 +165,7 @@ class Admin:
         self._probes = ProbePort(metrics, health)
         self._health = health
         self._operations = operations
-        self._epochs = epochs
+        self._incarnations = incarnations
         self._authentication = authentication
         self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
@@ -492,13 +492,13 @@ class Admin:
         return {"receipt_key_id": receipt_key_id}
 
     async def _list_front_ends(self, call: AdminCall) -> Mapping[str, Any]:
-        rows = {} if self._epochs is None else await self._epochs.rows()
+        rows = {} if self._incarnations is None else await self._incarnations.rows()
         return {"front_ends": [_front_end_row(name, row) for name, row in sorted(rows.items())]}
 
     async def _seal_front_end(self, call: AdminCall) -> Mapping[str, Any]:
-        if self._epochs is None:
+        if self._incarnations is None:
             raise UnsupportedOperation("This process records no usage.")
-        return _front_end_row(call.name, await self._epochs.seal(call.name))
+        return _front_end_row(call.name, await self._incarnations.seal(call.name))
 
     async def _show_backup(self, call: AdminCall) -> Mapping[str, Any]:
         return self._backup
@@ -541,10 +541,13 @@ def make_admin(
     metrics: Metrics,
     health: Health,
     operations: Operations,
-    epochs: FrontEndIncarnations | None = None,
+    incarnations: FrontEndIncarnations | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
-    """Return what answers the admin port. `now_ms` is the wall clock; `epochs` are of front ends that record usage."""
+    """Return what answers the admin port.
+
+    `now_ms` is the wall clock; `incarnations` are of front ends that record usage.
+    """
     authentication = Signed(
         metadata.accounts.access_key,
         region=settings.region,
@@ -559,7 +562,7 @@ def make_admin(
         health=health,
         operations=operations,
         authentication=authentication,
-        epochs=epochs,
+        incarnations=incarnations,
     )
 
 
@@ -609,7 +612,7 @@ def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, An
 def _front_end_row(name: str, row: Incarnation) -> dict[str, Any]:
     return {
         "front_end": name,
-        "epoch": row.epoch,
+        "epoch": row.number,
         "started_ms": row.started_us // 1000,
         "seen_ms": max(row.started_us if not row.seals else 0, row.renewed_us) // 1000,
         "sealed_epoch": row.seals or None,

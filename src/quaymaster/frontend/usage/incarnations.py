@@ -1,12 +1,12 @@
-"""Which front ends record usage, under which epoch, and whether they still do: rows `usage/front_ends/<name>`.
+"""Which front ends record usage, in which incarnation, and whether they still do: rows `usage/front_ends/<name>`.
 
     claimed ──every minute──▶ renewed ──not for usage_abandon_s, or by an operator──▶ sealed by another front end
        ▲                         │                                                          │
-       └── it sees another's epoch in its row ◀── comes back ◀─────────────────────────────┘
+       └── it sees another incarnation in its row ◀── comes back ◀──────────────────────────┘
 
-Each change is a compare-and-swap, so an epoch belongs to one start of one front end. Whoever *seals* for a front end
-that is gone takes the epoch after its last one, so that it must take another when it comes back, and then tells the
-usage queue that of the last one nothing more is known: what was shipped counts, and hours can be closed.
+Each change is a compare-and-swap, so an incarnation's number belongs to one start of one front end. Whoever *seals* for
+a front end that is gone takes the number after its last one, so that it must take another when it comes back, and then
+tells the usage queue that of the last one nothing more is known: what was shipped counts, and hours can be closed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from quaymaster.core.values.written_times import has_passed
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, EncodedBlock, Seal, encode_block
 from quaymaster.protocol.usage.usage_rows import NO_ROWS
 
-EPOCHS: Final = "usage/front_ends/"
-"""In coordination: a front end's name, and its epoch."""
+INCARNATIONS: Final = "usage/front_ends/"
+"""In coordination: below it are the names of front ends, each with its incarnation."""
 RENEW_S: Final = 60.0
 ALIVE_US: Final = 180_000_000
 """Who renewed within this is not gone."""
 
 
 class Incarnation(msgspec.Struct, frozen=True):
-    """What coordination keeps of a front end: the epoch of its last start, and when that was.
+    """What coordination keeps of a front end: its last incarnation, by number, and when that was.
 
-    `renewed_us`: when it last said that it runs; 0 where its program does not. `seals`: the epoch was taken by another
+    `renewed_us`: when it last said that it runs; 0 where its program does not. `seals`: the number was taken by another
     front end, to seal this one (0: it is the front end's own); `is_told`: the usage queue has the seal, also that of a
     front end that ended in order.
     """
 
-    epoch: int
+    number: int = msgspec.field(name="epoch")
     started_us: int
     renewed_us: int = 0
     seals: int = 0
@@ -53,7 +53,7 @@ class FrontEndIncarnations:
         self._now_us = now_us
 
     async def claim(self, front_end: str, *, after: int) -> tuple[int, int | None]:
-        """Return an epoch that no other start of a front end of this name has, and the one before (None: the first).
+        """Return a number that no other incarnation of a front end of this name has, and the last one (None: none yet).
 
         It is larger than `after`, and at least the seconds since 1970: a store that was restored from a backup does
         not give one out again.
@@ -61,16 +61,16 @@ class FrontEndIncarnations:
         while True:
             row, revision = await self._read(front_end)
             now_us = self._now_us()
-            last = None if row is None else row.epoch
-            epoch = max(last or 0, after, now_us // 1_000_000 - 1) + 1
-            if await self._write(front_end, revision, Incarnation(epoch, now_us, now_us)):
-                return epoch, last
+            last = None if row is None else row.number
+            number = max(last or 0, after, now_us // 1_000_000 - 1) + 1
+            if await self._write(front_end, revision, Incarnation(number, now_us, now_us)):
+                return number, last
 
-    async def renew(self, front_end: str, epoch: int) -> bool:
-        """Say that a front end runs. False when the epoch is not its last one any more: it must take another."""
+    async def renew(self, front_end: str, number: int) -> bool:
+        """Say that a front end runs. False when this is not its last incarnation any more: it must take another."""
         while True:
             row, revision = await self._read(front_end)
-            if row is None or row.epoch != epoch:
+            if row is None or row.number != number:
                 return False
             renewed = msgspec.structs.replace(row, renewed_us=self._now_us(), is_told=False)
             if await self._write(front_end, revision, renewed):
@@ -78,11 +78,11 @@ class FrontEndIncarnations:
 
     async def rows(self) -> dict[str, Incarnation]:
         """Return all front ends there ever were."""
-        found, _ = await self._store.list_all(EPOCHS)
-        return {one.key.removeprefix(EPOCHS): _decode(one.value) for one in found}
+        found, _ = await self._store.list_all(INCARNATIONS)
+        return {one.key.removeprefix(INCARNATIONS): _decode(one.value) for one in found}
 
     async def seal(self, front_end: str, *, unseen_us: int = ALIVE_US) -> Incarnation:
-        """End the epoch of a front end that is gone, and return its row; of one that was sealed, its row as it is.
+        """End the incarnation of a front end that is gone, and return its row; one that was sealed stays as it is.
 
         Raises:
             InvalidParameterValue: there is no such front end.
@@ -101,15 +101,15 @@ class FrontEndIncarnations:
                 raise UnsupportedOperation(
                     f"The front end {front_end!r} ran {ago_s} s ago; it is gone after {unseen_us // 1_000_000} s."
                 )
-            epoch = max(row.epoch, now_us // 1_000_000 - 1) + 1
-            sealed = Incarnation(epoch, now_us, row.renewed_us, row.epoch)
+            number = max(row.number, now_us // 1_000_000 - 1) + 1
+            sealed = Incarnation(number, now_us, row.renewed_us, row.number)
             if await self._write(front_end, revision, sealed):
                 return sealed
 
-    async def end(self, front_end: str, epoch: int) -> None:
+    async def end(self, front_end: str, number: int) -> None:
         """Note that a front end ended in order, with all that it recorded in the usage queue."""
         row, revision = await self._read(front_end)
-        if row is not None and row.epoch == epoch:
+        if row is not None and row.number == number:
             await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
 
     async def mark_told(self, front_end: str, row: Incarnation) -> None:
@@ -119,13 +119,13 @@ class FrontEndIncarnations:
             await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
 
     async def _read(self, front_end: str) -> tuple[Incarnation | None, int]:
-        found = await self._store.get(EPOCHS + front_end)
+        found = await self._store.get(INCARNATIONS + front_end)
         return (None, ABSENT) if found is None else (_decode(found.value), found.revision)
 
     async def _write(self, front_end: str, revision: int, row: Incarnation) -> bool:
         """Return False when somebody else was faster."""
         with suppress(RevisionMismatch):
-            await self._store.compare_and_swap(EPOCHS + front_end, revision, msgspec.json.encode(row))
+            await self._store.compare_and_swap(INCARNATIONS + front_end, revision, msgspec.json.encode(row))
             return True
         return False
 

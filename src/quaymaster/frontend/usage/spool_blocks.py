@@ -1,7 +1,7 @@
 """Which blocks are made of the records that are taken, and what the blocks of a segment say. Nothing is written here.
 
-An epoch's blocks lie end to end. So each says what was dropped before it, and a segment whose end is missing is
-repaired by a block that says so.
+An incarnation's blocks lie end to end. So each says what was dropped before it, and a segment whose end is missing
+is repaired by a block that says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWED_BYTES: Final = 4 << 20
 
 
 class BlockChain(NamedTuple):
-    """Where an epoch goes on: after a block, and after what was dropped since."""
+    """Where an incarnation goes on: after a block, and after what was dropped since."""
 
     origin: BlockOrigin
     end: BlockEnd
@@ -148,7 +148,7 @@ class ScannedSegment(NamedTuple):
 
 
 def scan_segment(data: bytes, head: SegmentHead, following: SegmentHead | None) -> ScannedSegment:
-    """Read the whole blocks of a segment; `following` is the head of the next one, if it is of the same epoch.
+    """Read the whole blocks of a segment; `following`: the head of the next one, if it is of the same incarnation.
 
     Blocks behind the one from which the next segment goes on do not count: their fsync failed. Raises
     UnknownBlockVersion.
@@ -164,25 +164,25 @@ def scan_segment(data: bytes, head: SegmentHead, following: SegmentHead | None) 
         except CorruptBlock:
             break
         header = block.header
-        if header.epoch == head.epoch:
+        if header.incarnation == head.incarnation:
             if header.seq_lo != end.next_sequence:
                 break
             acts += _acts_in(block.rows.request_id)
             hashes = [change.record_hash for change in block.rows.changes]
             end = BlockEnd(header.seq_hi, block.digest, hashes[-1] if hashes else end.audit_hash)
             watermark_us, is_sealed = header.low_watermark_us, header.seal is not None
-        else:  # the seal of an epoch whose spool was lost
+        else:  # the seal of an incarnation whose spool was lost
             end = end._replace(digest=block.digest)
         at += block_length(memoryview(data)[at:])
     return ScannedSegment(at, end, watermark_us, is_sealed, acts)
 
 
 def repair_segment(head: SegmentHead, scanned: ScannedSegment, following: SegmentHead | None) -> EncodedBlock:
-    """Return the block that says what is missing behind the whole ones: up to the next segment, or the epoch's end."""
+    """Return a block that says what is missing behind the whole ones: to the next segment, or the incarnation's end."""
     next_sequence = scanned.end.next_sequence
     dropped, seal = None, None
     if following is None:
-        seal = Seal(head.epoch, next_sequence, "crashed")
+        seal = Seal(head.incarnation, next_sequence, "crashed")
     else:
         dropped = Dropped(next_sequence, following.next_sequence, "damaged", [])
     return encode_block(

@@ -72,7 +72,7 @@ class SpoolSegment(msgspec.Struct):
     """One file."""
 
     number: int
-    epoch: int
+    incarnation: int
     end: int
     """Bytes that are durable."""
     unwritten: bytes = b""
@@ -212,7 +212,7 @@ class SpoolFiles:
             raise
         self.close()
         self._fd = fd
-        self.segments.append(SpoolSegment(number, origin.epoch, len(head)))
+        self.segments.append(SpoolSegment(number, origin.incarnation, len(head)))
 
     def close(self) -> None:
         """Let go of the last segment: the next block is written into another."""

@@ -30,7 +30,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     """What the first block of a segment goes on from."""
 
     front_end: str
-    epoch: int
+    incarnation: int
     next_sequence: int
     previous: bytes
     audit_hash: bytes
@@ -39,7 +39,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     @property
     def origin(self) -> BlockOrigin:
         """Whose blocks follow."""
-        return BlockOrigin(self.front_end, self.epoch, self.region)
+        return BlockOrigin(self.front_end, self.incarnation, self.region)
 
     @property
     def after(self) -> BlockEnd:
@@ -53,7 +53,7 @@ _heads = msgspec.msgpack.Decoder(SegmentHead)
 
 def encode_segment_head(origin: BlockOrigin, after: BlockEnd) -> bytes:
     """Return the head of a segment whose first block goes on from `after`."""
-    body = _encoder.encode(SegmentHead(origin.front_end, origin.epoch, *after, origin.region))
+    body = _encoder.encode(SegmentHead(origin.front_end, origin.incarnation, *after, origin.region))
     return _HEAD.pack(SEGMENT_VERSION, _MAGIC, _HEAD.size + len(body), crc32c(body)) + body
 
 

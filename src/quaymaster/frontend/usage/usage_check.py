@@ -26,7 +26,7 @@ class SpoolReport:
     blocks: int = 0
     records: int = 0
     dropped: int = 0
-    epochs: dict[int, str] = field(default_factory=dict)
+    incarnations: dict[int, str] = field(default_factory=dict)
     """How each ended: stopped, crashed, lost; "" where it did not yet."""
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class SpoolReport:
 class _ExpectedChain:
     """What the next block must go on from."""
 
-    epoch: int
+    incarnation: int
     next_sequence: int
     previous: bytes
     audit_hash: bytes
@@ -69,9 +69,9 @@ def examine_spool(directory: Path) -> SpoolReport:
             continue
         if chain is not None and (head.previous not in chain.seen or _has_gap(head, chain)):
             report.problems.append(f"{path.name} does not go on from the segment before it")
-        report.epochs.setdefault(head.epoch, "")
+        report.incarnations.setdefault(head.incarnation, "")
         chain = _ExpectedChain(
-            head.epoch, head.next_sequence, head.previous, head.audit_hash, {head.previous}
+            head.incarnation, head.next_sequence, head.previous, head.audit_hash, {head.previous}
         )
         _examine_blocks(report, chain, path.name, data, is_last=is_last)
     for path in sorted(directory.glob(f"*{DAMAGED_SUFFIX}")):
@@ -80,8 +80,8 @@ def examine_spool(directory: Path) -> SpoolReport:
 
 
 def _has_gap(head: SegmentHead, chain: _ExpectedChain) -> bool:
-    """Return whether records of an epoch are missing between two of its segments."""
-    return head.epoch == chain.epoch and head.next_sequence > chain.next_sequence
+    """Return whether records of an incarnation are missing between two of its segments."""
+    return head.incarnation == chain.incarnation and head.next_sequence > chain.next_sequence
 
 
 def _examine_blocks(
@@ -103,7 +103,7 @@ def _examine_blocks(
         report.records += block.header.rows
         report.dropped += 0 if block.header.dropped is None else _dropped_in(block)
         if block.header.seal is not None:
-            report.epochs[block.header.seal.epoch] = block.header.seal.reason
+            report.incarnations[block.header.seal.incarnation] = block.header.seal.reason
         report.problems += [f"{name}: {problem}" for problem in _judge(block, chain)]
 
 
@@ -117,13 +117,13 @@ def _judge(block: UsageBlock, chain: _ExpectedChain) -> list[str]:
     """Return what is wrong with a block after those before it, and go on from it."""
     header = block.header
     found = []
-    where = f"block at sequence {header.seq_lo} of epoch {header.epoch}"
+    where = f"block at sequence {header.seq_lo} of incarnation {header.incarnation}"
     if header.previous not in (chain.previous, NO_HASH):
         found.append(f"{where} names another block as the one before it")
     chain.previous = block.digest
     chain.seen.add(block.digest)
-    if header.epoch != chain.epoch:
-        return found  # the seal of an epoch whose spool was lost
+    if header.incarnation != chain.incarnation:
+        return found  # the seal of an incarnation whose spool was lost
     if header.seq_lo != chain.next_sequence:
         found.append(f"{where} begins where {chain.next_sequence} is next")
     chain.next_sequence = header.seq_hi
@@ -131,6 +131,8 @@ def _judge(block: UsageBlock, chain: _ExpectedChain) -> list[str]:
         if not record.record_hash:
             continue
         if record.prev_hash != chain.audit_hash or record.record_hash != hash_record(record):
-            found.append(f"the audit chain breaks at sequence {record.sequence} of epoch {record.epoch}")
+            found.append(
+                f"the audit chain breaks at sequence {record.sequence} of incarnation {record.incarnation}"
+            )
         chain.audit_hash = record.record_hash
     return found

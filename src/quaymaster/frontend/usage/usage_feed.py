@@ -1,9 +1,9 @@
-"""The usage feed of one front end: recorder, spool and shipper, put together; the epoch it runs under.
+"""The usage feed of one front end: recorder, spool and shipper, put together; the incarnation of this start.
 
-start: spool read and mended ─▶ epoch claimed in coordination ─▶ records are taken
+start: spool read and mended ─▶ incarnation claimed in coordination ─▶ records are taken
 once a second: records ─▶ spool (its thread: encoded, written, fsynced) ─▶ shipper
 once a minute at the latest: a block although there was nothing, so that hours can be closed
-once a minute: the epoch is renewed, and front ends that did not for long are sealed (`incarnations`)
+once a minute: the incarnation is renewed, and front ends that did not for long are sealed (`incarnations`)
 events cannot be written: no change begins (`audit_gate`), and a write is tried every half second
 stop: last records ─▶ seal ─▶ shipped, if that goes quickly; otherwise by the next start
 """
@@ -82,7 +82,7 @@ class UsageFeed:
         self._keeping: asyncio.Task[None] | None = None
         self._shipper: UsageShipper | None = None
         self._is_stopping = False
-        self._epochs: FrontEndIncarnations | None = None
+        self._incarnations: FrontEndIncarnations | None = None
         self._region = ""
         self._sealed = 0
         """Front ends that this one sealed."""
@@ -102,22 +102,26 @@ class UsageFeed:
         self._may_ship.set()
 
     async def start(self, store: Coordination, region: str) -> None:
-        """Read the spool, claim an epoch, and begin to write.
+        """Read the spool, claim an incarnation, and begin to write.
 
         Raises:
             SpoolUnusable: a newer program wrote the spool.
-            NotNow: the epoch cannot be claimed.
+            NotNow: the incarnation cannot be claimed.
             OSError: the spool cannot be read or written.
         """
         spool = self._spool
         await self._on_thread(spool.open)
-        self._epochs, self._region = FrontEndIncarnations(store, now_us=self._now_us), region
-        epoch, last = await self._epochs.claim(spool.front_end, after=spool.epoch)
-        lost = last if last is not None and last > spool.epoch else None
-        await self._on_thread(lambda: spool.begin(epoch, region, now_us=self._now_us(), lost_epoch=lost))
-        log_event(log, logging.INFO, "usage epoch begun", front_end=spool.front_end, epoch=epoch)
+        self._incarnations, self._region = FrontEndIncarnations(store, now_us=self._now_us), region
+        incarnation, last = await self._incarnations.claim(spool.front_end, after=spool.incarnation)
+        lost = last if last is not None and last > spool.incarnation else None
+        await self._on_thread(
+            lambda: spool.begin(incarnation, region, now_us=self._now_us(), lost_incarnation=lost)
+        )
+        log_event(
+            log, logging.INFO, "usage incarnation begun", front_end=spool.front_end, incarnation=incarnation
+        )
         self.recorder.on_many = self._write_now.set
-        # The first block names the epoch: whoever closes hours knows of it from then on.
+        # The first block names the incarnation: whoever closes hours knows of it from then on.
         await self._write(is_heartbeat=True)
         self._writing = supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
 
@@ -138,11 +142,13 @@ class UsageFeed:
         self._shipper = shipper
         shipper.wake()
         self._shipping = supervise(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper"))
-        self._keeping = supervise(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs"))
+        self._keeping = supervise(
+            asyncio.create_task(self._keep_incarnations_for_ever(), name="usage-incarnations")
+        )
 
     async def stop(self) -> None:
-        """Write the last records, seal the epoch, ship what can be shipped at once."""
-        await _end(self._keeping)  # first: it might begin another epoch
+        """Write the last records, seal the incarnation, ship what can be shipped at once."""
+        await _end(self._keeping)  # first: it might begin another incarnation
         await _end(self._chaining)
         self._is_stopping = True
         self._write_now.set()
@@ -153,7 +159,7 @@ class UsageFeed:
         try:
             await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
         except OSError as error:
-            log_event(log, logging.WARNING, "usage epoch not sealed", reason=str(error))
+            log_event(log, logging.WARNING, "usage incarnation not sealed", reason=str(error))
         for event in self._spool.owed_events():
             log_event(log, logging.ERROR, "audit event lost", **event)
         if self._shipper is not None:
@@ -162,7 +168,7 @@ class UsageFeed:
                 async with asyncio.timeout(STOP_SHIPPING_S):
                     await self._shipper.is_idle.wait()
             if self._shipper.is_idle.is_set():
-                await self._end_epoch()
+                await self._end_incarnation()
         await _end(self._shipping)
         self._thread.shutdown()
 
@@ -177,8 +183,8 @@ class UsageFeed:
 
     async def front_ends(self) -> dict[str, Incarnation]:
         """Return all front ends there ever were, by name. Raises NotNow."""
-        assert self._epochs is not None, "started"
-        return await self._epochs.rows()
+        assert self._incarnations is not None, "started"
+        return await self._incarnations.rows()
 
     async def write_act(self, call: NotedCall) -> bool:
         """Make an act durable in the spool, if it is not there; true when it is."""
@@ -228,74 +234,74 @@ class UsageFeed:
         yield Sample("quaymaster_usage_spool_bytes", self._spool_bytes)
         yield Sample("quaymaster_usage_ship_lag_seconds", 0 if shipper is None else shipper.lag_s)
 
-    async def keep_epochs(self) -> None:
-        """Renew this front end's epoch, or take another; seal front ends that are gone, and tell of what was sealed.
+    async def keep_incarnations(self) -> None:
+        """Renew this front end's incarnation, or take another; seal front ends that are gone, and tell of their seals.
 
         Raises NotNow, TimeoutError: what was not done is done the next time.
         """
-        epochs, shipper = self._epochs, self._shipper
-        assert epochs is not None, "started"
+        incarnations, shipper = self._incarnations, self._shipper
+        assert incarnations is not None, "started"
         assert shipper is not None, "shipping"
-        if not await epochs.renew(self._spool.front_end, self._spool.epoch):
-            await self._begin_anew(epochs)
-        for front_end, row in (await epochs.rows()).items():
+        if not await incarnations.renew(self._spool.front_end, self._spool.incarnation):
+            await self._begin_anew(incarnations)
+        for front_end, row in (await incarnations.rows()).items():
             found = row
             if is_gone(row, now_us=self._now_us(), abandon_us=self._abandon_us):
-                found = await epochs.seal(front_end, unseen_us=self._abandon_us)
+                found = await incarnations.seal(front_end, unseen_us=self._abandon_us)
             if found.seals and not found.is_told:
-                await self._tell_sealed(epochs, shipper, front_end, found)
+                await self._tell_sealed(incarnations, shipper, front_end, found)
 
-    async def _end_epoch(self) -> None:
-        assert self._epochs is not None, "started"
+    async def _end_incarnation(self) -> None:
+        assert self._incarnations is not None, "started"
         try:
             async with asyncio.timeout(STOP_SHIPPING_S):
-                await self._epochs.end(self._spool.front_end, self._spool.epoch)
+                await self._incarnations.end(self._spool.front_end, self._spool.incarnation)
         except (NotNow, TimeoutError):
             pass  # it is sealed once more, when it has been gone for long
 
     async def _tell_sealed(
-        self, epochs: FrontEndIncarnations, shipper: UsageShipper, front_end: str, row: Incarnation
+        self, incarnations: FrontEndIncarnations, shipper: UsageShipper, front_end: str, row: Incarnation
     ) -> None:
         data = lost_block(front_end, row, self._region).data
         await shipper.ship_once(SpooledBlock(data, decode_header(data), 0, 0))
-        await epochs.mark_told(front_end, row)
+        await incarnations.mark_told(front_end, row)
         self._sealed += 1
         log_event(
-            *(log, logging.WARNING, "usage epoch sealed for a front end that is gone"),
+            *(log, logging.WARNING, "usage incarnation sealed for a front end that is gone"),
             front_end=front_end,
-            epoch=row.seals,
+            incarnation=row.seals,
         )
 
-    async def _begin_anew(self, epochs: FrontEndIncarnations) -> None:
-        """Others have sealed this epoch, or the name is used twice: what comes is recorded under another one."""
+    async def _begin_anew(self, incarnations: FrontEndIncarnations) -> None:
+        """Others have sealed this incarnation, or the name is used twice: what comes is recorded in another one."""
         spool = self._spool
-        before = spool.epoch
-        epoch, _ = await epochs.claim(spool.front_end, after=before)
+        before = spool.incarnation
+        incarnation, _ = await incarnations.claim(spool.front_end, after=before)
 
         def change() -> None:
             try:
                 spool.close(now_us=self._now_us())
             except OSError as error:  # the next start seals it
-                log_event(log, logging.WARNING, "usage epoch not sealed", reason=str(error))
-            spool.begin(epoch, self._region, now_us=self._now_us())
+                log_event(log, logging.WARNING, "usage incarnation not sealed", reason=str(error))
+            spool.begin(incarnation, self._region, now_us=self._now_us())
 
         await self._write(is_heartbeat=False)
         await self._on_thread(change)
         log_event(
-            *(log, logging.WARNING, "usage epoch was taken over, another one begun"),
+            *(log, logging.WARNING, "usage incarnation was taken over, another one begun"),
             front_end=spool.front_end,
-            epoch=epoch,
+            incarnation=incarnation,
             before=before,
         )
         await self._write(is_heartbeat=True)
 
-    async def _keep_epochs_for_ever(self) -> None:
+    async def _keep_incarnations_for_ever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                await self.keep_epochs()
+                await self.keep_incarnations()
             except (NotNow, CallerError, TimeoutError) as error:
-                log_event(log, logging.WARNING, "usage epochs not kept", reason=str(error))
+                log_event(log, logging.WARNING, "usage incarnations not kept", reason=str(error))
 
     async def _write_for_ever(self) -> None:
         while not self._is_stopping:

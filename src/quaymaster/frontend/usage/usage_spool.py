@@ -5,9 +5,9 @@
                                  └── no room: dropped and counted, or, if they are owed, kept in memory
 
 A block counts once it is fsynced; only then is it shipped. What a crash loses is what was recorded since the last
-fsync. At the next start the epoch that ended is *sealed* with the sequence number its next record would have had, so
-that whoever adds up knows that nothing is to come; damage found then is written down as dropped. So the blocks of each
-epoch lie end to end, whatever happens, and end with a seal.
+fsync. At the next start the incarnation that ended is *sealed* with the sequence number its next record would have had,
+so that whoever adds up knows that nothing is to come; damage found then is written down as dropped. So the blocks of
+each incarnation lie end to end, whatever happens, and end with a seal.
 
 When there is no room (`bytes_max`, a full disk), records are counted by account and action, and the counts are
 written in front of the next block that finds room. Records that are owed, of changes, are kept in memory until there is
@@ -82,7 +82,7 @@ class SpoolAppend(msgspec.Struct):
 
 
 class UsageSpool:
-    """The segments of one data directory. `open`, then `begin` an epoch, then append, ship, and `close` with a seal.
+    """The segments of one data directory. `open`, `begin` an incarnation, then append, ship, and `close` with a seal.
 
     `node` is the front end's name at its first start here; later ones keep that, so that a host that is called
     otherwise after its next start goes on where it was. `is_named`: the operator gave the name, and it counts.
@@ -108,14 +108,14 @@ class UsageSpool:
         self._is_told = False
         """Whether the log says that records are not written."""
         self._watermark_us = 0
-        """The newest that was said in this epoch: a wall clock that is behind it takes nothing back."""
+        """The newest that was said in this incarnation: a wall clock that is behind it takes nothing back."""
         self._lost: tuple[int, int] | None = None
-        """An epoch that is still to be sealed as lost, and when that was found (us)."""
+        """An incarnation that is still to be sealed as lost, and when that was found (us)."""
         self._is_named = is_named
         self.front_end = node
         self.noted_acts: set[str] = set()
         """Ids of acts (`coordination/noted_acts`) in the segments, until `forget_act`."""
-        self.epoch = 0
+        self.incarnation = 0
         """That of the last segment, until `begin`."""
 
     @property
@@ -126,7 +126,7 @@ class UsageSpool:
     # Starting
 
     def open(self) -> None:
-        """Read what is there, mend it, and seal the epoch that was not.
+        """Read what is there, mend it, and seal the incarnation that was not.
 
         Raises:
             SpoolUnusable: a newer program wrote it, or nothing in it tells the front end's name any more.
@@ -137,14 +137,15 @@ class UsageSpool:
         self.front_end = take_name(self._directory, self.front_end, recorded, is_named=self._is_named)
         for at, (number, head) in enumerate(heads):
             following = heads[at + 1][1] if at + 1 < len(heads) else None
-            self._mend(number, head, following if following and following.epoch == head.epoch else None)
+            is_same = following is not None and following.incarnation == head.incarnation
+            self._mend(number, head, following if is_same else None)
         self._files.take_up_shipping()
         for name in (FRONT_END_FILE, SHIPPED_FILE):  # made readable for others, once
             with suppress(OSError):
                 (self._directory / name).chmod(0o600)
 
     def _mend(self, number: int, head: SegmentHead, following: SegmentHead | None) -> None:
-        """Cut what is torn, and say in the file what is missing: up to the next segment, or the end of the epoch."""
+        """Cut what is torn, and say in the file what is missing: up to the next segment, or the incarnation's end."""
         scanned = self._scan(number, head, following)
         next_sequence = scanned.end.next_sequence
         extra: EncodedBlock | None = None
@@ -162,16 +163,16 @@ class UsageSpool:
             log_event(
                 log,
                 logging.INFO,
-                "usage epoch sealed",
+                "usage incarnation sealed",
                 front_end=head.front_end,
-                epoch=head.epoch,
+                incarnation=head.incarnation,
                 end_sequence=next_sequence,
             )
             extra = repair_segment(head, scanned, following)
-        segment = SpoolSegment(number, head.epoch, scanned.length)
+        segment = SpoolSegment(number, head.incarnation, scanned.length)
         self._files.mend(segment, b"" if extra is None else extra.data)
         self._chain = BlockChain(head.origin, scanned.end if extra is None else extra.end)
-        self.epoch = max(self.epoch, head.epoch)
+        self.incarnation = max(self.incarnation, head.incarnation)
 
     def _scan(self, number: int, head: SegmentHead, following: SegmentHead | None) -> ScannedSegment:
         path = self._files.path(number)
@@ -182,17 +183,21 @@ class UsageSpool:
         self.noted_acts.update(scanned.acts)
         return scanned
 
-    def begin(self, epoch: int, region: str, *, now_us: int, lost_epoch: int | None = None) -> None:
-        """Start an epoch with a segment of its own.
+    def begin(
+        self, incarnation: int, region: str, *, now_us: int, lost_incarnation: int | None = None
+    ) -> None:
+        """Start an incarnation with a segment of its own.
 
-        `lost_epoch` is one that coordination knows, and of which nothing is here: it is sealed as lost.
+        `lost_incarnation` is one that coordination knows, and of which nothing is here: it is sealed as lost.
         """
-        assert epoch > self.epoch, f"epoch {epoch} comes after {self.epoch}, which is in the spool"
-        origin = BlockOrigin(self.front_end, epoch, region)
+        assert incarnation > self.incarnation, (
+            f"{incarnation} comes after {self.incarnation}, which is in the spool"
+        )
+        origin = BlockOrigin(self.front_end, incarnation, region)
         self._chain = BlockChain(origin, self._chain.end._replace(next_sequence=0))
-        self.epoch = epoch
+        self.incarnation = incarnation
         self._watermark_us = 0
-        self._lost = None if lost_epoch is None else (lost_epoch, now_us)
+        self._lost = None if lost_incarnation is None else (lost_incarnation, now_us)
         try:
             self._files.begin(origin, self._chain.end)
             self._write_lost()
@@ -272,13 +277,13 @@ class UsageSpool:
     def _write_lost(self) -> None:
         if self._lost is None:
             return
-        (epoch, now_us), chain = self._lost, self._chain
+        (incarnation, now_us), chain = self._lost, self._chain
         block = encode_block(
-            chain.origin._replace(epoch=epoch),
+            chain.origin._replace(incarnation=incarnation),
             chain.end._replace(next_sequence=0),
             NO_ROWS,
             low_watermark_us=now_us,
-            seal=Seal(epoch, None, "lost"),
+            seal=Seal(incarnation, None, "lost"),
         )
         self._write([block.data])
         self._chain = chain._replace(end=chain.end._replace(digest=block.end.digest))
@@ -322,7 +327,7 @@ class UsageSpool:
         return found
 
     def close(self, *, now_us: int) -> None:
-        """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start.
+        """Seal the incarnation and let go of the files. An OSError leaves the sealing to the next start.
 
         Records that are owed are written before, however full the spool is; else they stay in memory.
         """
@@ -332,7 +337,9 @@ class UsageSpool:
             if self._files.is_open:
                 chain = self._chain
                 watermark_us = max(now_us, self._watermark_us)
-                block = chain.encode_empty(watermark_us, Seal(self.epoch, chain.end_sequence, "stopped"))
+                block = chain.encode_empty(
+                    watermark_us, Seal(self.incarnation, chain.end_sequence, "stopped")
+                )
                 self._write([block.data])
                 self._chain = chain.after(block)
         finally:
@@ -373,6 +380,6 @@ class UsageSpool:
         following = files.read_head(files.segments[at + 1].number)
         if head is None or following is None:
             return None
-        same_epoch = following if following.epoch == head.epoch else None
-        block = repair_segment(head, self._scan(segment.number, head, same_epoch), same_epoch)
+        same_incarnation = following if following.incarnation == head.incarnation else None
+        block = repair_segment(head, self._scan(segment.number, head, same_incarnation), same_incarnation)
         return SpooledBlock(block.data, decode_header(block.data), segment.number, segment.shipped_end)

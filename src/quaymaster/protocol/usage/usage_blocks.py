@@ -1,7 +1,7 @@
 """Blocks, in which usage records are kept and shipped.
 
-The blocks of an epoch lie end to end, and each says how many records it has and how many sequence numbers stand for
-records that were dropped. So what is complete is arithmetic. A *seal* says that an epoch ends here.
+The blocks of an incarnation lie end to end, and each says how many records it has and how many sequence numbers stand
+for records that were dropped. So what is complete is arithmetic. A *seal* says that an incarnation ends here.
 
     ┌──────────── head, 16 bytes ────────────┐
     │ version u8 · magic "QMU" · length u32  │  little-endian; `length` counts the whole block
@@ -13,7 +13,7 @@ records that were dropped. So what is complete is arithmetic. A *seal* says that
 
 The rows: `usage_rows`.
 
-`previous` in the header is the SHA-256 of the epoch's, or the front end's last epoch's, block before. Records of
+`previous` in the header is the SHA-256 of the front end's block before, of this incarnation or the last one. Records of
 management actions are chained besides: `usage_records.hash_record`.
 
 To change the format: append fields with defaults to the array-like structs here (older programs ignore them, and older
@@ -66,14 +66,14 @@ HEAD_BYTES: Final = _HEAD.size
 _COMPRESSION_LEVEL = 1
 
 SealReason = Literal["stopped", "crashed", "lost"]
-"""How an epoch ended: in order; by a crash, after which its last durable block was found; or so that nobody can say
-what was the last, since the spool is gone."""
+"""How an incarnation ended: in order; by a crash, after which its last durable block was found; or so that nobody can
+say what was the last, since the spool is gone."""
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of an epoch. `end_sequence` is the number that its next record would have had; None: nobody knows."""
+    """The end of an incarnation. `end_sequence`: the number that its next record would have had; None: nobody knows."""
 
-    epoch: int
+    incarnation: int
     end_sequence: int | None
     reason: SealReason
 
@@ -82,12 +82,12 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
     """Whose records a block has, which, and their sums, so that much is known without looking at them.
 
     Sequences are half open; the dropped ones come before the rows: rows + dropped = seq_hi - seq_lo. Times are those
-    of the rows, 0 where there are none. From this front end and epoch no record older than `low_watermark_us` comes
-    after this block.
+    of the rows, 0 where there are none. From this front end and incarnation no record older than `low_watermark_us`
+    comes after this block.
     """
 
     front_end: str
-    epoch: int
+    incarnation: int
     seq_lo: int
     seq_hi: int
     rows: int
@@ -122,7 +122,7 @@ class BlockOrigin(NamedTuple):
     """Whose a block is."""
 
     front_end: str
-    epoch: int
+    incarnation: int
     region: str
 
 
@@ -185,7 +185,7 @@ def encode_block(
     statuses = [context.http_status >= 400 for context in rows.contexts]
     header = BlockHeader(
         origin.front_end,
-        origin.epoch,
+        origin.incarnation,
         after.next_sequence,
         first + count,
         count,
@@ -312,7 +312,7 @@ def _columns(header: BlockHeader, rows: UsageRows) -> dict[str, Sequence[Any]]:
     count = len(rows)
     first = header.first_row_sequence
     times = rows.event_time_us
-    seed = event_seed(header.front_end, header.epoch)
+    seed = event_seed(header.front_end, header.incarnation)
     payload_bytes, message_count = rows.payload_bytes, rows.message_count
     of_context = {
         name: [values[at] for at in rows.context]
@@ -331,7 +331,7 @@ def _columns(header: BlockHeader, rows: UsageRows) -> dict[str, Sequence[Any]]:
     known: dict[str, Sequence[Any]] = {
         **of_context,
         "front_end": [header.front_end] * count,
-        "epoch": [header.epoch] * count,
+        "incarnation": [header.incarnation] * count,
         "sequence": range(first, first + count),
         "event_id": [event_id(seed, first + at, time_us) for at, time_us in enumerate(times)],
         "schema_version": [SCHEMA_VERSION] * count,
@@ -363,14 +363,14 @@ def _columns(header: BlockHeader, rows: UsageRows) -> dict[str, Sequence[Any]]:
 def _chain_changes(header: BlockHeader, rows: UsageRows, audit_hash: bytes) -> bytes:
     """Fill in the hashes of the rows' changes; return the last one."""
     first = header.first_row_sequence
-    seed = event_seed(header.front_end, header.epoch)
+    seed = event_seed(header.front_end, header.incarnation)
     for change in rows.changes:
         at = change.row
         context = rows.contexts[rows.context[at]]
         time_us, payload_bytes = rows.event_time_us[at], rows.payload_bytes[at]
         record = UsageRecord(
             front_end=header.front_end,
-            epoch=header.epoch,
+            incarnation=header.incarnation,
             sequence=first + at,
             event_id=event_id(seed, first + at, time_us),
             schema_version=SCHEMA_VERSION,

@@ -1,9 +1,9 @@
 """What was used, one record per answered request, and the chain of those of management actions.
 
-Who answered a request is a *front end* in one of its *epochs* (a start of it); its records are numbered densely from 0
-on in each epoch. So (front end, epoch, sequence) names a record. Records of management actions are chained, each with
-the one before it of the same front end, so that an auditor who has the records alone sees whether one is missing or
-changed: `hash_record`.
+Who answered a request is a *front end* in one of its *incarnations* (a start of it); its records are numbered densely
+from 0 on in each incarnation. So (front end, incarnation, sequence) names a record. Records of management actions are
+chained, each with the one before it of the same front end, so that an auditor who has the records alone sees whether
+one is missing or changed: `hash_record`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     front_end: str
-    epoch: int
+    incarnation: int
     sequence: int
     event_id: str
     """A UUIDv7 made of the identity before it and `event_time_us`: the same wherever it is worked out."""
     schema_version: int
     event_time_us: int
-    """When it was answered. It never goes back within an epoch."""
+    """When it was answered. It never goes back within an incarnation."""
     received_time_us: int
     """When the last of the request had come."""
     region: str
@@ -146,14 +146,14 @@ def parse_hashed_bytes(data: bytes) -> UsageRecord:
         raise CorruptRecord(f"no usage record: {error}") from None
 
 
-def event_seed(front_end: str, epoch: int) -> int:
-    """Return the 34 bits that stand for a front end's epoch in event ids."""
-    digest = blake2b(f"{front_end}\0{epoch}".encode(), digest_size=8).digest()
+def event_seed(front_end: str, incarnation: int) -> int:
+    """Return the 34 bits that stand for a front end's incarnation in event ids."""
+    digest = blake2b(f"{front_end}\0{incarnation}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & ((1 << 34) - 1)
 
 
 def event_id(seed: int, sequence: int, event_time_us: int) -> str:
-    """Return the UUIDv7 of a record: its time, the seed of its front end's epoch, and its sequence number."""
+    """Return the UUIDv7 of a record: its time, the seed of its front end's incarnation, and its sequence number."""
     milliseconds = event_time_us // 1000 & ((1 << 48) - 1)
     low = (seed >> 12) << 40 | sequence & ((1 << 40) - 1)
     digits = f"{milliseconds << 80 | 7 << 76 | (seed & 0xFFF) << 64 | 2 << 62 | low:032x}"
