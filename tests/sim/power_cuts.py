@@ -30,8 +30,9 @@ import quaymaster.core.structures.index as index
 import quaymaster.core.structures.recent_ids as recent_ids
 import quaymaster.core.structures.standard_order as standard_order
 from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader, NotActivated
-from quaymaster.broker.replica import maintenance, message_moves
+from quaymaster.broker.replica import message_moves
 from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.replica.maintenance import compaction, expiry
 from quaymaster.broker.replica.recovery import INDEX_NAME, recover
 from quaymaster.broker.storage import snapshots
 from quaymaster.broker.storage.disk import Disk
@@ -102,13 +103,13 @@ SMALL = {
     (snapshots, "BLOB_FILE_BYTES_MAX"): (2_000, 100_000),
     (snapshots, "REWRITE_BYTES_MIN"): (500, 100_000),
     (message_moves, "TAKE_MAX"): (2, 20),
-    (maintenance, "EXPIRY_STEP_S"): (1, 3),
+    (expiry, "EXPIRY_STEP_S"): (1, 3),
 }
 """Limits that are made small, so that short runs go beyond them: module and name, least and most."""
 
 QUICK = {
-    (maintenance, "COMPACTION_STEP_S"): (0.05, 5.0),
-    (maintenance, "COMPACTION_LOW_DISK_STEP_S"): (0.05, 1.0),
+    (compaction, "COMPACTION_STEP_S"): (0.05, 5.0),
+    (compaction, "COMPACTION_LOW_DISK_STEP_S"): (0.05, 1.0),
 }
 """Seconds between two looks, made few in the same way."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quaymaster.broker.replica.maintenance import EXPIRY_ROUND_S
+from quaymaster.broker.replica.maintenance.expiry import EXPIRY_ROUND_S
 from quaymaster.broker.replica.time_file import LOOK_S, TimeFile
 from quaymaster.broker.storage.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.core.cell.cell import ReplicaSeen, broker_of

@@ -27,8 +27,9 @@ from harness.sim_disk import SimDisk
 from harness.waiting import PATIENCE_S
 
 import quaymaster.core.structures.index as index
-from quaymaster.broker.replica import journal_service, maintenance, replica
+from quaymaster.broker.replica import journal_service, replica
 from quaymaster.broker.replica.clock import QueueClock
+from quaymaster.broker.replica.maintenance import compaction, snapshots, steps
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.snapshots import Blob, Draft
 from quaymaster.broker.storage.state_store import encode_partition
@@ -108,13 +109,13 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    publish = maintenance.Snapshots._publish
+    publish = snapshots.Snapshots._publish
 
     def counting(self: Any, draft: Draft, base_offset: int, changed: dict[bytes, Blob], *rest: Any) -> None:
         written.append(len(changed))
         publish(self, draft, base_offset, changed, *rest)
 
-    monkeypatch.setattr(maintenance.Snapshots, "_publish", counting)
+    monkeypatch.setattr(snapshots.Snapshots, "_publish", counting)
 
     async def run() -> list[int]:
         async with running(tmp_path) as tester:
@@ -134,7 +135,7 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
 def test_a_snapshot_of_many_partitions_holds_only_some_of_their_blobs_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "BLOBS_AT_ONCE_BYTES", 1_000)
+    monkeypatch.setattr(snapshots, "BLOBS_AT_ONCE_BYTES", 1_000)
     held: list[int] = []
     add = Draft.add
 
@@ -194,7 +195,7 @@ def test_a_close_during_a_snapshot_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     reached = threading.Event()
-    publish = maintenance.Snapshots._publish
+    publish = snapshots.Snapshots._publish
 
     def slowly(self: Any, *arguments: Any) -> None:
         reached.set()
@@ -212,17 +213,17 @@ def test_a_close_during_a_snapshot_loses_nothing(
             await until(lambda: tester.broker.snapshots.base_offset == tester.broker.host.replica.end_offset)
             with monkeypatch.context() as patch:
                 if place == "while it is written":
-                    patch.setattr(maintenance.Snapshots, "_publish", slowly)
+                    patch.setattr(snapshots.Snapshots, "_publish", slowly)
                 elif place == "before it is committed":
-                    patch.setattr(maintenance.Snapshots, "_committed", late)
+                    patch.setattr(snapshots.Snapshots, "_committed", late)
                 else:
-                    patch.setattr(maintenance, "STEP_S", -1.0)
+                    patch.setattr(steps, "STEP_S", -1.0)
 
                     def first_of_two(*arguments: Any, **named: Any) -> Iterator[bytes]:
                         reached.set()
                         return encode_partition(*arguments, **named)
 
-                    patch.setattr(maintenance, "encode_partition", first_of_two)
+                    patch.setattr(snapshots, "encode_partition", first_of_two)
                 await asyncio.gather(tester.send(1, message(1)), tester.send(2, message(2)))
                 await until(reached.is_set)
         async with running(tmp_path) as tester:
@@ -239,7 +240,7 @@ def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
             await tester.set_queue(define(1))
             host = tester.broker.host
             with monkeypatch.context() as patch:
-                patch.setattr(maintenance, "COMMIT_TIMEOUT_S", -1.0)
+                patch.setattr(snapshots, "COMMIT_TIMEOUT_S", -1.0)
                 patch.setattr(host.replica.log, "commit", 0)
                 await tester.broker.snapshots.write()
             await tester.send(1, message(1))
@@ -257,7 +258,7 @@ def test_a_bug_in_a_snapshot_stops_the_journal(tmp_path: Path, monkeypatch: pyte
         async with running(tmp_path, stopped=stopped, snapshot_interval_s=0.01, snapshot_records=1) as tester:
             await tester.set_queue(define(1))
             await until(lambda: tester.broker.snapshots.written)
-            monkeypatch.setattr(maintenance, "encode_partition", broken)
+            monkeypatch.setattr(snapshots, "encode_partition", broken)
             with suppress(JournalStopped):  # it may stop before it answers
                 await tester.send(1, message(1))
             await until(lambda: stopped)
@@ -276,7 +277,7 @@ def test_snapshot_waits_until_the_journal_is_durable_here_too(
             await tester.set_queue(define(1))
             log = tester.broker.host.replica.log
             with monkeypatch.context() as patch:
-                patch.setattr(maintenance, "COMMIT_TIMEOUT_S", -1.0)
+                patch.setattr(snapshots, "COMMIT_TIMEOUT_S", -1.0)
                 patch.setattr(log, "durable_end", log.commit - 1)
                 await tester.broker.snapshots.write()
             failed = tester.broker.snapshots.failed
@@ -401,7 +402,7 @@ async def receive_until_segments(tester: BrokerTester, count: int) -> None:
 
 
 def test_receives_alone_do_not_fill_a_low_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "COMPACTION_LOW_DISK_STEP_S", 0.01)
+    monkeypatch.setattr(compaction, "COMPACTION_LOW_DISK_STEP_S", 0.01)
 
     async def run() -> list[int]:
         async with running(tmp_path) as tester:
@@ -533,18 +534,18 @@ def test_no_thread_is_in_the_files_once_the_broker_is_closed(
 ) -> None:
     began = threading.Event()
     done: list[str] = []
-    compact_all = maintenance.Compaction._compact_all
+    compact_all = compaction.Compaction._compact_all
 
     def slowly(self: Any, *arguments: Any) -> int:
         began.set()
         time.sleep(0.2)
         try:
             compact_all(self, *arguments)
-            raise maintenance._JournalEnds
+            raise compaction._JournalEnds
         finally:
             done.append("compaction")
 
-    monkeypatch.setattr(maintenance.Compaction, "_compact_all", slowly)
+    monkeypatch.setattr(compaction.Compaction, "_compact_all", slowly)
 
     async def run() -> list[str]:
         async with running(tmp_path) as tester:
@@ -575,7 +576,7 @@ class SlowSync(RealDisk):
 def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = maintenance.Snapshots._publish
+    publish = snapshots.Snapshots._publish
     may_publish = threading.Event()
 
     def held(self: Any, *arguments: Any) -> None:
@@ -589,7 +590,7 @@ def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
             await tester.send(1, *[message(number) for number in range(1, 6)])
             await tester.broker.snapshots.write()
             await tester.ask(ForgetQueue(1))
-            monkeypatch.setattr(maintenance.Snapshots, "_publish", held)
+            monkeypatch.setattr(snapshots.Snapshots, "_publish", held)
             writing = asyncio.create_task(tester.broker.snapshots.write())
             await asyncio.sleep(0.05)
             await tester.set_queue(define(1))

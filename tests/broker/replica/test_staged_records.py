@@ -10,7 +10,8 @@ from harness.broker_support import BrokerTester, define, identity, message, numb
 from harness.waiting import PATIENCE_S
 
 import quaymaster.core.structures.index as index
-from quaymaster.broker.replica import maintenance, recovery, replica
+from quaymaster.broker.replica import recovery, replica
+from quaymaster.broker.replica.maintenance import expiry
 from quaymaster.core.partition import slices
 from quaymaster.core.values.commands import (
     CommitTransaction,
@@ -254,7 +255,7 @@ def test_a_transaction_that_nobody_adds_to_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quaymaster.core.partition.staged_messages.EXPIRES_MS", 50)
-    monkeypatch.setattr(maintenance, "EXPIRY_ROUND_S", 0.05)
+    monkeypatch.setattr(expiry, "EXPIRY_ROUND_S", 0.05)
 
     async def run() -> None:
         async with running(tmp_path) as tester:

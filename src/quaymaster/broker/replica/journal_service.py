@@ -19,7 +19,9 @@ import msgspec
 
 from quaymaster.broker.replica import data_key_lists, record_repair
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
-from quaymaster.broker.replica.maintenance import COMPACT_AFTER_MS, Compaction, MessageExpiry, Snapshots
+from quaymaster.broker.replica.maintenance.compaction import COMPACT_AFTER_MS, Compaction
+from quaymaster.broker.replica.maintenance.expiry import MessageExpiry
+from quaymaster.broker.replica.maintenance.snapshots import Snapshots
 from quaymaster.broker.replica.message_moves import MessageMoves
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.broker.replica.record_bodies import Body

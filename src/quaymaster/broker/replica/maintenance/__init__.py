@@ -1,0 +1,1 @@
+"""What a leader does besides answering: expiry, snapshots, compaction. Each in small steps between requests."""
