@@ -220,9 +220,9 @@ def test_an_operator_says_that_the_clock_is_right(run: Run, data: Path, server: 
 def test_front_ends_are_listed_and_one_that_is_gone_is_retired(
     run: Run, data: Path, server: PlayedServer
 ) -> None:
-    row = {"front_end": "fe-1", "epoch": 4, "seen_ms": 0, "sealed_epoch": None}
+    row = {"front_end": "fe-1", "incarnation": 4, "seen_ms": 0, "sealed_incarnation": None}
     server.answers["GET /admin/v1/front-ends"] = {"front_ends": [row]}
-    server.answers["POST /admin/v1/front-ends/fe-1/seal"] = [row | {"sealed_epoch": 4}, row]
+    server.answers["POST /admin/v1/front-ends/fe-1/seal"] = [row | {"sealed_incarnation": 4}, row]
 
     assert run("frontend", "list", "--data", data).out == "fe-1\t4\t-\t\n"
     assert run("frontend", "list", "--data", data, "--json").json == {"front_ends": [row]}

@@ -287,9 +287,20 @@ def test_a_queue_that_cannot_be_asked_about_is_said_not_to_be_known() -> None:
 
 
 def test_the_owner_may_do_everything_and_others_nothing() -> None:
-    owner = Principal(OURS, "key", "sender")
-
-    for writes in (False, True):
-        authorize(owner, OURS, "jobs", "jobs", writes)
+    for action in ACTIONS.values():
+        call = call_of(action, "jobs")
+        authorize(call, OURS, "jobs", "jobs")
         with pytest.raises(AccessDenied, match="the-resource"):
-            authorize(owner, THEIRS, "jobs", "the-resource", writes)
+            authorize(call, THEIRS, "jobs", "the-resource")
+
+
+def test_no_group_is_made_or_told_of_at_the_log_of_another_account() -> None:
+    queues = Queues()
+    queues.by_name[THEIRS, "log"] = queue(11, "log", THEIRS, attributes={"RetentionMode": "Log"})
+    for name in ("log", "log@new"):
+        call = call_of(ACTIONS["ReceiveMessage"], name, owner=THEIRS)
+
+        with pytest.raises((AccessDenied, QueueDoesNotExist)):
+            gate(queues).allow(call)
+
+        assert (call.queue, call.queue_name, queues.asked) == (None, "", [])

@@ -93,7 +93,7 @@ def test_what_clients_sent_and_deleted_is_what_both_say(tmp_path: Path) -> None:
             with pytest.raises(CommandRefused, match="No front end 'nobody'"):
                 admin.call("POST", "front-ends", "nobody", "seal", fields={})
 
-    assert front_end["sealed_epoch"] is None
+    assert front_end["sealed_incarnation"] is None
     sent, deleted = (sum(numbers) for numbers in zip(*made, strict=True))
     by_name = {count.queue_name: count for count in counts}
     assert set(by_name) == {"orders", "dead"}

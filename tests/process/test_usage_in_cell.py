@@ -197,7 +197,7 @@ def running_incarnations(cluster: LocalCluster) -> dict[str, int]:
     """Return by front end the incarnation that runs."""
     with AdminClient(find_connection(cluster.directory, None)) as admin:
         rows = admin.call("GET", "front-ends")["front_ends"]
-    return {row["front_end"]: row["epoch"] for row in rows}
+    return {row["front_end"]: row["incarnation"] for row in rows}
 
 
 def ended_blocks(cluster: LocalCluster, incarnations: int) -> dict[bytes, UsageBlock]:

@@ -1,6 +1,6 @@
 """Which queue a request is about, and whether who asks may do that to it: the step between decoding and acting.
 
-    resolve ──▶ authorize ──▶ is the queue what the action needs? ──▶ is memory as new as the action needs?
+    resolve ──▶ authorize ──▶ the group of a log ──▶ is the queue what the action needs? ──▶ is memory new enough?
 
 Nothing else finds queues of requests or judges who may use them. Handlers find `call.queue` and `call.others` there.
 What must be asked for first raises NotYetKnown: the call is suspended, and takes this step again.
@@ -50,15 +50,16 @@ _NO_GROUP: Final = (
 )
 
 
-def authorize(principal: Principal, owner: str, name: str, resource: str, writes: bool) -> None:
-    """Raise AccessDenied unless a principal may use the queue `name` of an account; `writes`: also write to it.
+def authorize(call: Call, owner: str, name: str, resource: str, *, is_destination: bool = False) -> None:
+    """Raise AccessDenied unless a call's principal may carry out its action on the queue `name` of an account.
 
     The owner may do everything, and others nothing; Quaymaster's own queues are written by the server alone, so that
-    clients cannot forge what was used. `resource` is what the request calls the queue.
+    clients cannot forge what was used. `resource` is what the request calls the queue. `is_destination`: messages are
+    moved there, whatever the action does to the queue that it is about.
     """
-    if owner != principal.account_id:
+    if owner != call.principal.account_id:
         raise AccessDenied.to_resource(resource)
-    if writes and is_internal(owner, name):
+    if (is_destination or call.action.writes) and is_internal(owner, name):
         raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
 
 
@@ -86,8 +87,8 @@ class Gate:
             "account": self._account,
             "name": self._named,
             "queue": self._at_url,
-            "counted": self._counted,
-            "consumed": self._consumed,
+            "counted": self._at_url,
+            "consumed": self._at_url,
             "source": self._source,
         }
 
@@ -100,18 +101,22 @@ class Gate:
             UnsupportedOperation: it is not what the action needs.
             NotYetKnown: something was asked for; take this step again then.
         """
-        action, principal = call.action, call.principal
+        action = call.action
         try:
             queue, resource = self._resolve[action.scope](call)
+            if queue is None:
+                authorize(call, call.principal.account_id, call.queue_name, resource)
+                return
+            if queue.account_id == call.principal.account_id:
+                # Records tell nobody of the queues of others.
+                call.queue, call.queue_name = queue, queue.name
+            authorize(call, queue.account_id, queue.name, resource)
+            if (action.scope == "consumed" or action.scope == "counted") and queue.is_log:
+                queue = self._default_group(call, queue)
         except GroupDoesNotExist as missing:
+            log = missing.log
+            authorize(call, log.account_id, log.name, call.given.QueueUrl)  # type: ignore[union-attr]
             self._refuse_missing(action, missing)
-        if queue is None:
-            authorize(principal, principal.account_id, call.queue_name, resource, action.writes)
-            return
-        if queue.account_id == principal.account_id:
-            # Records tell nobody of the queues of others.
-            call.queue, call.queue_name = queue, queue.name
-        authorize(principal, queue.account_id, queue.name, resource, action.writes)
         state = action.queue_state
         # Most queues are no groups: every send comes here.
         if state != "any" and (queue.group_of or state != "no group"):
@@ -166,20 +171,6 @@ class Gate:
             queue = self._group_of_name(account_id, address.name)
         return queue, url
 
-    def _counted(self, call: Call) -> tuple[QueueDefinition, str]:
-        found = queue, _ = self._at_url(call)
-        call.others = ()
-        if queue.is_log and queue.account_id == call.principal.account_id:
-            with suppress(GroupDoesNotExist):
-                call.others = (self._group(queue, DEFAULT_GROUP),)
-        return found
-
-    def _consumed(self, call: Call) -> tuple[QueueDefinition, str]:
-        found = queue, url = self._at_url(call)
-        if queue.is_log and queue.account_id == call.principal.account_id:
-            return self._group(queue, DEFAULT_GROUP), url
-        return found
-
     def _source(self, call: Call) -> tuple[QueueDefinition, str]:
         asked: Move = call.meant
         principal = call.principal
@@ -188,7 +179,7 @@ class Gate:
         call.others = ()
         if asked.destination is not None:
             target = self._queue_of_arn(asked.destination, principal, "DestinationArn")
-            authorize(principal, target.account_id, target.name, str(asked.destination), True)
+            authorize(call, target.account_id, target.name, str(asked.destination), is_destination=True)
             call.others = (target,)
         return source, str(asked.source)
 
@@ -208,6 +199,17 @@ class Gate:
         if queue is None:
             raise ResourceNotFound.arn(parameter)
         return queue
+
+    def _default_group(self, call: Call, log: QueueDefinition) -> QueueDefinition:
+        """Return what is consumed at a log's own URL, its default group; the log itself where only counts are asked."""
+        if call.action.scope == "counted":
+            call.others = ()
+            with suppress(GroupDoesNotExist):
+                call.others = (self._group(log, DEFAULT_GROUP),)
+            return log
+        call.queue = group = self._group(log, DEFAULT_GROUP)
+        call.queue_name = group.name
+        return group
 
     def _group_of_name(self, account_id: str, name: str) -> QueueDefinition:
         log_name, group = split_group(name)

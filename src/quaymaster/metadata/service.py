@@ -16,6 +16,7 @@ The registry is that of the store in this process (`QueueRegistry`: a server), o
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -38,6 +39,7 @@ from quaymaster.metadata.queues.declared_queues import (
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.metadata.upkeep import Upkeep
+from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.routing.metadata_client import known, one_request
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
@@ -45,6 +47,8 @@ from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 RECEIPT_KEY_LEAD_MS: Final = 60_000
 """A new receipt key signs when every front end that hears of changes at all has had it for long."""
+
+log = logging.getLogger(__name__)
 
 _ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
 
@@ -216,9 +220,11 @@ class MetadataService:
                     self.find_queue(self.account_id, queue.name)
                 except NotYetKnown as unknown:
                     await known(unknown)
-            return await apply_declared_queues(
+            changed = await apply_declared_queues(
                 self.queues, declared, path=path, account_id=self.account_id, note=note
             )
+        log_event(log, logging.INFO, "declared queues loaded", changed=changed)
+        return changed
 
     @property
     def master_key_id(self) -> str:

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination
@@ -133,17 +132,20 @@ async def start_remote_metadata(
     stack.push_async_callback(metadata.close)
     if settings.queues_file is not None:
         file = settings.queues_file
-        await _patiently(lambda: _declare(metadata, file, note), wait_s, "journals for the declared queues")
+        await _patiently(
+            lambda: metadata.load_queues_file(file, note=note), wait_s, "journals for the declared queues"
+        )
     return metadata
 
 
-async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missing: str) -> None:
+async def _patiently(start: Callable[[], Awaitable[object]], wait_s: float, missing: str) -> None:
     """Start something as soon as what it needs is there: the roles of a cell may be started in any order."""
     deadline_s = time.monotonic() + wait_s
     is_told = False
     while True:
         try:
-            return await start()
+            await start()
+            return
         except NotNow as error:
             if time.monotonic() >= deadline_s:
                 raise
@@ -151,8 +153,3 @@ async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missin
                 log_event(log, logging.WARNING, f"waiting for {missing}", reason=str(error))
                 is_told = True
         await asyncio.sleep(START_RETRY_S)
-
-
-async def _declare(metadata: MetadataService, file: Path, note: Callable[[], Awaitable[None]]) -> None:
-    changed = await metadata.load_queues_file(file, note=note)
-    log_event(log, logging.INFO, "declared queues loaded", changed=changed)

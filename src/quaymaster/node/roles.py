@@ -99,8 +99,8 @@ async def _start_metadata(node: Node, cell: Membership) -> None:
         cell_format=cell.cell_format,
         on_unusable=node.fail,
     )
-    node.metrics.add_source(metadata.registry.samples)
-    node.health.add_check(metadata.registry.why_not_ready)
+    node.metrics.add_source(metadata.samples)
+    node.health.add_check(metadata.why_not_ready)
     node.health.add_notices(metadata.queues.settling.lost_attributes.notices)
 
 

@@ -79,7 +79,9 @@ async def start_server(node: Node) -> None:
     health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
     health.add_notices(registry.queues.settling.lost_attributes.notices)
     await _agree(node, store, registry, leader)
-    await _declare(node, store, metadata)
+    if settings.queues_file is not None:
+        note = declaring(settings.queues_file, store)
+        await metadata.load_queues_file(settings.queues_file, note=note)
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
     behind = Behind(store, metadata, leader)
@@ -97,15 +99,6 @@ async def _agree(node: Node, store: Coordination, registry: QueueRegistry, leade
     if not node.settings.usage:
         await drop_acts(store)
     await registry.reconcile()
-
-
-async def _declare(node: Node, store: Coordination, metadata: MetadataService) -> None:
-    settings = node.settings
-    if settings.queues_file is not None:
-        changed = await metadata.load_queues_file(
-            settings.queues_file, note=declaring(settings.queues_file, store)
-        )
-        log_event(log, logging.INFO, "declared queues loaded", changed=changed)
 
 
 async def _watch_etcd(node: Node, store: Coordination) -> None:

@@ -30,9 +30,9 @@ def list_front_ends(
         (
             (
                 row["front_end"],
-                row["epoch"],
+                row["incarnation"],
                 time_as_text(row["seen_ms"]),
-                "" if row["sealed_epoch"] is None else f"{row['sealed_epoch']} sealed for it",
+                "" if row["sealed_incarnation"] is None else f"{row['sealed_incarnation']} sealed for it",
             )
             for row in found["front_ends"]
         ),
@@ -57,7 +57,7 @@ def retire(
         row = admin.call("POST", "front-ends", name, "seal", fields={})
     if as_json:
         print_json(row)
-    elif row["sealed_epoch"] is None:
+    elif row["sealed_incarnation"] is None:
         print_line(f"{name} has ended in order; nothing is to be sealed")
     else:
-        print_line(f"incarnation {row['sealed_epoch']} of {name} is sealed")
+        print_line(f"incarnation {row['sealed_incarnation']} of {name} is sealed")

@@ -612,10 +612,10 @@ def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, An
 def _front_end_row(name: str, row: Incarnation) -> dict[str, Any]:
     return {
         "front_end": name,
-        "epoch": row.number,
+        "incarnation": row.number,
         "started_ms": row.started_us // 1000,
         "seen_ms": max(row.started_us if not row.seals else 0, row.renewed_us) // 1000,
-        "sealed_epoch": row.seals or None,
+        "sealed_incarnation": row.seals or None,
         "is_told": row.is_told,
     }
 

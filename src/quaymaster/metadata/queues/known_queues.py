@@ -10,15 +10,15 @@ import base64
 import binascii
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from quaymaster.core.values.attributes import LOG, RETENTION_MODE
-from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
+from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.metadata.queues.active_queues import ActiveQueues
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import QueueQuotas, Quotas
 from quaymaster.metadata.store.rows import DELETED, QUEUES, DeletedRow, row_decoder
@@ -43,10 +43,11 @@ class QueuePage(msgspec.Struct, frozen=True):
     next_token: str | None
 
 
-class KnownQueues:
-    """Queue definitions. Everything answers from RAM."""
+class KnownQueues(ActiveQueues):
+    """Queue definitions: all that a store has."""
 
     def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
+        super().__init__()
         self._region = region
         self.quotas = QueueQuotas(quotas or Quotas())
         self.rows: MirrorTable[QueueDefinition] = mirror.table(
@@ -58,8 +59,6 @@ class KnownQueues:
         )
         """Queues whose names rest."""
         # Active queues only:
-        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
-        self._by_id: dict[int, QueueDefinition] = {}
         self._logs: dict[int, QueueDefinition] = {}
         """Those that are log-retained, without their consumer groups."""
         self._names: dict[str, list[str]] = {}
@@ -77,21 +76,6 @@ class KnownQueues:
 
     # Finding
 
-    def find(self, account_id: str, name: str) -> QueueDefinition | None:
-        """Return an active queue, or None."""
-        return self._by_name.get((account_id, name))
-
-    def queue(self, account_id: str, name: str) -> QueueDefinition:
-        """Return an active queue; QueueDoesNotExist."""
-        definition = self._by_name.get((account_id, name))
-        if definition is None:
-            raise QueueDoesNotExist
-        return definition
-
-    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
-        """Return an active queue by its id, or None."""
-        return self._by_id.get(queue_id)
-
     def row(self, account_id: str, name: str) -> tuple[QueueDefinition, int] | None:
         """Return a queue in whatever state it is, and the revision of its row; None when there is none."""
         suffix = f"{account_id}/{name}"
@@ -105,16 +89,9 @@ class KnownQueues:
             return None
         return journal_ids[partition]
 
-    def active_queues(self) -> Iterable[QueueDefinition]:
-        """Return all active queues, of all accounts, in no order."""
-        return list(self._by_id.values())
-
     def active_logs(self) -> list[QueueDefinition]:
         """Return all active queues that are log-retained, of all accounts, in no order."""
         return list(self._logs.values())
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
     def arn_of(self, account_id: str, name: str) -> QueueArn:
         """Return the ARN of a queue, there or not."""
@@ -198,6 +175,7 @@ class KnownQueues:
     # Following the rows
 
     def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        self._note(old, new)
         if old is not None and old.state == "active":
             self._unindex(old)
         if new is not None and new.state == "active":
@@ -240,8 +218,6 @@ class KnownQueues:
 
     def _index(self, definition: QueueDefinition) -> None:
         key = (definition.account_id, definition.name)
-        self._by_name[key] = definition
-        self._by_id[definition.queue_id] = definition
         if definition.group_of:
             return
         # Not `is_log`: what a definition works out for itself it keeps; that is too much to keep of each queue.
@@ -256,8 +232,6 @@ class KnownQueues:
 
     def _unindex(self, definition: QueueDefinition) -> None:
         key = (definition.account_id, definition.name)
-        del self._by_name[key]
-        del self._by_id[definition.queue_id]
         self._logs.pop(definition.queue_id, None)
         if definition.group_of:
             return

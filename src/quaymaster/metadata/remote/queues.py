@@ -17,6 +17,7 @@ from quaymaster.core.values.queue_definitions import (
     decode_queue_definition,
     replace_definition,
 )
+from quaymaster.metadata.queues.active_queues import ActiveQueues
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
@@ -49,7 +50,7 @@ _REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGr
 Asked = TypeVar("Asked", bound=QueueChange | QueueListing)
 
 
-class RemoteQueues:
+class RemoteQueues(ActiveQueues):
     """Queues: found in memory, changed through a metadata node."""
 
     def __init__(
@@ -59,6 +60,7 @@ class RemoteQueues:
         lookups: CacheLoader,
         limits: RemoteLimits,
     ) -> None:
+        super().__init__()
         self._client = client
         self._mirror = mirror
         self._lookups = lookups
@@ -67,8 +69,6 @@ class RemoteQueues:
         self._rows: MirrorTable[QueueDefinition] = mirror.table(
             QUEUES, decode_queue_definition, self._on_queue, capacity=limits.rows_max
         )
-        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
-        self._by_id: dict[int, QueueDefinition] = {}
         self._seen = 0
         """The revision of the last change that this front end made: whoever it asks next must know of it."""
 
@@ -78,23 +78,6 @@ class RemoteQueues:
         if definition is None:
             self._lookups.miss(f"{QUEUES}{account_id}/{name}")
         return definition
-
-    def queue(self, account_id: str, name: str) -> QueueDefinition:
-        """Return an active queue; QueueDoesNotExist, NotYetKnown."""
-        definition = self.find(account_id, name)
-        if definition is None:
-            raise QueueDoesNotExist
-        return definition
-
-    def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return where a partition of a queue in memory is, None when it is not there."""
-        definition = self._by_id.get(queue_id)
-        if definition is None or partition >= len(definition.partitions):
-            return None
-        return definition.partitions[partition].journal_id
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     async def list_page(self, request: QueueListing) -> QueuePage:
         """Return the queues that are asked for; as `Queues.list_page`."""
@@ -173,9 +156,4 @@ class RemoteQueues:
         return definition
 
     def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
-        if old is not None and old.state == "active":
-            del self._by_name[old.account_id, old.name]
-            del self._by_id[old.queue_id]
-        if new is not None and new.state == "active":
-            self._by_name[new.account_id, new.name] = new
-            self._by_id[new.queue_id] = new
+        self._note(old, new)

@@ -1,0 +1,54 @@
+"""Active queues in memory, found by name and by id. Queues that are being made or deleted are not found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+
+class ActiveQueues:
+    """The look-ups that all who know queues have. Everything answers from RAM."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._by_id: dict[int, QueueDefinition] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None."""
+        return self._by_name.get((account_id, name))
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Return an active queue; QueueDoesNotExist, and what `find` raises."""
+        definition = self.find(account_id, name)
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
+        """Return an active queue by its id, or None."""
+        return self._by_id.get(queue_id)
+
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return which journal has a partition of a queue, None when that is not known."""
+        definition = self._by_id.get(queue_id)
+        if definition is None or partition >= len(definition.partitions):
+            return None
+        return definition.partitions[partition].journal_id
+
+    def active_queues(self) -> Iterable[QueueDefinition]:
+        """Return all active queues, of all accounts, in no order."""
+        return list(self._by_id.values())
+
+    def _note(self, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        """Have a row as it is now; `old`: as it was before, None for absent."""
+        if old is not None and old.state == "active":
+            del self._by_name[old.account_id, old.name]
+            del self._by_id[old.queue_id]
+        if new is not None and new.state == "active":
+            self._by_name[new.account_id, new.name] = new
+            self._by_id[new.queue_id] = new
