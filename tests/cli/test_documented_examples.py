@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.process import QuaymasterProcess
+from harness.process import QuaymasterProcess, free_port
 from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[QuaymasterProcess]:
 
 def run_as_shell(server: QuaymasterProcess, script: str) -> str:
     """Run lines as somebody would type them in the server's directory, with the clients' variables set."""
-    return run_typed(server, f'eval "$(quaymaster env)"\n{script}', f"{BIN}:{os.environ['PATH']}")
+    return run_typed(server.data.parent, f'eval "$(quaymaster env)"\n{script}', f"{BIN}:{os.environ['PATH']}")
 
 
 def run_in_a_new_terminal(server: QuaymasterProcess, script: str) -> str:
@@ -54,14 +54,16 @@ def run_in_a_new_terminal(server: QuaymasterProcess, script: str) -> str:
     bootstrap.write_text("#!/bin/sh\ntest -e .venv/bin/activate\n")  # what it makes is there
     bootstrap.chmod(0o755)
     folders = os.environ["PATH"].split(":")
-    return run_typed(server, script, ":".join(folder for folder in folders if Path(folder) != BIN))
+    return run_typed(
+        server.data.parent, script, ":".join(folder for folder in folders if Path(folder) != BIN)
+    )
 
 
-def run_typed(server: QuaymasterProcess, script: str, path: str) -> str:
+def run_typed(directory: Path, script: str, path: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUAYMASTER_", "AWS_"))}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"shopt -s expand_aliases\n{script}"],
-        cwd=server.data.parent,
+        cwd=directory,
         env=kept | LOOPBACK_ONLY | {"PATH": path, "AWS_PAGER": ""},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -101,25 +103,43 @@ def test_pages_send_and_receive_with_boto3(server: QuaymasterProcess, page: str)
     assert run_as_shell(server, "quaymaster queue list") == "orders\t0\t0\t0\n"
 
 
-def test_the_start_page_works_by_hand_up_to_a_redrive(server: QuaymasterProcess) -> None:
-    by_hand, fifo = [
-        block
-        for block in blocks("docs/start.md", "")
-        if block.startswith(("quaymaster queue create orders", "quaymaster queue create payments-dead"))
-    ]
-    fail_to_charge = (
-        "for attempt in 1 2 3; do\n"
-        "  quaymaster message receive payments.fifo --visibility-timeout 0 --body-only\ndone\n"
-        "quaymaster message receive payments.fifo --body-only --wait-seconds 5"
+def test_commands_of_the_start_page_print_what_it_shows(server: QuaymasterProcess) -> None:
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8").partition("\n## 5. ")[0]
+    shown = re.findall(
+        r"^```\n((?:quaymaster|for) .*?)^```\n\n```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
     )
 
-    assert "two coffees" in run_as_shell(server, by_hand)
-    run_as_shell(server, fifo)
-    assert run_as_shell(server, fail_to_charge).splitlines() == ["charge 5"] * 3 + ["refund 5"]
-    assert "charge 5" in run_as_shell(server, "quaymaster queue peek payments-dead.fifo")
-    assert run_as_shell(server, "quaymaster queue redrive start payments-dead.fifo").startswith(
-        "COMPLETED\t1\t"
-    )
+    for command, output in shown:
+        printed = run_as_shell(server, command)
+        assert _without_what_differs(printed) == _without_what_differs(output), command
+
+    assert [command for command, _ in shown if "queue redrive start" in command]
+
+
+def _without_what_differs(output: str) -> str:
+    """Return output without ids, times and the port, which are others in each run."""
+    for pattern in (
+        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+        r"AIDA\w+",
+        r"\d{13}",
+        r"\d{4}-\d\d-\d\d \S+Z",
+    ):
+        output = re.sub(pattern, "...", output)
+    return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:...", output)
+
+
+def test_the_readme_serves_a_test_suite_until_its_shell_ends(tmp_path: Path) -> None:
+    [script] = [block for block in blocks("README.md", "") if "mktemp" in block]
+    ports = {"9324": str(free_port()), "9325": str(free_port())}
+    script = script.replace("serve ", "serve --listen 127.0.0.1:9324 --admin 127.0.0.1:9325 ")
+    script = script.replace("\npytest ", '\nquaymaster queue create orders --data "$dir" ')
+    for usual, free in ports.items():
+        script = script.replace(usual, free)
+
+    # Returns when nothing holds its output any more: the server has ended, too.
+    printed = run_typed(tmp_path, f"export TMPDIR={tmp_path}\n{script}", f"{BIN}:{os.environ['PATH']}")
+
+    assert printed.endswith(f"http://127.0.0.1:{ports['9324']}/000000000000/orders\n")
 
 
 def test_the_declared_queues_of_the_start_page_are_made(tmp_path: Path) -> None:
