@@ -1,7 +1,7 @@
 """Messages on their way to other queues: the product's code over a simulated loop and network.
 
-In cells with move tasks `TaskMoves` has the product's `Moves` do all of it. In the others the replica proposes the
-moves of dead letters itself, and `Moves` has the product's `MovesAway` carry what leaves its journal.
+In cells with move tasks `TaskMoves` has the product's `MessageMoves` do all of it. In the others the replica
+proposes the moves of dead letters itself, and `Moves` has the product's `MovesAway` carry what leaves its journal.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Moves:
 
 
 class TaskMoves:
-    """The product's `Moves` for one replica: dead letters, move tasks, and what leaves for other journals."""
+    """The product's `MessageMoves` for one replica: dead letters, move tasks, and what leaves for other journals."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica

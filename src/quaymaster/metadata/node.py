@@ -6,7 +6,7 @@
                               ▼
                            journals
 
-Organised as `full`: every node holds everything, and any may be asked. Nodes know nothing of each other; what they
+Organized as `full`: every node holds everything, and any may be asked. Nodes know nothing of each other; what they
 do at once is sorted out by compare-and-swap, and what one leaves half done another finishes (`reconcile`).
 
 A node has no master key: secrets come wrapped, stay wrapped and leave wrapped. Front ends wrap and unwrap.

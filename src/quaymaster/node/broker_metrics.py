@@ -1,4 +1,4 @@
-"""The broker's figures as metric samples: read when somebody scrapes, never counted twice."""
+"""The broker's metrics as samples: read when somebody scrapes, never counted twice."""
 
 from __future__ import annotations
 

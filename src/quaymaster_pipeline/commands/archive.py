@@ -96,7 +96,7 @@ class ArchiveRunOptions:
 def run(given: ArchiveRunOptions) -> None:
     """Write closed stretches of logs to Parquet, compare each row, and let them go from the queue days later.
 
-    Nothing goes from a log that is archived before its file was verified; killed anywhere, it goes on where it was.
+    Nothing goes from a log that is archived before its file was verified; killed anywhere, it resumes where it was.
     Needs no Java. What is let go is deleted by the broker when MessageRetentionPeriod is over, too.
     """
     need_tables()
@@ -295,7 +295,7 @@ class ReplayOptions:
         str | None,
         typer.Option(
             "--name",
-            help="Under this name it goes on after an interruption, and is not done twice (else made of the rest).",
+            help="Under this name it resumes after an interruption, and is not done twice (else made of the rest).",
             metavar="NAME",
         ),
     ] = None
@@ -315,7 +315,7 @@ class ReplayOptions:
 def replay(given: ReplayOptions) -> None:
     """Send messages of a log once more, from archive and queue, to a queue of your choice; each exactly once.
 
-    Each gets the attribute `replay.source`: queue/partition/offset. Interrupted anywhere, the same command goes on.
+    Each gets the attribute `replay.source`: queue/partition/offset. Interrupted anywhere, the same command resumes.
     """
     need_tables()
     from pyspark_quaymaster.options import parse_source_options

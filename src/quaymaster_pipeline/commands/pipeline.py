@@ -287,7 +287,7 @@ class BackfillOptions:
 @app.command()
 @options.gathered
 def backfill(given: BackfillOptions) -> None:
-    """Sum hours up anew from the events, and days, and replace what was wrong. The same again changes nothing."""
+    """Sum up hours from the events again, and days, and replace wrong rows. A second run changes nothing."""
     need_tables()
     from quaymaster_pipeline.jobs.upkeep import backfill as sum_up
 

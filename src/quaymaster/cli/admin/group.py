@@ -102,7 +102,7 @@ def reset(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Let a consumer group begin anew, further back or further on.
+    """Reset a consumer group to an earlier or later position.
 
     What it has in flight is forgotten. Receipt handles of before still delete, on queues that are not FIFO.
     """

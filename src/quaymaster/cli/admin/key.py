@@ -150,7 +150,7 @@ def rotate_master_key(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Make a new master key and wrap every data key with it; the server goes on serving.
+    """Make a new master key and wrap every data key with it. The server keeps serving.
 
     The old key is removed from `keys/`. Backups made before need it: copy `keys/` first if you keep such backups.
     """

@@ -73,7 +73,7 @@ class UpOptions:
         ),
     ] = None
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return when requests are served; the processes go on.")
+        bool, typer.Option("--detach", help="Return when requests are served; the processes keep running.")
     ] = False
     as_json: options.AsJSON = False
 
@@ -84,7 +84,7 @@ def up(given: UpOptions) -> None:
     """Start a cell, or the one that was stopped in this directory, with its data, or what is missing of one that runs.
 
     Everything listens on loopback. Once requests are served it prints how to reach them, then shows how the cell is
-    until Ctrl-C, which stops it; with --detach it goes on until `local down`. With --json it prints what
+    until Ctrl-C, which stops it; with --detach it runs until `local down`. With --json it prints what
     `quaymaster env --json` does. QUAYMASTER_ variables hold for every process, but those that say where things are.
     """
     from quaymaster.cli.local.cluster import RECORD_FILE, locked, prepare_directory, read_cluster

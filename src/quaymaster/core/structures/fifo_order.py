@@ -8,7 +8,7 @@ could give first in front; a group that was served goes behind the others.
 Memory: groups that are blocked or hold passed-over messages, and only those. There may be millions, so what is
 done to all of them is done in steps: `freeze` and `emptied` give an iterator.
 
-Source: Amazon SQS Developer Guide, "FIFO queue delivery logic"; behaviour of groups after a partial delete or a
+Source: Amazon SQS Developer Guide, "FIFO queue delivery logic"; behavior of groups after a partial delete or a
 terminated visibility timeout as the service shows it.
 """
 

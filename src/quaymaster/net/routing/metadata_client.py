@@ -96,7 +96,7 @@ class MetadataLink:
 
 
 class MetadataNodes(Protocol):
-    """How the nodes are organised: who holds what."""
+    """How the nodes are organized: who holds what."""
 
     def holding(self, key: str) -> Sequence[MetadataLink]:
         """Return the nodes that hold a row, the best to ask first. With an empty key, those that hold everything."""
