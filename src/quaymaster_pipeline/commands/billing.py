@@ -21,6 +21,7 @@ from quaymaster_pipeline.commands.warehouse import (
     WarehouseURI,
     check_account,
     need_tables,
+    need_tables_to_read,
     open_warehouse,
 )
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
@@ -156,7 +157,7 @@ def show_prices(
 
     Until one is set, it is an example: the public list prices of Amazon SQS in us-east-1.
     """
-    need_tables()
+    need_tables_to_read()
     from quaymaster_pipeline.billing.price_files import render_csv, render_toml
     from quaymaster_pipeline.billing.store import BillingStore
 
@@ -213,7 +214,7 @@ def accounts(
     as_json: options.AsJSON = False,
 ) -> None:
     """Show what accounts are called on invoices. A name counts for months that end after it was kept."""
-    need_tables()
+    need_tables_to_read()
     from quaymaster_pipeline.billing.store import BillingStore
 
     store = BillingStore(open_warehouse(data_directory(data), warehouse, storage_option))

@@ -24,6 +24,7 @@ from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
     need_tables,
+    need_tables_to_read,
     only_writer,
     open_warehouse,
     write_metrics_of,
@@ -146,7 +147,7 @@ def status(
     lag_seconds: how long ago all that front ends had recorded was in the tables. lag_blocks: what the usage queue has
     that they have not; empty when the server cannot be asked.
     """
-    need_tables()
+    need_tables_to_read()
     from quaymaster_pipeline.checks.status import read_status
 
     directory = data_directory(data)

@@ -14,7 +14,7 @@ from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
     check_account,
-    need_tables,
+    need_tables_to_read,
     open_warehouse,
 )
 
@@ -46,7 +46,7 @@ def usage(given: UsageOptions) -> None:
 
     What is shown is what `quaymaster pipeline run` has put into the tables so far.
     """
-    need_tables()
+    need_tables_to_read()
     from quaymaster_pipeline.usage.usage import UsageLine, read_usage
     from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
     from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +54,25 @@ def need_tables() -> None:
             "30 days. `make run-pipeline` in a checkout installs the pipeline and runs it; elsewhere: "
             "pip install 'quaymaster[spark]', then `quaymaster pipeline run`."
         ) from None
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Says that pandas is not installed."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=fullname)
+
+
+def need_tables_to_read() -> None:
+    """Do the same for a command that reads tables and shows them, without Spark.
+
+    With its first array pyarrow imports pandas where that is installed: two thirds of the CPU time of such a command,
+    which needs none of it. A process that goes on, as that of a test does, keeps its pandas.
+    """
+    if Path(sys.argv[0]).name == "quaymaster":
+        sys.meta_path.insert(0, _WithoutPandas())
+    need_tables()
 
 
 def open_warehouse(

@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +57,31 @@ def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None
     lines = chosen.json
     assert {line["queue"] for line in lines} == {"queue-1"}
     assert {line["hour"] for line in lines} == {"2026-11-22T13:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "command", [("usage",), ("pipeline", "status"), ("billing", "accounts")], ids=" ".join
+)
+def test_a_process_that_only_shows_tables_imports_no_pandas_and_shows_the_same(
+    run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    site = Site(tmp_path)
+    site.ship(FrontEnd("a", step_us=60_000_000).block(100))
+    site.run()
+    script = Path(sys.executable).with_name("quaymaster")
+    given = (*command, "--data", str(tmp_path), "--json")
+
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", script, *given], capture_output=True, text=True, check=True
+    )
+
+    assert "quaymaster_pipeline.warehouse.tables" in done.stderr
+    assert "pandas.core" not in done.stderr
+    shown, here = json.loads(done.stdout), run(*given).json
+    for found in (shown, here):
+        if command == ("pipeline", "status"):
+            del found["lag_seconds"]
+    assert shown == here
 
 
 def test_usage_of_a_directory_without_tables_is_an_empty_list_and_says_what_to_run(
