@@ -154,7 +154,7 @@ class SpoolingFrontEnd:
         while self._spool is None:
             with self.killable(), patch.object(spool_files, "os", FaultyOS(self._faults, self._chance)):
                 spool = UsageSpool(
-                    self._directory, node=self.name, is_named=True, bytes_max=1 << 30, segment_bytes=4096
+                    self._directory, node=self.name, is_named=True, bytes_max=1 << 30, file_bytes=4096
                 )
                 try:
                     spool.open()
@@ -179,7 +179,7 @@ class SpoolingFrontEnd:
         if spool is None:
             return
         spool._files.close()
-        last = spool._files.segments[-1] if spool._files.segments else None
+        last = spool._files.files[-1] if spool._files.files else None
         if last is not None and self._chance.random() < 0.5:
             path = spool._files.path(last.number)
             size = path.stat().st_size

@@ -176,7 +176,7 @@ def segment_row(block: UsageBlock, origin: Origin) -> dict[str, Any]:
     }
 
 
-def damaged_segment(body: bytes, origin: Origin, damage: Exception) -> dict[str, Any]:
+def damaged_segment_row(body: bytes, origin: Origin, damage: Exception) -> dict[str, Any]:
     """Return what ops.segments has of a block that could not be read."""
     return {**origin._asdict(), "state": DAMAGED, "rows": 0, "damage": str(damage), "raw": body}
 
@@ -186,7 +186,7 @@ def read_block(body: bytes, origin: Origin) -> tuple[dict[str, Any], Any | None]
     try:
         block = open_block(body)
     except (CorruptBlock, UnknownBlockVersion) as error:
-        return damaged_segment(body, origin, error), None
+        return damaged_segment_row(body, origin, error), None
     return segment_row(block, origin), bronze_rows(block, origin) if block.header.rows else None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.usage.test_usage_spool import open_spool, taken
 from quaymaster.cli.doctor import OK, PROBLEM, WARNING, check_spool
-from quaymaster.frontend.usage.spool_files import SEGMENT_SUFFIX
+from quaymaster.frontend.usage.spool_files import SPOOL_FILE_SUFFIX
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool
 
@@ -16,9 +16,9 @@ NOW_US = 1_795_348_900_000_000
 
 
 def filled(tmp_path: Path, *, seal: bool = True, user_agent: str = "a") -> Path:
-    """Return a data directory whose spool has two incarnations in several segments, with audit records and drops."""
+    """Return a data directory whose spool has two incarnations in several files, with audit records and drops."""
     for _ in range(2):
-        spool = open_spool(tmp_path, segment_bytes=2048)
+        spool = open_spool(tmp_path, file_bytes=2048)
         spool.append(taken(30, changes=[3, 7], user_agent=user_agent))
         spool.append(taken(200, changes=[0]))
         spool.append(taken(5, overflow=4))
@@ -30,8 +30,8 @@ def filled(tmp_path: Path, *, seal: bool = True, user_agent: str = "a") -> Path:
     return tmp_path
 
 
-def segments(data: Path) -> list[Path]:
-    return sorted((data / "usage").glob(f"*{SEGMENT_SUFFIX}"))
+def spool_files(data: Path) -> list[Path]:
+    return sorted((data / "usage").glob(f"*{SPOOL_FILE_SUFFIX}"))
 
 
 def test_a_whole_spool_has_nothing_wrong(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_whole_spool_has_nothing_wrong(tmp_path: Path) -> None:
     assert (report.problems, report.remarks) == ([], [])
     assert (report.records, report.dropped) == (2 * 241, 8)
     assert list(report.incarnations.values()) == ["stopped", "stopped"]
-    assert report.segments == len(segments(tmp_path)) > 2
+    assert report.files == len(spool_files(tmp_path)) > 2
     (finding,) = check_spool(tmp_path)
     assert finding.result == OK
     assert "482 records" in finding.found
@@ -55,7 +55,7 @@ def test_a_spool_in_use_has_nothing_wrong_and_no_end_yet(tmp_path: Path) -> None
 
 
 def test_a_torn_end_is_a_remark_for_the_next_start_to_mend(tmp_path: Path) -> None:
-    last = segments(filled(tmp_path))[-1]
+    last = spool_files(filled(tmp_path))[-1]
     last.write_bytes(last.read_bytes()[:-3])
 
     (finding,) = check_spool(tmp_path)
@@ -66,7 +66,7 @@ def test_a_torn_end_is_a_remark_for_the_next_start_to_mend(tmp_path: Path) -> No
 
 
 def test_damage_in_between_is_a_problem(tmp_path: Path) -> None:
-    first = segments(filled(tmp_path))[0]
+    first = spool_files(filled(tmp_path))[0]
     data = bytearray(first.read_bytes())
     data[-20] ^= 1
     first.write_bytes(data)
@@ -77,18 +77,21 @@ def test_damage_in_between_is_a_problem(tmp_path: Path) -> None:
     assert first.name in finding.found
 
 
-def test_a_segment_that_is_gone_is_a_problem(tmp_path: Path) -> None:
-    of_incarnation = segments(filled(tmp_path))
+def test_a_spool_file_that_is_gone_is_a_problem(tmp_path: Path) -> None:
+    of_incarnation = spool_files(filled(tmp_path))
     of_incarnation[1].unlink()
 
     report = examine_spool(tmp_path / "usage")
 
-    assert any("does not go on from the segment before it" in problem for problem in report.problems)
+    assert any("does not go on from the spool file before it" in problem for problem in report.problems)
 
 
 def test_blocks_of_another_spool_do_not_fit(tmp_path: Path) -> None:
-    ours, theirs = segments(filled(tmp_path / "ours")), segments(filled(tmp_path / "theirs", user_agent="b"))
-    # Whole by itself, and in nobody's chain: the second segment of this spool in another's place.
+    ours, theirs = (
+        spool_files(filled(tmp_path / "ours")),
+        spool_files(filled(tmp_path / "theirs", user_agent="b")),
+    )
+    # Whole by itself, and in nobody's chain: the second file of this spool in another's place.
     theirs[0].write_bytes(ours[1].read_bytes())
 
     report = examine_spool(tmp_path / "theirs" / "usage")
@@ -97,7 +100,7 @@ def test_blocks_of_another_spool_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_spool_of_a_newer_program_is_said_to_be_one(tmp_path: Path) -> None:
-    first = segments(filled(tmp_path))[0]
+    first = spool_files(filled(tmp_path))[0]
     first.write_bytes(b"\x09" + first.read_bytes()[1:])
 
     with pytest.raises(SpoolUnusable):

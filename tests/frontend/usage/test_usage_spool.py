@@ -118,7 +118,7 @@ def check_complete(blocks: Sequence[UsageBlock]) -> int:
     return sum(block.header.rows for block in blocks)
 
 
-def segments(directory: Path) -> list[Path]:
+def spool_files(directory: Path) -> list[Path]:
     return sorted((directory / "usage").glob("*.usage"))
 
 
@@ -223,10 +223,10 @@ def test_a_crash_at_any_byte_leaves_whole_blocks_and_a_seal_after_them(tmp_path:
     spool = open_spool(tmp_path, 5)
     for count in (3, 1, 4):
         spool.append(taken(count, changes=[0]))
-    whole = segments(tmp_path)[0].read_bytes()
+    whole = spool_files(tmp_path)[0].read_bytes()
 
     for cut in (*range(0, len(whole), 7), len(whole) - 1):
-        segments(tmp_path)[0].write_bytes(whole[:cut])
+        spool_files(tmp_path)[0].write_bytes(whole[:cut])
         again = UsageSpool(tmp_path / "usage", node="fe-1", is_named=False, bytes_max=MIB)
         again.open()
         if again.incarnation:
@@ -259,32 +259,32 @@ def test_a_bad_hint_about_what_was_shipped_loses_nothing(tmp_path: Path, hint: s
     assert rows == (3 if hint in ("", "x", "1") else 0)
 
 
-def test_segments_are_deleted_once_they_are_shipped_but_for_the_last(tmp_path: Path) -> None:
-    spool = open_spool(tmp_path, segment_bytes=300)
+def test_spool_files_are_deleted_once_they_are_shipped_but_for_the_last(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path, file_bytes=300)
     for _ in range(5):
         spool.append(taken(3))
-    assert len(segments(tmp_path)) > 3
+    assert len(spool_files(tmp_path)) > 3
 
     blocks = ship_all(spool)
 
     assert sum(block.header.rows for block in blocks) == 15
-    assert len(segments(tmp_path)) == 1
-    assert spool.size_bytes == segments(tmp_path)[0].stat().st_size
+    assert len(spool_files(tmp_path)) == 1
+    assert spool.size_bytes == spool_files(tmp_path)[0].stat().st_size
 
 
-def test_a_new_segment_goes_on_where_the_one_before_ends(tmp_path: Path) -> None:
-    spool = open_spool(tmp_path, 5, segment_bytes=300)
+def test_a_new_spool_file_goes_on_where_the_one_before_ends(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path, 5, file_bytes=300)
     for _ in range(4):
         spool.append(taken(3, changes=[1]))
 
-    again = open_spool(tmp_path, 6, segment_bytes=300)
+    again = open_spool(tmp_path, 6, file_bytes=300)
     again.close(now_us=NOON_US)
 
     assert check_complete(ship_all(again)) == 12
 
 
 def test_a_full_spool_counts_what_it_drops_and_says_so_when_there_is_room_again(tmp_path: Path) -> None:
-    spool = open_spool(tmp_path, 5, bytes_max=1_200, segment_bytes=400)
+    spool = open_spool(tmp_path, 5, bytes_max=1_200, file_bytes=400)
     written = dropped = 0
     for _ in range(20):
         appended = spool.append(taken(5))
@@ -422,7 +422,7 @@ def test_a_seal_that_a_start_has_no_room_for_is_shipped_all_the_same(
     unique = list({block.digest: block for block in blocks}.values())
     assert [block.header.seal for block in unique if block.header.seal] == expected
     assert [block.header.previous for block in unique[1:]] == [block.digest for block in unique[:-1]]
-    assert len(segments(tmp_path)) == 1
+    assert len(spool_files(tmp_path)) == 1
 
 
 def test_a_lost_incarnation_is_sealed_as_soon_as_there_is_room(tmp_path: Path, failing: list[str]) -> None:
@@ -464,15 +464,15 @@ def test_a_seal_that_cannot_be_written_is_left_to_the_next_start(tmp_path: Path,
 
 
 def test_damage_in_the_middle_is_written_down_as_dropped(tmp_path: Path) -> None:
-    spool = open_spool(tmp_path, 5, segment_bytes=300)
+    spool = open_spool(tmp_path, 5, file_bytes=300)
     for _ in range(4):
         spool.append(taken(3))
-    damaged = segments(tmp_path)[1]
+    damaged = spool_files(tmp_path)[1]
     data = bytearray(damaged.read_bytes())
     data[-20] ^= 1
     damaged.write_bytes(data)
 
-    again = open_spool(tmp_path, 6, segment_bytes=300)
+    again = open_spool(tmp_path, 6, file_bytes=300)
     again.close(now_us=NOON_US)
 
     blocks = ship_all(again)
@@ -490,10 +490,10 @@ def damage(path: Path) -> None:
 
 
 def test_a_block_damaged_while_it_waits_is_said_to_be_missing(tmp_path: Path) -> None:
-    spool = open_spool(tmp_path, segment_bytes=300)
+    spool = open_spool(tmp_path, file_bytes=300)
     for _ in range(3):
         spool.append(taken(3))
-    damage(segments(tmp_path)[2])
+    damage(spool_files(tmp_path)[2])
 
     blocks = ship_all(spool)
 
@@ -506,11 +506,11 @@ def test_a_block_damaged_while_it_waits_is_said_to_be_missing(tmp_path: Path) ->
     assert blocks[1].header.dropped.reason == "damaged"
 
 
-def test_damage_in_the_last_segment_is_passed_over_once_there_is_another(tmp_path: Path) -> None:
+def test_damage_in_the_last_spool_file_is_passed_over_once_there_is_another(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     for _ in range(3):
         spool.append(taken(3))
-    damage(segments(tmp_path)[0])
+    damage(spool_files(tmp_path)[0])
     assert sum(block.header.rows for block in ship_all(spool)) == 6
 
     spool.append(taken(2))
@@ -527,7 +527,7 @@ def test_a_damaged_seal_is_made_again(tmp_path: Path) -> None:
     spool.append(taken(3))
     spool.close(now_us=NOON_US)
     again = open_spool(tmp_path, 6)
-    damage(segments(tmp_path)[0])
+    damage(spool_files(tmp_path)[0])
 
     blocks = ship_all(again)
 
@@ -564,7 +564,7 @@ def test_a_front_end_keeps_its_first_name_unless_it_is_given_another(tmp_path: P
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe", b"a\x00b", b"a\nb", b"x" * 300, b"fe-2\n", b"", None])
-def test_a_damaged_name_is_that_of_the_newest_segment(tmp_path: Path, damage: bytes | None) -> None:
+def test_a_damaged_name_is_that_of_the_newest_spool_file(tmp_path: Path, damage: bytes | None) -> None:
     spool = open_spool(tmp_path)
     spool.close(now_us=NOON_US)
     path = tmp_path / "usage" / "front_end"
@@ -638,7 +638,7 @@ def test_a_front_end_starts_though_there_is_no_room_for_its_name(
 def test_a_spool_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     spool.append(taken(1))
-    path = segments(tmp_path)[0]
+    path = spool_files(tmp_path)[0]
     data = path.read_bytes()
 
     path.write_bytes(b"\x09" + data[1:])
@@ -652,7 +652,7 @@ def test_a_spool_of_a_newer_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"QMS", b"\x01XXX" + bytes(20), b"\x01QMS\x0d\0\0\0\0\0\0\0"])
-def test_a_segment_without_a_head_is_put_aside(tmp_path: Path, data: bytes) -> None:
+def test_a_spool_file_without_a_head_is_put_aside(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "usage").mkdir()
     (tmp_path / "usage" / "0000000000000003.usage").write_bytes(data)
 

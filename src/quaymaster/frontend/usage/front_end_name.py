@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def take_name(directory: Path, node: str, recorded: str | None, *, is_named: bool) -> str:
     """Return the name that records are under, and keep it.
 
-    `recorded`: that of the newest segment, which has a checksum. `node`: that of the host, or, where `is_named`, the
+    `recorded`: that of the newest spool file, which has a checksum. `node`: that of the host, or, where `is_named`, the
     one that the operator gave, which counts.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Which blocks are made of the records that are taken, and what the blocks of a segment say. Nothing is written here.
+"""Which blocks are made of the records that are taken; what the blocks of a spool file say. Nothing is written here.
 
-An incarnation's blocks lie end to end. So each says what was dropped before it, and a segment whose end is missing
+An incarnation's blocks lie end to end. So each says what was dropped before it, and a file whose end is missing
 is repaired by a block that says so.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from quaymaster.coordination.noted_acts import ACT_ID
-from quaymaster.frontend.usage.spool_head import SegmentHead, segment_head_length
+from quaymaster.frontend.usage.spool_head import SpoolFileHead, file_head_length
 from quaymaster.frontend.usage.taken_rows import TakenRows
 from quaymaster.protocol.usage.dropped_records import Dropped, DroppedCount, DropReason, merge_dropped
 from quaymaster.protocol.usage.usage_blocks import (
@@ -135,8 +135,8 @@ def fit_rows(chain: BlockChain, taken: TakenRows, room_bytes: int, *, is_heartbe
     return fitted
 
 
-class ScannedSegment(NamedTuple):
-    """What the whole blocks of a segment say."""
+class ScannedSpoolFile(NamedTuple):
+    """What the whole blocks of a spool file say."""
 
     length: int
     """Where they end in the file."""
@@ -147,13 +147,13 @@ class ScannedSegment(NamedTuple):
     """Ids of the noted acts in them."""
 
 
-def scan_segment(data: bytes, head: SegmentHead, following: SegmentHead | None) -> ScannedSegment:
-    """Read the whole blocks of a segment; `following`: the head of the next one, if it is of the same incarnation.
+def scan_spool_file(data: bytes, head: SpoolFileHead, following: SpoolFileHead | None) -> ScannedSpoolFile:
+    """Read the whole blocks of a file; `following`: the head of the next one, if it is of the same incarnation.
 
-    Blocks behind the one from which the next segment goes on do not count: their fsync failed. Raises
+    Blocks behind the one from which the next file goes on do not count: their fsync failed. Raises
     UnknownBlockVersion.
     """
-    at = segment_head_length(data)
+    at = file_head_length(data)
     end, watermark_us, is_sealed = head.after, 0, False
     acts: list[str] = []
     while at < len(data):
@@ -174,11 +174,13 @@ def scan_segment(data: bytes, head: SegmentHead, following: SegmentHead | None) 
         else:  # the seal of an incarnation whose spool was lost
             end = end._replace(digest=block.digest)
         at += block_length(memoryview(data)[at:])
-    return ScannedSegment(at, end, watermark_us, is_sealed, acts)
+    return ScannedSpoolFile(at, end, watermark_us, is_sealed, acts)
 
 
-def repair_segment(head: SegmentHead, scanned: ScannedSegment, following: SegmentHead | None) -> EncodedBlock:
-    """Return a block that says what is missing behind the whole ones: to the next segment, or the incarnation's end."""
+def repair_spool_file(
+    head: SpoolFileHead, scanned: ScannedSpoolFile, following: SpoolFileHead | None
+) -> EncodedBlock:
+    """Return a block that says what is missing behind the whole ones: to the next file, or the incarnation's end."""
     next_sequence = scanned.end.next_sequence
     dropped, seal = None, None
     if following is None:

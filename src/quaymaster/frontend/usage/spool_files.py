@@ -1,6 +1,6 @@
-"""The files of a spool, `<data>/usage/`: the segments, of which the last is written, and how far they were shipped.
+"""The files of a spool, `<data>/usage/`: those with blocks, the last of which is written; how far they were shipped.
 
-<number>.usage    segment: head (`spool_head`), then blocks (protocol/usage/usage_blocks) one after another
+<number>.usage    a spool file: head (`spool_head`), then blocks (protocol/usage/usage_blocks) one after another
 shipped           how far they have been shipped: a number and an offset; a hint, may be old
 """
 
@@ -17,11 +17,11 @@ import msgspec
 
 from quaymaster.frontend.usage.spool_head import (
     HEAD_START_BYTES,
-    SEGMENT_HEAD_BYTES_MAX,
-    SegmentHead,
-    decode_segment_head,
-    encode_segment_head,
-    segment_head_length,
+    SPOOL_FILE_HEAD_BYTES_MAX,
+    SpoolFileHead,
+    decode_file_head,
+    encode_file_head,
+    file_head_length,
 )
 from quaymaster.monitoring.logs import log_event
 from quaymaster.protocol.usage.usage_blocks import (
@@ -34,8 +34,8 @@ from quaymaster.protocol.usage.usage_blocks import (
 )
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
-SEGMENT_BYTES: Final = 4 << 20
-SEGMENT_SUFFIX: Final = ".usage"
+SPOOL_FILE_BYTES: Final = 4 << 20
+SPOOL_FILE_SUFFIX: Final = ".usage"
 DAMAGED_SUFFIX: Final = ".damaged"
 SHIPPED_FILE: Final = "shipped"
 
@@ -51,7 +51,7 @@ class LittleRoom(OSError):
 
 
 class DamagedBlock(Exception):
-    """The block at `offset` of the segment in place `at` cannot be read."""
+    """The block at `offset` of the spool file in place `at` cannot be read."""
 
     def __init__(self, at: int, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,8 +68,8 @@ class SpooledBlock(msgspec.Struct, frozen=True):
     end: int
 
 
-class SpoolSegment(msgspec.Struct):
-    """One file."""
+class SpoolFile(msgspec.Struct):
+    """One file with blocks."""
 
     number: int
     incarnation: int
@@ -85,85 +85,87 @@ class SpoolSegment(msgspec.Struct):
 
 
 class SpoolFiles:
-    """The segments of one directory, the oldest first."""
+    """The spool files of one directory, the oldest first."""
 
-    def __init__(self, directory: Path, segment_bytes: int) -> None:
+    def __init__(self, directory: Path, file_bytes: int) -> None:
         self._directory = directory
-        self._segment_bytes = segment_bytes
+        self._file_bytes = file_bytes
         self._fd = -1
         self._shipped = (0, 0)
-        """Segment number and offset up to which all is shipped."""
-        self.segments: list[SpoolSegment] = []
+        """Number of a file and offset up to which all is shipped."""
+        self.files: list[SpoolFile] = []
 
     @property
     def size_bytes(self) -> int:
         """How much is in them."""
-        return sum(segment.end for segment in self.segments)
+        return sum(one.end for one in self.files)
 
     @property
     def is_open(self) -> bool:
-        """Whether the last segment is being written."""
+        """Whether the last file is being written."""
         return self._fd >= 0
 
     def path(self, number: int) -> Path:
-        """Return the path of a segment."""
-        return self._directory / f"{number:016}{SEGMENT_SUFFIX}"
+        """Return the path of a spool file."""
+        return self._directory / f"{number:016}{SPOOL_FILE_SUFFIX}"
 
     # Starting
 
-    def find_heads(self) -> list[tuple[int, SegmentHead]]:
-        """Return the numbers and heads of all segments that can be read. Raises SpoolUnusable, OSError."""
+    def find_heads(self) -> list[tuple[int, SpoolFileHead]]:
+        """Return the numbers and heads of all files that can be read. Raises SpoolUnusable, OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = sorted(
             int(path.stem)
-            for path in self._directory.glob(f"*{SEGMENT_SUFFIX}")
+            for path in self._directory.glob(f"*{SPOOL_FILE_SUFFIX}")
             if path.stem.isascii() and path.stem.isdecimal()
         )
         return [(number, head) for number in numbers if (head := self.read_head(number)) is not None]
 
-    def read_head(self, number: int) -> SegmentHead | None:
-        """Return the head of a segment; None, and the segment is put aside, when it cannot be read."""
+    def read_head(self, number: int) -> SpoolFileHead | None:
+        """Return the head of a file; None, and the file is put aside, when it cannot be read."""
         path = self.path(number)
         with path.open("rb") as file:
-            data = file.read(SEGMENT_HEAD_BYTES_MAX)
+            data = file.read(SPOOL_FILE_HEAD_BYTES_MAX)
         try:
-            return decode_segment_head(data)
+            return decode_file_head(data)
         except CorruptBlock as error:
             # Made by a crash, with nothing in it; or damaged, and nobody knows what it was.
-            log_event(log, logging.WARNING, "usage segment not readable", path=str(path), reason=str(error))
+            log_event(
+                log, logging.WARNING, "usage spool file not readable", path=str(path), reason=str(error)
+            )
             path.replace(path.with_suffix(DAMAGED_SUFFIX))
             return None
 
-    def mend(self, segment: SpoolSegment, extra: bytes) -> None:
-        """Cut a segment at its end, put `extra` there, and have it as the last one."""
-        fd = os.open(self.path(segment.number), os.O_RDWR | os.O_CLOEXEC)
+    def mend(self, spool_file: SpoolFile, extra: bytes) -> None:
+        """Cut a file at its end, put `extra` there, and have it as the last one."""
+        fd = os.open(self.path(spool_file.number), os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.ftruncate(fd, segment.end)
+            os.ftruncate(fd, spool_file.end)
             if extra:
                 try:
-                    _write_all(fd, extra, segment.end)
+                    _write_all(fd, extra, spool_file.end)
                 except OSError as error:  # a full disk keeps nobody from starting
                     log_event(log, logging.WARNING, "usage spool not mended", reason=str(error))
-                    os.ftruncate(fd, segment.end)
-                    # Shipped all the same: the segment may be gone before the next start.
-                    segment.unwritten = extra
+                    os.ftruncate(fd, spool_file.end)
+                    # Shipped all the same: the file may be gone before the next start.
+                    spool_file.unwritten = extra
                 else:
-                    segment.end += len(extra)
+                    spool_file.end += len(extra)
             # What was read may have come from memory: nothing is shipped that a loss of power could take back.
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        self.segments.append(segment)
+        self.files.append(spool_file)
 
     def take_up_shipping(self) -> None:
-        """Read how far the segments were shipped, and delete those that were."""
+        """Read how far the files were shipped, and delete those that were."""
         path = self._directory / SHIPPED_FILE
         try:
             number, offset = map(int, path.read_text().split())
         except (OSError, ValueError):
             number, offset = 0, 0
         else:
-            ends = (segment.end for segment in self.segments if segment.number == number)
+            ends = (one.end for one in self.files if one.number == number)
             offset = min(offset, next(ends, 0))
         self._shipped = (number, offset)
         self._drop_shipped()
@@ -171,7 +173,7 @@ class SpoolFiles:
     # Writing
 
     def append(self, data: bytes, origin: BlockOrigin, after: BlockEnd, *, free_bytes_min: int) -> None:
-        """Make blocks durable at the end of the last segment, or of a new one that goes on from `after`.
+        """Make blocks durable at the end of the last file, or of a new one that goes on from `after`.
 
         Raises:
             LittleRoom: not so much would stay free.
@@ -181,24 +183,24 @@ class SpoolFiles:
         free_bytes = status.f_bavail * status.f_frsize
         if free_bytes < len(data) + free_bytes_min:
             raise LittleRoom(free_bytes)
-        if not self.is_open or self.segments[-1].end + len(data) > self._segment_bytes:
+        if not self.is_open or self.files[-1].end + len(data) > self._file_bytes:
             self.begin(origin, after)
-        segment = self.segments[-1]
+        last = self.files[-1]
         try:
-            _write_all(self._fd, data, segment.end)
+            _write_all(self._fd, data, last.end)
             os.fdatasync(self._fd)
         except OSError:
-            # What the disk has of it is unknown. The next segment goes on from before it, which is how a start tells.
+            # What the disk has of it is unknown. The next file goes on from before it, which is how a start tells.
             with suppress(OSError):
-                os.ftruncate(self._fd, segment.end)
+                os.ftruncate(self._fd, last.end)
             self.close()
             raise
-        segment.end += len(data)
+        last.end += len(data)
 
     def begin(self, origin: BlockOrigin, after: BlockEnd) -> None:
-        """Begin a new segment."""
-        number = self.segments[-1].number + 1 if self.segments else max(1, self._shipped[0] + 1)
-        head = encode_segment_head(origin, after)
+        """Begin a new file."""
+        number = self.files[-1].number + 1 if self.files else max(1, self._shipped[0] + 1)
+        head = encode_file_head(origin, after)
         path = self.path(number)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -212,10 +214,10 @@ class SpoolFiles:
             raise
         self.close()
         self._fd = fd
-        self.segments.append(SpoolSegment(number, origin.incarnation, len(head)))
+        self.files.append(SpoolFile(number, origin.incarnation, len(head)))
 
     def close(self) -> None:
-        """Let go of the last segment: the next block is written into another."""
+        """Let go of the last file: the next block is written into another."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -225,19 +227,19 @@ class SpoolFiles:
     def next_block(self) -> SpooledBlock | None:
         """Return the first block that is not shipped, None when all are. Raises DamagedBlock."""
         number, offset = self._shipped
-        for at, segment in enumerate(self.segments):
-            if segment.number < number:
+        for at, spool_file in enumerate(self.files):
+            if spool_file.number < number:
                 continue
-            if segment.number > number:
-                number, offset = segment.number, 0
+            if spool_file.number > number:
+                number, offset = spool_file.number, 0
             with self.path(number).open("rb") as file:
                 if offset == 0:
-                    offset = segment_head_length(file.read(HEAD_START_BYTES))
-                if offset >= segment.shipped_end:
+                    offset = file_head_length(file.read(HEAD_START_BYTES))
+                if offset >= spool_file.shipped_end:
                     continue
-                if offset >= segment.end:
-                    data = segment.unwritten
-                    return SpooledBlock(data, decode_header(data), number, segment.shipped_end)
+                if offset >= spool_file.end:
+                    data = spool_file.unwritten
+                    return SpooledBlock(data, decode_header(data), number, spool_file.shipped_end)
                 file.seek(offset)
                 try:
                     head = file.read(HEAD_BYTES)
@@ -248,7 +250,7 @@ class SpoolFiles:
         return None
 
     def mark_shipped(self, block: SpooledBlock) -> None:
-        """Note that a block is stored elsewhere; segments before it, and its own if it was the last, are deleted."""
+        """Note that a block is stored elsewhere; files before it, and its own if it was the last, are deleted."""
         self._shipped = (block.number, block.end)
         self._drop_shipped()
         temporary = self._directory / f"{SHIPPED_FILE}.tmp"
@@ -259,14 +261,14 @@ class SpoolFiles:
             temporary.replace(self._directory / SHIPPED_FILE)
 
     def _drop_shipped(self) -> None:
-        """Delete the segments that are shipped; the last one stays, the next start goes on from it."""
+        """Delete the files that are shipped; the last one stays, the next start goes on from it."""
         number, offset = self._shipped
-        while len(self.segments) > 1:
-            segment = self.segments[0]
-            if segment.number > number or (segment.number == number and offset < segment.shipped_end):
+        while len(self.files) > 1:
+            oldest = self.files[0]
+            if oldest.number > number or (oldest.number == number and offset < oldest.shipped_end):
                 return
-            self.path(segment.number).unlink(missing_ok=True)
-            del self.segments[0]
+            self.path(oldest.number).unlink(missing_ok=True)
+            del self.files[0]
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

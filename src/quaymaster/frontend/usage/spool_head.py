@@ -1,6 +1,6 @@
-"""What a segment of a spool begins with: version u8 · magic "QMS" · length u32 · CRC32C of the rest u32 · MessagePack.
+"""What a file of a spool begins with: version u8 · magic "QMS" · length u32 · CRC32C of the rest u32 · MessagePack.
 
-To change it: append fields with defaults to `SegmentHead`, or raise SEGMENT_VERSION and keep decoding the old one.
+To change it: append fields with defaults to `SpoolFileHead`, or raise SPOOL_FILE_VERSION and keep decoding the old one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from crc32c import crc32c
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
-SEGMENT_VERSION: Final = 1
-SEGMENT_HEAD_BYTES_MAX: Final = 4096
+SPOOL_FILE_VERSION: Final = 1
+SPOOL_FILE_HEAD_BYTES_MAX: Final = 4096
 _MAGIC: Final = b"QMS"
 _HEAD = struct.Struct("<B3sII")
 HEAD_START_BYTES: Final = _HEAD.size
@@ -26,8 +26,8 @@ class SpoolUnusable(Exception):
     """The spool cannot be gone on with: the message says why, and what to do."""
 
 
-class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
-    """What the first block of a segment goes on from."""
+class SpoolFileHead(msgspec.Struct, frozen=True, array_like=True):
+    """What the first block of a file goes on from."""
 
     front_end: str
     incarnation: int
@@ -43,40 +43,40 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def after(self) -> BlockEnd:
-        """Where the block before the segment ends."""
+        """Where the block before the file ends."""
         return BlockEnd(self.next_sequence, self.previous, self.audit_hash)
 
 
 _encoder = msgspec.msgpack.Encoder()
-_heads = msgspec.msgpack.Decoder(SegmentHead)
+_heads = msgspec.msgpack.Decoder(SpoolFileHead)
 
 
-def encode_segment_head(origin: BlockOrigin, after: BlockEnd) -> bytes:
-    """Return the head of a segment whose first block goes on from `after`."""
-    body = _encoder.encode(SegmentHead(origin.front_end, origin.incarnation, *after, origin.region))
-    return _HEAD.pack(SEGMENT_VERSION, _MAGIC, _HEAD.size + len(body), crc32c(body)) + body
+def encode_file_head(origin: BlockOrigin, after: BlockEnd) -> bytes:
+    """Return the head of a file whose first block goes on from `after`."""
+    body = _encoder.encode(SpoolFileHead(origin.front_end, origin.incarnation, *after, origin.region))
+    return _HEAD.pack(SPOOL_FILE_VERSION, _MAGIC, _HEAD.size + len(body), crc32c(body)) + body
 
 
-def segment_head_length(data: bytes) -> int:
-    """Return how long the head is that a segment begins with; it was checked when it was opened."""
+def file_head_length(data: bytes) -> int:
+    """Return how long the head is that a file begins with; it was checked when the spool was opened."""
     return int(_HEAD.unpack_from(data)[2])
 
 
-def decode_segment_head(data: bytes) -> SegmentHead:
-    """Return the head that a segment begins with. Raises CorruptBlock, SpoolUnusable."""
+def decode_file_head(data: bytes) -> SpoolFileHead:
+    """Return the head that a file begins with. Raises CorruptBlock, SpoolUnusable."""
     if len(data) < _HEAD.size:
-        raise CorruptBlock("a segment is shorter than its head")
+        raise CorruptBlock("a spool file is shorter than its head")
     version, magic, length, crc = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        raise CorruptBlock("a segment begins with something else")
-    if version != SEGMENT_VERSION:
+        raise CorruptBlock("a spool file begins with something else")
+    if version != SPOOL_FILE_VERSION:
         raise SpoolUnusable(
-            f"a segment of usage records has version {version}; {SEGMENT_VERSION} can be read"
+            f"a spool file of usage records has version {version}; {SPOOL_FILE_VERSION} can be read"
         )
     body = data[_HEAD.size : length]
     if len(body) != length - _HEAD.size or crc32c(body) != crc:
-        raise CorruptBlock("a segment's head is damaged")
+        raise CorruptBlock("a spool file's head is damaged")
     try:
         return _heads.decode(body)
     except msgspec.MsgspecError as error:
-        raise CorruptBlock(f"a segment's head cannot be read: {error}") from None
+        raise CorruptBlock(f"a spool file's head cannot be read: {error}") from None

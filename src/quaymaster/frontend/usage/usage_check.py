@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quaymaster.frontend.usage.spool_files import DAMAGED_SUFFIX, SEGMENT_SUFFIX
+from quaymaster.frontend.usage.spool_files import DAMAGED_SUFFIX, SPOOL_FILE_SUFFIX
 from quaymaster.frontend.usage.spool_head import (
-    SegmentHead,
+    SpoolFileHead,
     SpoolUnusable,
-    decode_segment_head,
-    segment_head_length,
+    decode_file_head,
+    file_head_length,
 )
 from quaymaster.protocol.usage.usage_blocks import UnknownBlockVersion, UsageBlock, block_length, decode_block
 from quaymaster.protocol.usage.usage_records import NO_HASH, hash_record
@@ -21,7 +21,7 @@ from quaymaster.protocol.usage.usage_rows import CorruptBlock
 class SpoolReport:
     """What is in a spool. `problems` are losses, `remarks` what a start mends or has mended."""
 
-    segments: int = 0
+    files: int = 0
     bytes: int = 0
     blocks: int = 0
     records: int = 0
@@ -41,34 +41,34 @@ class _ExpectedChain:
     previous: bytes
     audit_hash: bytes
     seen: set[bytes]
-    """Blocks of this segment, and the one before it: the next one goes on from any, since what an fsync failed for does
+    """Blocks of this file, and the one before it: the next one goes on from any, since what an fsync failed for does
     not count."""
 
 
 def examine_spool(directory: Path) -> SpoolReport:
-    """Read all segments: their blocks are whole, end to end, with the sums they say; hashes chain.
+    """Read all files: their blocks are whole, end to end, with the sums they say; hashes chain.
 
     Raises:
         SpoolUnusable: a newer program wrote it. OSError: it cannot be read.
     """
     report = SpoolReport()
     chain: _ExpectedChain | None = None
-    paths = sorted(directory.glob(f"*{SEGMENT_SUFFIX}"))
+    paths = sorted(directory.glob(f"*{SPOOL_FILE_SUFFIX}"))
     for path in paths:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             continue  # shipped and deleted meanwhile
-        report.segments += 1
+        report.files += 1
         report.bytes += len(data)
         is_last = path == paths[-1]
         try:
-            head = decode_segment_head(data)
+            head = decode_file_head(data)
         except CorruptBlock as error:
             (report.remarks if is_last else report.problems).append(f"{path.name}: {error}")
             continue
         if chain is not None and (head.previous not in chain.seen or _has_gap(head, chain)):
-            report.problems.append(f"{path.name} does not go on from the segment before it")
+            report.problems.append(f"{path.name} does not go on from the spool file before it")
         report.incarnations.setdefault(head.incarnation, "")
         chain = _ExpectedChain(
             head.incarnation, head.next_sequence, head.previous, head.audit_hash, {head.previous}
@@ -79,15 +79,15 @@ def examine_spool(directory: Path) -> SpoolReport:
     return report
 
 
-def _has_gap(head: SegmentHead, chain: _ExpectedChain) -> bool:
-    """Return whether records of an incarnation are missing between two of its segments."""
+def _has_gap(head: SpoolFileHead, chain: _ExpectedChain) -> bool:
+    """Return whether records of an incarnation are missing between two of its files."""
     return head.incarnation == chain.incarnation and head.next_sequence > chain.next_sequence
 
 
 def _examine_blocks(
     report: SpoolReport, chain: _ExpectedChain, name: str, data: bytes, *, is_last: bool
 ) -> None:
-    at = segment_head_length(data)
+    at = file_head_length(data)
     while at < len(data):
         try:
             block = decode_block(memoryview(data)[at:])  # checks checksum, counts and sums

@@ -1,6 +1,6 @@
 """Blocks of usage records on this front end's disk, until they are shipped.
 
-    records ──spool_blocks──▶ blocks ──spool_files──▶ segments ──▶ usage_shipper
+    records ──spool_blocks──▶ blocks ──spool_files──▶ spool files ──▶ usage_shipper
                                  │
                                  └── no room: dropped and counted, or, if they are owed, kept in memory
 
@@ -31,21 +31,21 @@ from quaymaster.frontend.usage.front_end_name import FRONT_END_FILE, take_name
 from quaymaster.frontend.usage.spool_blocks import (
     OWED_BYTES,
     BlockChain,
-    ScannedSegment,
+    ScannedSpoolFile,
     fit_rows,
-    repair_segment,
-    scan_segment,
+    repair_spool_file,
+    scan_spool_file,
 )
 from quaymaster.frontend.usage.spool_files import (
-    SEGMENT_BYTES,
     SHIPPED_FILE,
+    SPOOL_FILE_BYTES,
     DamagedBlock,
     LittleRoom,
     SpooledBlock,
+    SpoolFile,
     SpoolFiles,
-    SpoolSegment,
 )
-from quaymaster.frontend.usage.spool_head import SegmentHead, SpoolUnusable
+from quaymaster.frontend.usage.spool_head import SpoolFileHead, SpoolUnusable
 from quaymaster.frontend.usage.taken_rows import CELLS, TakenRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.protocol.usage.dropped_records import DropReason
@@ -64,7 +64,7 @@ from quaymaster.protocol.usage.usage_rows import NO_ROWS
 _FREE_BYTES_MIN: Final = 1 << 20
 """Below it the disk counts as full for us: journals come first."""
 _EVENT_BYTES: Final = 64 << 10
-"""Room that one audit event needs at most, with what a block and a segment have around it."""
+"""Room that one audit event needs at most, with what a block and a file have around it."""
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class SpoolAppend(msgspec.Struct):
 
 
 class UsageSpool:
-    """The segments of one data directory. `open`, `begin` an incarnation, then append, ship, and `close` with a seal.
+    """The spool of one data directory. `open`, `begin` an incarnation, then append, ship, and `close` with a seal.
 
     `node` is the front end's name at its first start here; later ones keep that, so that a host that is called
     otherwise after its next start goes on where it was. `is_named`: the operator gave the name, and it counts.
@@ -95,11 +95,11 @@ class UsageSpool:
         node: str,
         is_named: bool,
         bytes_max: int,
-        segment_bytes: int = SEGMENT_BYTES,
+        file_bytes: int = SPOOL_FILE_BYTES,
     ) -> None:
         self._directory = directory
         self._bytes_max = bytes_max
-        self._files = SpoolFiles(directory, segment_bytes)
+        self._files = SpoolFiles(directory, file_bytes)
         self._chain = BlockChain(BlockOrigin(node, 0, ""), BlockEnd())
         self._owed: TakenRows | None = None
         """Records of changes that could not be written yet."""
@@ -114,9 +114,9 @@ class UsageSpool:
         self._is_named = is_named
         self.front_end = node
         self.noted_acts: set[str] = set()
-        """Ids of acts (`coordination/noted_acts`) in the segments, until `forget_act`."""
+        """Ids of acts (`coordination/noted_acts`) in the spool files, until `forget_act`."""
         self.incarnation = 0
-        """That of the last segment, until `begin`."""
+        """That of the last file, until `begin`."""
 
     @property
     def size_bytes(self) -> int:
@@ -144,8 +144,8 @@ class UsageSpool:
             with suppress(OSError):
                 (self._directory / name).chmod(0o600)
 
-    def _mend(self, number: int, head: SegmentHead, following: SegmentHead | None) -> None:
-        """Cut what is torn, and say in the file what is missing: up to the next segment, or the incarnation's end."""
+    def _mend(self, number: int, head: SpoolFileHead, following: SpoolFileHead | None) -> None:
+        """Cut what is torn, and say in the file what is missing: up to the next file, or the incarnation's end."""
         scanned = self._scan(number, head, following)
         next_sequence = scanned.end.next_sequence
         extra: EncodedBlock | None = None
@@ -154,11 +154,11 @@ class UsageSpool:
                 log,
                 logging.ERROR,
                 "usage records damaged",
-                segment=number,
+                spool_file=number,
                 from_sequence=next_sequence,
                 to_sequence=following.next_sequence,
             )
-            extra = repair_segment(head, scanned, following)
+            extra = repair_spool_file(head, scanned, following)
         elif following is None and not scanned.is_sealed:
             log_event(
                 log,
@@ -168,16 +168,16 @@ class UsageSpool:
                 incarnation=head.incarnation,
                 end_sequence=next_sequence,
             )
-            extra = repair_segment(head, scanned, following)
-        segment = SpoolSegment(number, head.incarnation, scanned.length)
-        self._files.mend(segment, b"" if extra is None else extra.data)
+            extra = repair_spool_file(head, scanned, following)
+        spool_file = SpoolFile(number, head.incarnation, scanned.length)
+        self._files.mend(spool_file, b"" if extra is None else extra.data)
         self._chain = BlockChain(head.origin, scanned.end if extra is None else extra.end)
         self.incarnation = max(self.incarnation, head.incarnation)
 
-    def _scan(self, number: int, head: SegmentHead, following: SegmentHead | None) -> ScannedSegment:
+    def _scan(self, number: int, head: SpoolFileHead, following: SpoolFileHead | None) -> ScannedSpoolFile:
         path = self._files.path(number)
         try:
-            scanned = scan_segment(path.read_bytes(), head, following)
+            scanned = scan_spool_file(path.read_bytes(), head, following)
         except UnknownBlockVersion as error:
             raise SpoolUnusable(f"{path}: {error}") from None
         self.noted_acts.update(scanned.acts)
@@ -186,7 +186,7 @@ class UsageSpool:
     def begin(
         self, incarnation: int, region: str, *, now_us: int, lost_incarnation: int | None = None
     ) -> None:
-        """Start an incarnation with a segment of its own.
+        """Start an incarnation with a spool file of its own.
 
         `lost_incarnation` is one that coordination knows, and of which nothing is here: it is sealed as lost.
         """
@@ -359,27 +359,27 @@ class UsageSpool:
                 log,
                 logging.ERROR,
                 "spooled usage block damaged",
-                segment=self._files.segments[error.at].number,
+                spool_file=self._files.files[error.at].number,
                 offset=error.offset,
                 reason=str(error),
             )
             return self._stand_in(error.at)
 
     def mark_shipped(self, block: SpooledBlock) -> None:
-        """Note that a block is stored elsewhere; segments before it, and its own if it was the last, are deleted."""
+        """Note that a block is stored elsewhere; files before it, and its own if it was the last, are deleted."""
         self._files.mark_shipped(block)
 
     def _stand_in(self, at: int) -> SpooledBlock | None:
-        """Return what a start would write in place of a segment's damaged rest; None until there is a next segment."""
-        files = self._files
-        segment = files.segments[at]
-        if at + 1 == len(files.segments):
-            files.close()  # the next block is written into another
+        """Return what a start would write in place of a file's damaged rest; None until there is a next file."""
+        files = self._files.files
+        damaged = files[at]
+        if at + 1 == len(files):
+            self._files.close()  # the next block is written into another
             return None
-        head = files.read_head(segment.number)
-        following = files.read_head(files.segments[at + 1].number)
+        head = self._files.read_head(damaged.number)
+        following = self._files.read_head(files[at + 1].number)
         if head is None or following is None:
             return None
         same_incarnation = following if following.incarnation == head.incarnation else None
-        block = repair_segment(head, self._scan(segment.number, head, same_incarnation), same_incarnation)
-        return SpooledBlock(block.data, decode_header(block.data), segment.number, segment.shipped_end)
+        block = repair_spool_file(head, self._scan(damaged.number, head, same_incarnation), same_incarnation)
+        return SpooledBlock(block.data, decode_header(block.data), damaged.number, damaged.shipped_end)
