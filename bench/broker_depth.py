@@ -44,7 +44,7 @@ BATCH = 10
 IN_PROGRESS = 32
 SHALLOW = 50_000
 DELAY_MAX_MS = 900_000
-SEALED = bytes(300)
+ENCRYPTED = bytes(300)
 """Stands for 256 bytes of body with what the front end puts around them, encrypted."""
 
 MakeMessage = Callable[[int], NewMessage]
@@ -160,7 +160,7 @@ def stored(number: int, *, group: str = "", dedup: str = "", delay_ms: int = -1)
     group_hash = hash_group(group) if group else 0
     dedup_hash = hash_dedup(dedup) if dedup else None
     retry = None if dedup else random.randbytes(16)
-    body = encode_message_head(message_id, 1, b"startid8", 1, number) + SEALED
+    body = encode_message_head(message_id, 1, b"startid8", 1, number) + ENCRYPTED
     flags, payload = join_payload(group_hash, dedup_hash, retry, body)
     return NewMessage(message_id, payload, flags, delay_ms, group_hash, dedup_hash, retry, may_be_retry=False)
 

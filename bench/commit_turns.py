@@ -156,7 +156,7 @@ def _message(kind: str, number: int) -> NewMessage:
     elif kind in ("delays", "log"):
         delay_ms = number * 7_919 % 901 * 1_000
     message_id = number.to_bytes(16, "big")
-    body = encode_message_head(message_id, 1, b"startid8", 1, number) + b"sealed"
+    body = encode_message_head(message_id, 1, b"startid8", 1, number) + b"opaque"
     flags, payload = join_payload(group, dedup, None, body)
     return NewMessage(message_id, payload, flags, group=group, dedup=dedup, delay_ms=delay_ms)
 

@@ -1,9 +1,9 @@
-"""Reading a log in bulk: rows per second and CPU time of sealed stretches and of the tail, beside Spark on Parquet.
+"""Reading a log in bulk: rows per second and CPU time of built blocks and of the tail, beside Spark on Parquet.
 
     python -m bench.log_reads [--messages 100000] [--rounds 3] [--readers 2] [--spark [--copies 20]]
 
 Fills a log-retained queue (JSON bodies of about 270 bytes, a tenth of them with attributes), reads it whole with
-FetchMessages into Arrow record batches, from the journal and, when it is sealed, from its blocks. With `--spark` the
+FetchMessages into Arrow record batches, from the journal and, when they are built, from its blocks. With `--spark` the
 same rows are written to Parquet (zstd, 4 files), so many times that what a job costs by itself is little beside it, and
 Spark reads them on two cores to `noop`. The best of the rounds
 counts, for each figure. CPU is that of server and reader together: on a shared machine it says more than rows/s.
@@ -36,7 +36,7 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 
 SENDERS = 4
 BATCH = 10
-SEALED_PATIENCE_S = 300.0
+BUILDING_PATIENCE_S = 300.0
 PARQUET_FILES = 4
 
 
@@ -244,14 +244,14 @@ def main() -> None:
             os.environ["QUAYMASTER_BLOCK_BUILD_INTERVAL_S"] = "1"
             server.restart_after_kill()
             url = f"http://{server.endpoint.host}:{server.endpoint.port}/000000000000/log"
-            blocks, seen = folder / "server" / "data" / "sealed", -1
-            deadline = time.monotonic() + SEALED_PATIENCE_S
+            blocks, seen = folder / "server" / "data" / "blocks", -1
+            deadline = time.monotonic() + BUILDING_PATIENCE_S
             while (count := len(list(blocks.glob("*/*/*.qmb")))) != seen or not count:
                 if time.monotonic() > deadline:
-                    raise RuntimeError("the log was not sealed in time")
+                    raise RuntimeError("the blocks of the log were not built in time")
                 seen = count
                 time.sleep(5)
-            measure_log(server.endpoint, url, server.pid, "sealed", rounds, arguments.readers)
+            measure_log(server.endpoint, url, server.pid, "built blocks", rounds, arguments.readers)
             if arguments.spark:
                 table = pa.Table.from_batches(read_all(server.endpoint, url, None))
                 parquet = folder / "parquet"

@@ -1,13 +1,13 @@
 """Rows a second through Spark: from and to a log-retained queue, beside Parquet files of the same rows.
 
-    python -m bench.spark_source [--rows 500000] [--rounds 3] [--memory 4g] [--only sink|sealed]
+    python -m bench.spark_source [--rows 500000] [--rounds 3] [--memory 4g] [--only sink|built]
 
 Spark (local[2]) and the server share the machine's cores. All columns go to Spark's `noop` sink, so that every row is
 made and none is kept. Each figure is the best of the rounds, the first of which warms up the JVM;
 CPU time holds on a busy machine, rows a second do not. The rows have a body
 of 256 characters; the Parquet files (zstd) are written from the queue, so both have the same columns. The sink sends
 them with transactions (exactly once) and without, each time to a new queue, beside Spark writing them to Parquet.
-Starting a job costs some hundred milliseconds whoever reads: `--only sealed --rows 4000000` is what a row costs.
+Starting a job costs some hundred milliseconds whoever reads: `--only built --rows 4000000` is what a row costs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SPARK_SINK = "Spark: Parquet to Parquet"
 TRANSACTION_ROWS = 1_000_000
 """As many as one may have."""
 BLOCK_BUILD_INTERVAL_S = 1.0
-SEALED_AFTER_S = 10.0
-"""When nothing was sealed for so long, all is."""
+BUILT_AFTER_S = 10.0
+"""When no block was built for so long, all are."""
 
 
 class Figure(NamedTuple):
@@ -100,7 +100,7 @@ def session(memory: str, folder: Path) -> SparkSession:
 
 
 def start_building(interval_s: float) -> Callable[[Path, Path, int, IO[bytes]], subprocess.Popen[bytes]]:
-    """Return a start of the server that looks so often for what can be sealed; 0 is never."""
+    """Return a start of the server that looks so often for blocks to build; 0 is never."""
 
     def start(program: Path, folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         command: list[str | Path] = [program, "serve", "--data", folder / "data", "--admin", "127.0.0.1:0"]
@@ -111,10 +111,10 @@ def start_building(interval_s: float) -> Callable[[Path, Path, int, IO[bytes]], 
     return start
 
 
-def wait_until_sealed(folder: Path) -> int:
-    """Wait until nothing more of a log's folder is sealed, and return how many rows are."""
+def wait_until_built(folder: Path) -> int:
+    """Wait until no more blocks come into a log's folder, and return how many rows they have."""
     rows, since_s = 0, time.monotonic()
-    while time.monotonic() - since_s < SEALED_AFTER_S:
+    while time.monotonic() - since_s < BUILT_AFTER_S:
         time.sleep(BLOCK_BUILD_INTERVAL_S)
         places = [path.stem.split("-") for path in folder.glob("*/*.qmb")]
         now = sum(int(stop) - int(first) for first, stop in places)
@@ -170,7 +170,7 @@ def measure(
         )
         return reader.options(**more).load()
 
-    if only != "sealed":
+    if only != "built":
         add(SINK_ONCE, lambda: send_anew("once", txnId=uuid.uuid4().hex))
         add(SINK_AT_LEAST_ONCE, lambda: send_anew("at-least-once"))
         add(SPARK_SINK, copy)
@@ -199,7 +199,7 @@ def measure(
         reader = spark.read.schema("partition int, offset bigint, timestamp timestamp").format("quaymaster")
         return reader.options(**reach(), queue=log).load()
 
-    if only != "sealed":
+    if only != "built":
         add_reads("tail")
     server.server = replace(server.server, start=start_building(BLOCK_BUILD_INTERVAL_S))
     server.restart_after_kill()
@@ -207,8 +207,8 @@ def measure(
     key = (at.region, at.access_key_id, at.secret_access_key)
     with Client(Endpoint(reach()["endpointUrl"], *key)) as client:
         log_id = client.describe_log(log).queue_id
-    sealed = wait_until_sealed(server.folder / "data" / "sealed" / log_id)
-    add_reads(f"{100 * sealed // rows} % sealed")
+    built = wait_until_built(server.folder / "data" / "blocks" / log_id)
+    add_reads(f"{100 * built // rows} % built")
     read().write.option("compression", "zstd").parquet(same)
     add("Spark: Parquet, batch, all columns", lambda: to_noop(spark.read.parquet(same)))
     schema = spark.read.parquet(same).schema
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="4g")
-    parser.add_argument("--only", choices=("sink", "sealed"))
+    parser.add_argument("--only", choices=("sink", "built"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as name:
         folder = Path(name)

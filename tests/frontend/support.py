@@ -533,7 +533,7 @@ class Service(NamedTuple):
     metrics: Metrics
     settings: Settings
     client: Client
-    sealed: BuiltBlocks | None = None
+    blocks: BuiltBlocks | None = None
 
     async def add_queue(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
         """Create a queue; the name's suffix says whether it is a FIFO queue."""
@@ -569,22 +569,22 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
 
 
 @asynccontextmanager
-async def serving(sealed_in: Any = None, **flags: object) -> AsyncIterator[Service]:
-    """Start a front end with these settings on a free port, and stop it; `sealed_in`: where logs are sealed."""
-    async with serving_recorded(None, sealed_in, **flags) as service:
+async def serving(blocks_in: Any = None, **flags: object) -> AsyncIterator[Service]:
+    """Start a front end with these settings on a free port, and stop it; `blocks_in`: where blocks of logs are."""
+    async with serving_recorded(None, blocks_in, **flags) as service:
         yield service
 
 
 @asynccontextmanager
 async def serving_recorded(
-    usage: UsageRecorder | None, sealed_in: Any = None, **flags: object
+    usage: UsageRecorder | None, blocks_in: Any = None, **flags: object
 ) -> AsyncIterator[Service]:
     """Do the same, with a recorder that takes a record of every request."""
     settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
-        serving_with(settings, broker, metadata, usage, sealed_in=sealed_in) as service,
+        serving_with(settings, broker, metadata, usage, blocks_in=blocks_in) as service,
     ):
         yield service
 
@@ -596,11 +596,11 @@ async def serving_with(
     metadata: Any,
     usage: UsageRecorder | None = None,
     *,
-    sealed_in: Path | None = None,
+    blocks_in: Path | None = None,
 ) -> AsyncIterator[Service]:
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
-    sealed = None if sealed_in is None else BuiltBlocks(sealed_in, metadata.data_key)
+    blocks = None if blocks_in is None else BuiltBlocks(blocks_in, metadata.data_key)
     front_end = make_front_end(
         settings,
         broker=broker,
@@ -608,7 +608,7 @@ async def serving_with(
         metrics=metrics,
         now_ms=now_ms,
         usage=usage,
-        blocks=sealed,
+        blocks=blocks,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)
@@ -620,7 +620,7 @@ async def serving_with(
     if settings.authentication == "open":
         client = Client(port, None, "")
     try:
-        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client, sealed)
+        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client, blocks)
     finally:
         await server.drain(1)
         await front_end.stop()

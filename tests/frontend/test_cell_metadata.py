@@ -161,7 +161,7 @@ def test_what_there_is_not_is_refused_as_ever() -> None:
     asyncio.run(scenario())
 
 
-def test_message_sealed_with_a_key_not_in_memory_is_opened_once_it_was_asked_for() -> None:
+def test_message_encrypted_with_a_key_not_in_memory_is_opened_once_it_was_asked_for() -> None:
     async def scenario() -> None:
         async with serving_pair() as pair:
             client = pair.one.client

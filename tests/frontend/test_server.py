@@ -950,7 +950,7 @@ def test_a_slow_control_action_is_not_blamed_on_parsing(caplog: pytest.LogCaptur
     assert fields["broker_ms"] == 0
 
 
-def test_the_time_that_sealing_takes_is_not_blamed_on_parsing(
+def test_the_time_that_encrypting_takes_is_not_blamed_on_parsing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -959,13 +959,13 @@ def test_the_time_that_sealing_takes_is_not_blamed_on_parsing(
 
             await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
 
-    seal = MessageCipher.encrypt_content
+    encrypt = MessageCipher.encrypt_content
 
-    def seal_slowly(self: MessageCipher, *arguments: Any) -> bytes:
+    def encrypt_slowly(self: MessageCipher, *arguments: Any) -> bytes:
         time.sleep(0.05)
-        return seal(self, *arguments)
+        return encrypt(self, *arguments)
 
-    monkeypatch.setattr(MessageCipher, "encrypt_content", seal_slowly)
+    monkeypatch.setattr(MessageCipher, "encrypt_content", encrypt_slowly)
     with caplog.at_level(logging.WARNING, "quaymaster"):
         asyncio.run(scenario())
 

@@ -86,7 +86,7 @@ def identity(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def body_of(number: int, queue_id: int = 1, filling: bytes = b"sealed") -> bytes:
+def body_of(number: int, queue_id: int = 1, filling: bytes = b"opaque") -> bytes:
     """Return a stored message that can be told by its number: head, filling, 16 bytes for the tag."""
     return encode_message_head(identity(number), 1, b"startid8", queue_id, number) + filling + bytes(16)
 
@@ -106,7 +106,7 @@ def message(
     dedup: int | None = None,
     retry: int | None = None,
     delay_ms: int = -1,
-    filling: bytes = b"sealed",
+    filling: bytes = b"opaque",
 ) -> NewMessage:
     """Return a message to send; its id is `identity(number)`."""
     dedup_id = None if dedup is None else identity(dedup)

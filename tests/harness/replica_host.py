@@ -74,7 +74,7 @@ def message(
     may_be_retry: bool = True,
 ) -> NewMessage:
     """Return a message to send; its id is `identity(number)`."""
-    body = encode_message_head(identity(number), 1, b"startid8", 1, number) + b"sealed-body-and-tag"
+    body = encode_message_head(identity(number), 1, b"startid8", 1, number) + b"opaque-body-and-tag"
     flags, payload = join_payload(group, dedup, retry, body)
     return NewMessage(
         identity(number),

@@ -36,34 +36,34 @@ def cipher(start_id: bytes | None = None) -> MessageCipher:
     return MessageCipher(KEYS.__getitem__, start_id=start_id)
 
 
-def test_message_is_opened_as_it_was_sealed() -> None:
+def test_message_is_opened_as_it_was_encrypted() -> None:
     front_end = cipher()
 
-    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    encrypted = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
-    assert front_end.open(sealed) == CONTENT
-    assert front_end.open(memoryview(sealed)) == CONTENT
-    assert b"the body" not in sealed
-    assert decode_message(sealed).message_id == ID_A
+    assert front_end.open(encrypted) == CONTENT
+    assert front_end.open(memoryview(encrypted)) == CONTENT
+    assert b"the body" not in encrypted
+    assert decode_message(encrypted).message_id == ID_A
 
 
 def test_message_is_opened_by_another_front_end_and_after_a_restart() -> None:
-    sealed = cipher(b"start--1").encrypt_content(CONTENT, queue(), ID_A)
+    encrypted = cipher(b"start--1").encrypt_content(CONTENT, queue(), ID_A)
 
-    assert cipher(b"start--2").open(sealed) == CONTENT
+    assert cipher(b"start--2").open(encrypted) == CONTENT
 
 
 def test_dead_letter_stays_readable() -> None:
-    sealed = cipher().encrypt_content(CONTENT, queue(), ID_A)
+    encrypted = cipher().encrypt_content(CONTENT, queue(), ID_A)
 
-    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
+    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", encrypted)
 
     assert cipher().open(dead) == CONTENT
 
 
 def test_message_redriven_under_a_new_id_stays_readable() -> None:
-    sealed = cipher().encrypt_content(CONTENT, queue(), ID_A)
-    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
+    encrypted = cipher().encrypt_content(CONTENT, queue(), ID_A)
+    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", encrypted)
 
     redriven = encode_moved(8, 0, 1, ID_B, None, dead)
 
@@ -95,10 +95,10 @@ def test_front_end_starts_do_not_share_a_key() -> None:
 
 def test_message_changed_anywhere_but_in_its_current_id_does_not_open() -> None:
     front_end = cipher()
-    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    encrypted = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
-    for at in range(len(sealed)):
-        changed = bytearray(sealed)
+    for at in range(len(encrypted)):
+        changed = bytearray(encrypted)
         changed[at] ^= 1
         with pytest.raises((MessageDamaged, UnknownMessageFormat)):
             front_end.open(bytes(changed))
@@ -106,34 +106,34 @@ def test_message_changed_anywhere_but_in_its_current_id_does_not_open() -> None:
 
 def test_message_put_under_another_messages_id_does_not_open() -> None:
     front_end = cipher()
-    sealed = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    encrypted = front_end.encrypt_content(CONTENT, queue(), ID_A)
 
     with pytest.raises(MessageDamaged):
-        front_end.open(sealed[:2] + ID_B + sealed[18:])
+        front_end.open(encrypted[:2] + ID_B + encrypted[18:])
 
 
 def test_message_whose_data_key_is_gone_is_told_by_the_keys_name() -> None:
-    sealed = cipher().encrypt_content(CONTENT, queue(data_key_id=10), ID_A)
+    encrypted = cipher().encrypt_content(CONTENT, queue(data_key_id=10), ID_A)
     without = MessageCipher({9: KEYS[9]}.__getitem__)
 
     with pytest.raises(MessageDamaged, match="data key 10"):
-        without.open(sealed)
+        without.open(encrypted)
 
 
 def test_cipher_with_a_tiny_key_cache_still_opens_everything() -> None:
     small = MessageCipher(KEYS.__getitem__, cached_keys_max=1)
-    sealed = [small.encrypt_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
+    encrypted = [small.encrypt_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
 
-    assert all(small.open(message) == CONTENT for message in sealed)
+    assert all(small.open(message) == CONTENT for message in encrypted)
 
 
 def test_keys_are_in_no_repr_and_no_error() -> None:
     front_end = cipher(b"start--1")
-    sealed = bytearray(front_end.encrypt_content(CONTENT, queue(), ID_A))
-    sealed[-1] ^= 1
+    encrypted = bytearray(front_end.encrypt_content(CONTENT, queue(), ID_A))
+    encrypted[-1] ^= 1
 
     with pytest.raises(MessageDamaged) as refused:
-        front_end.open(bytes(sealed))
+        front_end.open(bytes(encrypted))
 
     for text in (repr(front_end), str(refused.value)):
         assert "kkkk" not in text
@@ -194,24 +194,24 @@ def test_a_run_ends_at_bytes_that_are_no_message() -> None:
 
 def test_a_run_ends_at_a_content_of_a_newer_program() -> None:
     front_end = cipher()
-    sealed = [front_end.encrypt_content(CONTENT, queue(), ID_A)]
+    encrypted = [front_end.encrypt_content(CONTENT, queue(), ID_A)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encryption, "encode_content", lambda content: b"\x02" + encode_content(content)[1:])
-        sealed.append(front_end.encrypt_content(CONTENT, queue(), ID_B))
+        encrypted.append(front_end.encrypt_content(CONTENT, queue(), ID_B))
     opened = OpenedMessages([], [], [])
 
     with pytest.raises(UnknownMessageFormat, match="version 2"):
-        front_end.open_run(sealed, opened)
+        front_end.open_run(encrypted, opened)
 
     assert opened.message_ids == [ID_A]
 
 
 def test_a_run_ends_at_a_message_whose_data_key_is_gone() -> None:
-    sealed = [cipher().encrypt_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
+    encrypted = [cipher().encrypt_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
     opened = OpenedMessages([], [], [])
 
     with pytest.raises(MessageDamaged, match="data key 10"):
-        MessageCipher({9: KEYS[9]}.__getitem__).open_run(sealed, opened)
+        MessageCipher({9: KEYS[9]}.__getitem__).open_run(encrypted, opened)
 
     assert opened.message_ids == [ID_A]
 

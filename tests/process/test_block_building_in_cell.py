@@ -1,4 +1,4 @@
-"""A log of a cell is sealed by the front end through which it is read in bulk, and by no other."""
+"""Blocks of a log of a cell are built by the front end through which it is read in bulk, and by no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = PATIENCE_S
 
 
 @pytest.mark.timeout(600)
-def test_what_is_read_in_bulk_through_a_front_end_is_sealed_there(tmp_path: Path) -> None:
+def test_blocks_of_what_is_read_in_bulk_through_a_front_end_are_built_there(tmp_path: Path) -> None:
     with RunningCell.started(tmp_path, ROLES) as cell:
         client = CellClient(cell)
         client.create("events", RetentionMode="Log")
@@ -49,11 +49,11 @@ def test_what_is_read_in_bulk_through_a_front_end_is_sealed_there(tmp_path: Path
 
         assert read() == sent
         until = time.monotonic() + WAIT_S
-        while not (blocks := list(cell["frontend-2"].data.glob("sealed/*/0/*.qmb"))):
-            assert time.monotonic() < until, "nothing was sealed"
+        while not (blocks := list(cell["frontend-2"].data.glob("blocks/*/0/*.qmb"))):
+            assert time.monotonic() < until, "no block was built"
             time.sleep(0.5)
         assert read() == sent
         client.close()
 
         assert min(int(path.name[:20]) for path in blocks) == 1
-        assert not list(cell["frontend-1"].data.glob("sealed/*/*/*.qmb"))
+        assert not list(cell["frontend-1"].data.glob("blocks/*/*/*.qmb"))

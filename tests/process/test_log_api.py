@@ -1,4 +1,4 @@
-"""Logs are read by offsets from the real server: sealed and not, after a kill, by signed requests alone."""
+"""Logs are read by offsets from the real server: from blocks and not, after a kill, by signed requests alone."""
 
 from __future__ import annotations
 
@@ -72,17 +72,19 @@ def described(process: QuaymasterProcess, **given: Any) -> dict[str, Any]:
 
 
 def blocks(process: QuaymasterProcess) -> list[Path]:
-    return sorted((process.data / "sealed").glob("*/*/*.qmb"))
+    return sorted((process.data / "blocks").glob("*/*/*.qmb"))
 
 
 def wait_for_blocks(process: QuaymasterProcess) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not blocks(process):
-        assert time.monotonic() < deadline, "nothing was sealed\n" + process.log()[-3000:]
+        assert time.monotonic() < deadline, "no block was built\n" + process.log()[-3000:]
         time.sleep(0.1)
 
 
-def test_a_log_is_read_whole_while_it_is_sealed_after_a_kill_and_from_damaged_blocks(tmp_path: Path) -> None:
+def test_a_log_is_read_whole_while_blocks_are_built_after_a_kill_and_from_damaged_blocks(
+    tmp_path: Path,
+) -> None:
     process = QuaymasterProcess(tmp_path / "data", settings={"block_build_interval_s": "1"})
     process.start()
     try:

@@ -35,7 +35,7 @@ from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0
-BLOCKS_DIRECTORY = "sealed"
+BLOCKS_DIRECTORY = "blocks"
 BUILDING_ROOM = 4
 """Blocks are written while so many times the space is free below which sends are refused: they must not be why."""
 

@@ -1,11 +1,11 @@
 """The archive's job: closed stretches of logs become verified files of a table, and go from the log days later.
 
-    plan ──▶ ledger: sealed ──▶ file written ──▶ compared with the log ──▶ table ──▶ ledger: archived
+    plan ──▶ ledger: closed ──▶ file written ──▶ compared with the log ──▶ table ──▶ ledger: archived
                                                                                         │ old enough, no hold
     ledger: deleted ◀── the log begins behind it ◀── released ◀── grace, hash ◀── ledger: expiring
 
 Each arrow may be the last one before a crash. What follows begins at what the ledger and the table say: a stretch that
-is sealed is written again under its own name, unless the table has it; one that is expiring is released again, which
+is closed is written again under its own name, unless the table has it; one that is expiring is released again, which
 changes nothing. Only the broker deletes: the job moves the offset of the consumer group `archive`, which pins the log,
 and it does so after the file was found whole once more.
 """
@@ -113,16 +113,16 @@ class ArchiveJob:
     def _waiting(self, log: LiveLog, partition: int) -> int:
         """Return how many messages of a partition are in no verified file, and not lost."""
         known, bounds = self.ledger.stretches(log.queue_id, partition), log.partitions[partition]
-        sealed = sum(one.end - one.first for one in known if one.state == "sealed")
+        unverified = sum(one.end - one.first for one in known if one.state == "closed")
         at = max(known[-1].end, bounds.earliest) if known else bounds.earliest
-        return sealed + max(0, bounds.next - at)
+        return unverified + max(0, bounds.next - at)
 
     def _archive_partition(
         self, log: LiveLog, partition: int, report: Report, on_stretch: Callable[[LedgerStretch], None]
     ) -> None:
         known = self.ledger.stretches(log.queue_id, partition)
         for stretch in known:
-            if stretch.state == "sealed":
+            if stretch.state == "closed":
                 self._archive(log, stretch, report, on_stretch)
         known = self.ledger.stretches(log.queue_id, partition)
         bounds = log.partitions[partition]
@@ -131,7 +131,7 @@ class ArchiveJob:
             self._lose(log, partition, at, bounds.earliest, report)
             at = bounds.earliest
         while (closed := self._next(log, partition, at)) is not None:
-            self._archive(log, self.ledger.record(closed, "sealed"), report, on_stretch)
+            self._archive(log, self.ledger.record(closed, "closed"), report, on_stretch)
             at = closed.end
         report.behind += max(0, bounds.next - at)
 
@@ -149,7 +149,7 @@ class ArchiveJob:
         if not is_closed:
             return None
         path = path_of(log.queue_id, partition, at, end, first_ms)
-        return LedgerStretch(log.queue_id, log.name, log.account_id, partition, at, end, "sealed", path)
+        return LedgerStretch(log.queue_id, log.name, log.account_id, partition, at, end, "closed", path)
 
     def _archive(
         self,
@@ -158,7 +158,7 @@ class ArchiveJob:
         report: Report,
         on_stretch: Callable[[LedgerStretch], None],
     ) -> None:
-        """Bring a sealed stretch into the table, whatever of that was done before."""
+        """Bring a closed stretch into the table, whatever of that was done before."""
         first, end = stretch.first, stretch.end
         try:
             if not self._is_in_table(stretch.path):
@@ -213,7 +213,7 @@ class ArchiveJob:
             release: int | None = None
             for stretch in self.ledger.stretches(log.queue_id, partition):
                 is_waiting = stretch.state == "expiring" and not self._is_thought_over(stretch)
-                if is_waiting or stretch.state in ("sealed", "archived"):
+                if is_waiting or stretch.state in ("closed", "archived"):
                     break  # what is behind it stays as long as it does
                 if stretch.state == "expiring":
                     self._check(stretch)
@@ -228,7 +228,7 @@ class ArchiveJob:
         for stretch in self.ledger.stretches(queue_id, partition):
             if stretch.state == "archived" and self._is_old(stretch):
                 old.append(stretch)
-            elif stretch.state in ("sealed", "archived"):
+            elif stretch.state in ("closed", "archived"):
                 break
         return old
 
@@ -244,10 +244,10 @@ class ArchiveJob:
         """Note what became of queues that were deleted: what is archived of them stays archived."""
         for queue_id, partition in self.ledger.partitions():
             stretches = self.ledger.stretches(queue_id, partition)
-            is_open = any(one.state in ("sealed", "archived", "expiring") for one in stretches)
-            if queue_id in there or not is_open or self._logs.is_there(stretches[-1].queue, queue_id):
+            is_unsettled = any(one.state in ("closed", "archived", "expiring") for one in stretches)
+            if queue_id in there or not is_unsettled or self._logs.is_there(stretches[-1].queue, queue_id):
                 continue
-            lost = [one for one in stretches if one.state == "sealed"]
+            lost = [one for one in stretches if one.state == "closed"]
             self.ledger.record_all(lost, "lost", "the queue was deleted before this was archived")
             report.lost += sum(one.end - one.first for one in lost)
             gone = [one for one in stretches if one.state in ("archived", "expiring")]
@@ -295,7 +295,7 @@ def summary_of(ledger: Ledger) -> list[dict[str, object]]:
                 "file_bytes": sum(one.file_bytes for one in kept),
                 **{
                     state: sum(one.state == state for one in stretches)
-                    for state in ("sealed", "archived", "expiring", "deleted", "erased", "lost")
+                    for state in ("closed", "archived", "expiring", "deleted", "erased", "lost")
                 },
                 "until": str(date_of(kept[-1].last_ms)) if kept else None,
             }

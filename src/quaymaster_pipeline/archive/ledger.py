@@ -1,10 +1,10 @@
 """The ledger: what became of each stretch of each log, durable before the next step is taken.
 
-    sealed ──▶ archived ──▶ expiring ──▶ deleted          lost: the log dropped it before it was archived
+    closed ──▶ archived ──▶ expiring ──▶ deleted          lost: the log dropped it before it was archived
       │            └────────────┴───────────┴──▶ erased   its file is gone, because somebody asked for that
       └──▶ lost
 
-`sealed`: from where to where the stretch goes is fixed. `archived`: its file is verified and in the table. `expiring`:
+`closed`: from where to where the stretch goes is fixed. `archived`: its file is verified and in the table. `expiring`:
 it may go from the log when the grace is over. `deleted`: the log has it no more.
 
 An entry is appended by compare-and-swap on its number: of two jobs that append the same one, one fails. Whoever makes
@@ -26,11 +26,11 @@ from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.tables import COMMIT_TRIES, NO_BATCH, Table, Warehouse
 
-State = Literal["sealed", "archived", "expiring", "deleted", "erased", "lost"]
+State = Literal["closed", "archived", "expiring", "deleted", "erased", "lost"]
 
 FOLLOWING: Final[Mapping[str, frozenset[str]]] = {
-    "": frozenset({"sealed", "lost"}),
-    "sealed": frozenset({"archived", "lost"}),
+    "": frozenset({"closed", "lost"}),
+    "closed": frozenset({"archived", "lost"}),
     "archived": frozenset({"archived", "expiring", "deleted", "erased"}),
     "expiring": frozenset({"expiring", "archived", "deleted", "erased"}),
     "deleted": frozenset({"deleted", "erased"}),

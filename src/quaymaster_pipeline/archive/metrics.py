@@ -20,7 +20,7 @@ METRICS: Final = {
 def archive_metrics(ledger: Ledger, *, behind: int, now_s: float) -> str:
     """Return the text of the file."""
     stretches = ledger.stretches()
-    states = ("sealed", "archived", "expiring", "deleted", "erased", "lost")
+    states = ("closed", "archived", "expiring", "deleted", "erased", "lost")
     values: dict[str, float | Labelled] = {
         "quaymaster_archive_last_run_timestamp_seconds": now_s,
         "quaymaster_archive_behind_messages": behind,

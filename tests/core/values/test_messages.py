@@ -282,7 +282,7 @@ def test_many_heads_are_read_as_each_of_them_is(heads: list[tuple[bytes, int, by
 
     stored = [decode_message(data) for data in messages]
     assert list(message_ids) == [one.message_id for one in stored]
-    assert [split_key_part(seal) for seal in key_parts] == [
+    assert [split_key_part(part) for part in key_parts] == [
         (one.data_key_id, one.start_id, one.origin_queue_id) for one in stored
     ]
     assert [int.from_bytes(counter, "little") for counter in counters] == [

@@ -1,4 +1,4 @@
-"""Closed stretches of logs are sealed, served from there, and go with their messages."""
+"""Blocks are built of closed stretches of logs, serve their messages, and go with them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(
     service: Service, *, has_room: Callable[[], bool] = lambda: True, interval_s: float = 0.01
 ) -> BlockBuilding:
-    assert service.sealed is not None
+    assert service.blocks is not None
     metadata = service.metadata
     return BlockBuilding(
         service.broker,
         MessageCipher(metadata.data_key),
-        service.sealed,
+        service.blocks,
         logs=metadata.registry.queues.active_logs,
         data_key=metadata.data_key,
         has_room=has_room,
@@ -46,8 +46,8 @@ def job(
 
 
 def places(service: Service, queue_id: int, last: int = 40) -> list[BlockPlace]:
-    assert service.sealed is not None
-    found = [service.sealed.find(queue_id, 0, offset) for offset in range(1, last)]
+    assert service.blocks is not None
+    found = [service.blocks.find(queue_id, 0, offset) for offset in range(1, last)]
     return sorted({place for place in found if place is not None})
 
 
@@ -59,9 +59,9 @@ def fetched(service: Service) -> int:
     return sum(isinstance(command, Fetch) for command in service.broker.commands)
 
 
-def test_sealed_messages_are_the_same_and_cost_the_broker_no_fetch(tmp_path: Path) -> None:
+def test_messages_of_blocks_are_the_same_and_cost_the_broker_no_fetch(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 20)
             before = rows(await fetch(service, 1))
@@ -77,14 +77,14 @@ def test_sealed_messages_are_the_same_and_cost_the_broker_no_fetch(tmp_path: Pat
                 seen += rows(answer)
                 at = int(answer.headers["x-quaymaster-next-offset"])
             assert seen == before
-            assert fetched(service) == 1, "what is not sealed yet"
+            assert fetched(service) == 1, "what is in no block yet"
 
     asyncio.run(scenario())
 
 
 def test_a_part_of_a_block_and_few_columns_of_it_can_be_read(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             await service.add_queue("log", RetentionMode="Log")
             await send(service, 20)
             await job(service).look()
@@ -109,11 +109,11 @@ def test_a_data_key_that_is_not_known_yet_is_asked_for_on_the_loop(tmp_path: Pat
     """A worker's thread has no loop on which a metadata node could be asked."""
 
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             await service.add_queue("log", RetentionMode="Log")
             await send(service, 9)
-            sealed, loops_thread, asked = service.sealed, threading.get_ident(), 0
-            assert sealed is not None
+            blocks, loops_thread, asked = service.blocks, threading.get_ident(), 0
+            assert blocks is not None
 
             def data_key(data_key_id: int) -> bytes:
                 nonlocal asked
@@ -123,7 +123,7 @@ def test_a_data_key_that_is_not_known_yet_is_asked_for_on_the_loop(tmp_path: Pat
                     raise NotYetKnown(lambda resume: resume(None))
                 return service.metadata.data_key(data_key_id)
 
-            sealed._data_key = data_key
+            blocks._data_key = data_key
             working = job(service)
             working._data_key = data_key
             await working.look()
@@ -149,7 +149,7 @@ def test_blocks_of_a_deleted_log_are_not_deleted_on_the_loop(
     monkeypatch.setattr(BuiltBlocks, "delete", staticmethod(watched))
 
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             await service.add_queue("log", RetentionMode="Log")
             await send(service, 9)
             await job(service).look()
@@ -167,7 +167,7 @@ def test_blocks_of_a_deleted_log_are_not_deleted_on_the_loop(
 
 def test_a_damaged_block_is_dropped_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 9)
             await job(service).look()
@@ -188,7 +188,7 @@ def test_a_damaged_block_is_dropped_and_made_again(tmp_path: Path, caplog: pytes
 
 def test_blocks_go_with_their_messages_and_with_their_queue(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 20)
             work = job(service)
@@ -214,7 +214,7 @@ def test_large_messages_close_a_block_early(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(block_building, "BLOCK_BYTES_MAX", 2_000)
 
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 5)
             work = job(service)
@@ -235,9 +235,9 @@ def test_large_messages_close_a_block_early(tmp_path: Path, monkeypatch: pytest.
     asyncio.run(scenario())
 
 
-def test_without_room_nothing_is_sealed(tmp_path: Path) -> None:
+def test_without_room_nothing_is_built(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 20)
 
@@ -248,11 +248,11 @@ def test_without_room_nothing_is_sealed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_log_that_cannot_be_sealed_costs_the_others_nothing(
+def test_a_log_of_which_no_block_can_be_built_costs_the_others_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             first = await service.add_queue("log", RetentionMode="Log")
             await send(service, 9)
             damaged = service.broker.queues[first.queue_id].messages[2].new
@@ -276,7 +276,7 @@ def test_a_log_that_cannot_be_sealed_costs_the_others_nothing(
 
 def test_the_job_goes_on_looking_until_it_is_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(sealed_in=tmp_path) as service:
+        async with serving(blocks_in=tmp_path) as service:
             queue = await service.add_queue("log", RetentionMode="Log")
             running = asyncio.create_task(job(service).run())
             await send(service, 9)

@@ -1,4 +1,4 @@
-"""Built blocks: what was sealed is read again, nothing else is, and a damaged one is no block."""
+"""Built blocks: what was put in is read again, nothing else is, and a damaged one is no block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(count: int = 3) -> Block:
     )
 
 
-def sealed(place: BlockPlace = PLACE, *, queue_id: int = 7) -> bytes:
+def built(place: BlockPlace = PLACE, *, queue_id: int = 7) -> bytes:
     return build_block(
         rows(place.stop - place.first),
         queue_id=queue_id,
@@ -52,8 +52,8 @@ def key_of(data_key_id: int) -> bytes:
     return {3: KEY}[data_key_id]
 
 
-def test_a_block_is_opened_as_it_was_sealed() -> None:
-    data = sealed()
+def test_a_block_is_opened_as_it_was_built() -> None:
+    data = built()
 
     head, block = open_block(data, BLOCK_COLUMNS, key_of)
 
@@ -63,7 +63,7 @@ def test_a_block_is_opened_as_it_was_sealed() -> None:
 
 
 def test_only_the_columns_asked_for_are_opened() -> None:
-    data = bytearray(sealed())
+    data = bytearray(built())
     head, start = read_head(memoryview(data))
     value = next(column for column in head.columns if column.name == "value")
     data[start + value.start] ^= 1
@@ -76,17 +76,17 @@ def test_only_the_columns_asked_for_are_opened() -> None:
 
 
 def test_two_blocks_of_the_same_messages_share_no_key() -> None:
-    assert sealed()[200:] != sealed()[200:]
+    assert built()[200:] != built()[200:]
 
 
 def test_a_block_does_not_open_with_another_key_or_none() -> None:
     for keys in ({3: b"x" * 32}, {}):
         with pytest.raises(BlockDamaged, match="does not open"):
-            open_block(sealed(), ["value"], keys.__getitem__)
+            open_block(built(), ["value"], keys.__getitem__)
 
 
 def test_a_changed_or_missing_byte_anywhere_is_noticed() -> None:
-    data = sealed()
+    data = built()
 
     for at in range(0, len(data), 7):
         changed = bytearray(data)
@@ -98,7 +98,7 @@ def test_a_changed_or_missing_byte_anywhere_is_noticed() -> None:
 
 
 def put(logs: BuiltBlocks, place: BlockPlace, queue_id: int = 7) -> None:
-    logs.write(queue_id, 0, place, sealed(place, queue_id=queue_id))
+    logs.write(queue_id, 0, place, built(place, queue_id=queue_id))
     logs.add(queue_id, 0, place)
 
 

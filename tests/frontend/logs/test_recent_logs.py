@@ -1,4 +1,4 @@
-"""Which logs a front end of a cell seals: those that are read through it."""
+"""Of which logs a front end of a cell builds blocks: those that are read through it."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def test_messages_stay_readable_through_rotation_move_and_deletion_of_their_queu
     async def scenario(world: World) -> None:
         async with world.service() as service:
             queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
-            sealed = MessageCipher(service.data_key).encrypt_content(CONTENT, queue, MESSAGE_ID)
-            dead = encode_moved(queue.queue_id, 0, 1, None, "arn:aws:sqs:r:0:orders", sealed)
+            encrypted = MessageCipher(service.data_key).encrypt_content(CONTENT, queue, MESSAGE_ID)
+            dead = encode_moved(queue.queue_id, 0, 1, None, "arn:aws:sqs:r:0:orders", encrypted)
             redriven = encode_moved(99, 0, 1, bytes(16), None, dead)
 
             await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
@@ -273,7 +273,7 @@ def test_messages_stay_readable_through_rotation_move_and_deletion_of_their_queu
 
         async with world.service() as service:
             cipher = MessageCipher(service.data_key)
-            for message in (sealed, dead, redriven):
+            for message in (encrypted, dead, redriven):
                 assert cipher.open(message) == CONTENT
 
     run(scenario, tmp_path)
@@ -329,11 +329,11 @@ class CrashingStore(MemoryCoordination):
 
 
 async def check_after_crash(
-    world: World, queues: list[QueueDefinition], data_keys: dict[int, bytes], sealed: bytes
+    world: World, queues: list[QueueDefinition], data_keys: dict[int, bytes], encrypted: bytes
 ) -> None:
     async with world.service() as service:
         assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
-        assert MessageCipher(service.data_key).open(sealed) == CONTENT
+        assert MessageCipher(service.data_key).open(encrypted) == CONTENT
         await service.run_upkeep()
         assert service.master_keys.row.retiring_key_ids == ()
         assert await wrapping_keys(world.memory, service) == {service.master_keys.row.current_key_id}
@@ -346,7 +346,7 @@ async def check_after_crash(
         assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
     async with world.service() as service:
         assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
-        assert MessageCipher(service.data_key).open(sealed) == CONTENT
+        assert MessageCipher(service.data_key).open(encrypted) == CONTENT
 
 
 # Two steps of the provider (make, retire); four transactions (switch, rewrap 60 and 12 secrets, over).
@@ -370,7 +370,7 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
             ]
             data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
             assert len(data_keys) == 70
-            sealed = MessageCipher(service.data_key).encrypt_content(CONTENT, queues[0], MESSAGE_ID)
+            encrypted = MessageCipher(service.data_key).encrypt_content(CONTENT, queues[0], MESSAGE_ID)
             died = provider if part == "provider" else store
             died.after = after
             died.crash_at = step
@@ -379,7 +379,7 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
         provider.crash_at = store.crash_at = -1
         world.provider = None
 
-        await check_after_crash(world, queues, data_keys, sealed)
+        await check_after_crash(world, queues, data_keys, encrypted)
 
     run(scenario, tmp_path)
 

@@ -428,7 +428,7 @@ def test_what_went_before_it_was_archived_is_said_and_passed_over_only_when_aske
     assert [row[1] for row in site.rows()] == [*range(5, 25), *range(30, 40)]
 
 
-def test_a_sealed_stretch_that_is_trimmed_is_lost_as_far_as_it_is_gone(
+def test_a_closed_stretch_that_is_trimmed_is_lost_as_far_as_it_is_gone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = site.server.make("orders", 10)
@@ -484,11 +484,11 @@ def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
     one, other = site.ledger(), site.ledger()
     log = site.logs().archived(["orders"])[0]
     assert isinstance(log, LiveLog)
-    stretch = ledger.LedgerStretch(log.queue_id, log.name, log.account_id, 0, 0, 3, "sealed", "path")
+    stretch = ledger.LedgerStretch(log.queue_id, log.name, log.account_id, 0, 0, 3, "closed", "path")
 
-    one.record(stretch, "sealed")
+    one.record(stretch, "closed")
     with pytest.raises(LedgerConflict):
-        other.record(stretch, "sealed")
+        other.record(stretch, "closed")
     one, other = site.ledger(), site.ledger()
     one.record(stretch, "archived")
     with pytest.raises(LedgerConflict):
@@ -502,16 +502,16 @@ def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
 def test_entries_of_one_job_are_all_there_or_none_beside_another(site: Site) -> None:
     log = site.server.make("orders", 25)
     made = [
-        ledger.LedgerStretch(str(log.queue_id), "orders", "0" * 12, 0, first, first + 5, "sealed", "path")
+        ledger.LedgerStretch(str(log.queue_id), "orders", "0" * 12, 0, first, first + 5, "closed", "path")
         for first in (0, 5, 10)
     ]
     one, other = site.ledger(), site.ledger()
 
-    one.record(made[0], "sealed")
+    one.record(made[0], "closed")
     with pytest.raises(LedgerConflict):
-        other.record_all(made, "sealed")  # more entries than the other job made, so a higher number
-    assert site.ledger().record_all([], "sealed") == []
-    site.ledger().record_all(made[1:], "sealed")
+        other.record_all(made, "closed")  # more entries than the other job made, so a higher number
+    assert site.ledger().record_all([], "closed") == []
+    site.ledger().record_all(made[1:], "closed")
 
     assert [row["first"] for row in site.entries()] == [0, 5, 10]
     assert site.ledger_files()[0] == 2

@@ -433,8 +433,8 @@ def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work
     warehouse = Warehouse(tmp_path / "warehouse")
     ledger = Ledger(warehouse, lambda: datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
     for first in (0, 5, 10):
-        made = LedgerStretch("101", "orders", "0" * 12, 0, first, first + 5, "sealed", f"p0-{first}")
-        ledger.record(made, "sealed")
+        made = LedgerStretch("101", "orders", "0" * 12, 0, first, first + 5, "closed", f"p0-{first}")
+        ledger.record(made, "closed")
 
     with archive_lock(warehouse):
         beside = run("pipeline", "compact", "--data", tmp_path, "--json")
@@ -446,7 +446,7 @@ def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work
     assert done.json == [{"table": "ops.retention_ledger", "before": 3, "after": 1}]
     assert again.json == []
     status = run("archive", "status", "--data", tmp_path, "--json").json
-    assert [(line["queue"], line["sealed"], line["next"]) for line in status] == [("orders", 3, 15)]
+    assert [(line["queue"], line["closed"], line["next"]) for line in status] == [("orders", 3, 15)]
 
 
 def test_a_half_written_access_file_is_told(run: Run, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ WHOLE = encode_envelope(
 )
 
 
-def sealed(body: bytes) -> bytes:
+def with_crc(body: bytes) -> bytes:
     """Return a message with this body and a CRC that holds."""
     return struct.pack("<BI", REPLICATION_VERSION, crc32c(body)) + body
 
@@ -170,7 +170,7 @@ def test_message_that_is_cut_short_is_refused(length: int) -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=200)
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
-    for data in (body, sealed(body)):
+    for data in (body, with_crc(body)):
         with pytest.raises(ReplicationMessageUnreadable):
             decode_envelope(data)
 
@@ -192,12 +192,12 @@ def test_batch_that_was_damaged_before_it_was_sent_is_refused(kind: int, harm: i
 
     if kind == 4 and 48 <= harm < 56:
         # The chain of a tail's first batch is not known here: whoever takes it compares it with the log.
-        _, envelope = decode_envelope(sealed(msgspec.msgpack.encode([7, "a", "b", body])))
+        _, envelope = decode_envelope(with_crc(msgspec.msgpack.encode([7, "a", "b", body])))
         assert isinstance(envelope.message, Tail)
         assert envelope.message.batches[0].chain != batch.chain
         return
     with pytest.raises(ReplicationMessageUnreadable):
-        decode_envelope(sealed(msgspec.msgpack.encode([7, "a", "b", body])))
+        decode_envelope(with_crc(msgspec.msgpack.encode([7, "a", "b", body])))
 
 
 def test_batches_are_taken_only_one_behind_the_other_and_as_first_written() -> None:
@@ -218,7 +218,7 @@ def test_batches_are_taken_only_one_behind_the_other_and_as_first_written() -> N
     ):
         for body in ([5, 3, start, 0, datas, 0, 1_000, False], [4, 3, start, datas, False]):
             with pytest.raises(ReplicationMessageUnreadable):
-                decode_envelope(sealed(msgspec.msgpack.encode([7, "a", "b", body])))
+                decode_envelope(with_crc(msgspec.msgpack.encode([7, "a", "b", body])))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_message_that_tells_no_time_is_read_as_one_that_does_not_know_it(
     fields: list[object], message: Message
 ) -> None:
     """As programs wrote it before clocks were told."""
-    read = decode_envelope(sealed(msgspec.msgpack.encode([7, "a@1", "b@2", fields])))
+    read = decode_envelope(with_crc(msgspec.msgpack.encode([7, "a@1", "b@2", fields])))
 
     assert read == (7, Envelope("a@1", "b@2", message))
 

@@ -1,13 +1,13 @@
 """The file of the single node's store: how it is opened, brought to the newest form, and verified whole.
 
-    meta      name · value                       store revision, forgotten revision, sum of the rows, seal
+    meta      name · value                       store revision, forgotten revision, sum of the rows, checksum
     kv        key · value · revision · lease     value NULL: the key was deleted (kept a while for watches)
     leases    id · ttl_ms · expires_ms
     identity  store_id                           16 random bytes, of the first start
 
 SQLite has checksums of its log and none of its pages. So each change keeps a sum over all keys that there are (of a
-hash of each row, added when it comes and taken when it goes), and a seal over that and the revision. A start reads all
-rows and compares. That the file did not go back as a whole, `coordination/store_mark` says.
+hash of each row, added when it comes and taken when it goes), and a checksum of that sum, the revision and the store's
+id. A start reads all rows and compares. That the file did not go back as a whole, `coordination/store_mark` says.
 
 To change the format: raise SCHEMA_VERSION, add the statements that lead from the old version to `_MIGRATIONS`, and a
 test that opens a file of the old one.
@@ -50,7 +50,7 @@ _MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {
     1: (
         "CREATE TABLE identity (store_id BLOB NOT NULL)",
         "INSERT INTO identity VALUES (randomblob(16))",
-        "INSERT INTO meta VALUES ('row_sum', 0), ('seal', 0)",
+        "INSERT INTO meta VALUES ('row_sum', 0), ('checksum', 0)",
     ),
 }
 
@@ -70,12 +70,12 @@ def read_meta(connection: sqlite3.Connection, name: str) -> int:
 def add_to_sum(connection: sqlite3.Connection, change: int) -> None:
     """Let the sum be of the rows as the transaction under way leaves them."""
     _write_meta(connection, "row_sum", (read_meta(connection, "row_sum") + change) & MASK)
-    seal(connection)
+    write_checksum(connection)
 
 
-def seal(connection: sqlite3.Connection) -> None:
-    """Bind the store's numbers together; last in a transaction that changed one."""
-    _write_meta(connection, "seal", _seal_of(connection))
+def write_checksum(connection: sqlite3.Connection) -> None:
+    """Write the checksum of the store's numbers; last in a transaction that changed one."""
+    _write_meta(connection, "checksum", _checksum_of(connection))
 
 
 def current_mark(connection: sqlite3.Connection) -> Mark:
@@ -95,7 +95,7 @@ def peek_mark(path: Path) -> Mark:
         connection.close()
 
 
-def _seal_of(connection: sqlite3.Connection) -> int:
+def _checksum_of(connection: sqlite3.Connection) -> int:
     store_id, revision, row_sum = current_mark(connection)
     text = f"{revision} {row_sum} ".encode()
     return xxhash.xxh3_64_intdigest(text + store_id) & MASK
@@ -158,7 +158,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {step + 1}")
     if version < SUMS_SINCE:
         _write_meta(connection, "row_sum", _sum_of_rows(connection))
-        seal(connection)
+        write_checksum(connection)
     connection.execute("COMMIT")
 
 
@@ -166,8 +166,8 @@ def _verify(connection: sqlite3.Connection, path: Path) -> None:
     """Read all rows, and compare them with the sum that the last change left."""
     connection.execute("BEGIN")
     row_sum = _sum_of_rows(connection)
-    is_whole = row_sum == read_meta(connection, "row_sum") and _seal_of(connection) == read_meta(
-        connection, "seal"
+    is_whole = row_sum == read_meta(connection, "row_sum") and _checksum_of(connection) == read_meta(
+        connection, "checksum"
     )
     connection.execute("COMMIT")
     if not is_whole:

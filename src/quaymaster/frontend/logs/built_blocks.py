@@ -1,6 +1,6 @@
 """Built blocks: closed stretches of a log in columns, compressed and encrypted per block, to be read at full speed.
 
-    <data>/sealed/<queue id>/<partition>/<first offset>-<stop>.qmb, 20 digits each
+    <data>/blocks/<queue id>/<partition>/<first offset>-<stop>.qmb, 20 digits each
 
     version u8 (1) · magic "QMV" · head bytes u32 · crc u32 of the head
     head: MessagePack array of the fields of `BlockHead`
@@ -172,7 +172,7 @@ def _split(plain: bytes, sizes: list[int]) -> Buffers:
 
 
 def _block_key(data_key: bytes, salt: bytes) -> AESGCM:
-    return AESGCM(HKDF(SHA256(), length=32, salt=salt, info=b"quaymaster sealed block 1").derive(data_key))
+    return AESGCM(HKDF(SHA256(), length=32, salt=salt, info=b"quaymaster built block 1").derive(data_key))
 
 
 def _nonce(name: str) -> bytes:

@@ -1,8 +1,8 @@
 """Brings spooled blocks into the internal queue `quaymaster-usage`, in order, each at least once.
 
-    spool ──next block──▶ sealed as any message ──Send──▶ broker ──stored──▶ spool: shipped
-                                  ▲                          │
-                                  └── later, the same again ─┘ not now, no answer
+    spool ──next block──▶ encrypted as any message ──Send──▶ broker ──stored──▶ spool: shipped
+                                  ▲                             │
+                                  └─── later, the same again ───┘ not now, no answer
 
 A block is sent with a retry identity made of its own bytes: sent again within the broker's memory of such identities
 (`retry_window_ms`), it is stored once. After that a second copy may be stored; it has the same front end, incarnation
