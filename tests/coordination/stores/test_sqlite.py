@@ -602,6 +602,30 @@ def test_a_store_of_the_schema_without_sums_is_brought_up(tmp_path: Path) -> Non
     run(scenario)
 
 
+def test_a_store_of_the_schema_that_called_its_checksum_a_seal_is_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def write(value: bytes) -> None:
+        store = await SQLiteCoordination.open(path)
+        await store.transaction([], [Put("a", value)])
+        await store.close()
+
+    run(lambda: write(b"1"))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE meta SET name = 'seal' WHERE name = 'checksum'")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    run(lambda: write(b"2"))
+    connection = sqlite3.connect(path, isolation_level=None)
+    names = {name for (name,) in connection.execute("SELECT name FROM meta")}
+    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'checksum'")
+    connection.close()
+
+    assert names == {"revision", "forgotten_revision", "row_sum", "checksum"}
+    with pytest.raises(StoreUnusable, match="damaged"):
+        run(lambda: write(b"3"))
+
+
 def test_a_mark_that_cannot_be_written_stops_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ import xxhash
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.store_mark import Mark
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SUMS_SINCE: Final = 2
 """The schema version since which there is a sum over the rows."""
 APPLICATION_ID: Final = 0x514D5331  # "QMS1"
@@ -50,8 +50,9 @@ _MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {
     1: (
         "CREATE TABLE identity (store_id BLOB NOT NULL)",
         "INSERT INTO identity VALUES (randomblob(16))",
-        "INSERT INTO meta VALUES ('row_sum', 0), ('checksum', 0)",
+        "INSERT INTO meta VALUES ('row_sum', 0), ('seal', 0)",
     ),
+    2: ("UPDATE meta SET name = 'checksum' WHERE name = 'seal'",),
 }
 
 
