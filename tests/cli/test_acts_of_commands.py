@@ -15,8 +15,8 @@ import pytest
 
 import quaymaster
 from quaymaster.cli.commands import whole_command
-from quaymaster.frontend.usage.recorder import NOTED_CHANGES, OTHER_ACT
 from quaymaster.node.roles import CELL_ROLES
+from quaymaster.protocol.actions.acts import NOTED_CHANGES, OTHER_ACT
 from quaymaster.protocol.actions.table import ACTIONS
 
 SOURCES = Path(quaymaster.__file__).parents[1]

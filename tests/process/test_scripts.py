@@ -116,6 +116,38 @@ def test_make_prepares_no_more_than_what_it_runs(target: str, commands: list[str
     assert done.stdout.splitlines() == commands
 
 
+def test_each_run_of_the_tests_has_a_directory_for_temporary_files_that_is_gone_when_all_passed(
+    tmp_path: Path,
+) -> None:
+    project, told = tmp_path / "project", tmp_path / "told"
+    (project / "tests" / "sim").mkdir(parents=True)
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test", project / "scripts" / "test")
+    python = project / ".venv" / "bin" / "python"
+    python.write_text(
+        '#!/bin/sh\ntouch "$PYTEST_DEBUG_TEMPROOT/x"\necho "$PYTEST_DEBUG_TEMPROOT" >>"$TOLD"\nexit "$CODE"\n'
+    )
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_DEBUG_TEMPROOT"}
+
+    for code in (0, 0, 1):
+        done = subprocess.run(
+            ["scripts/test", "sim"],
+            cwd=project,
+            env=environment | {"TOLD": str(told), "CODE": str(code), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert done.returncode == code
+
+    *passed, failed = map(Path, told.read_text().splitlines())
+    assert len({*passed, failed}) == 3
+    assert not any(each.exists() for each in passed)
+    assert (failed / "x").exists()
+
+
 def test_the_package_without_extras_serves_and_says_what_shows_usage(tmp_path: Path) -> None:
     """Neither the server nor the commands of the README load what only the pipeline has."""
     blocked = tmp_path / "blocked"

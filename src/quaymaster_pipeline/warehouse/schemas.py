@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from quaymaster.protocol.actions.acts import ACTS
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -308,30 +309,9 @@ TABLES = (
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
 """Tables that are sums of others, and can be made anew."""
 
-_OPERATORS_OP = 31
-_OPERATORS_ACTS = (
-    # Of the admin API.
-    *(
-        "CreateConsumerGroup",
-        "ResetConsumerGroup",
-        "SetConsumerGroupOffset",
-        "CreateAccount",
-        "CreateAccessKey",
-    ),
-    *("EnableAccessKey", "DisableAccessKey", "RotateAccessKey", "DeleteAccessKey", "CreateSession"),
-    *("RotateMasterKey", "RotateReceiptKey", "AcceptClock", "SealFrontEnd", "CreateBackup"),
-    *("ListAccessKeys", "PeekMessages"),
-    # Of operators, past every front end.
-    *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
-    *("DeclareQueues", "StopBroker", "UpgradeCell", "OtherAct"),
-    # Of the admin API, since there are states of accounts.
-    *("DisableAccount", "EnableAccount", "DeleteAccount"),
-)
-"""Their `op` counts up from _OPERATORS_OP. Acts that come later, once an action has the next number, get a range of
-their own."""
 _OPS = [
     *((action.usage_op, action.name) for action in (UNKNOWN_ACTION, *ACTIONS.values())),
-    *enumerate(_OPERATORS_ACTS, _OPERATORS_OP),
+    *((act.usage_op, act.name) for act in ACTS.values()),
 ]
 assert sorted(op for op, _ in _OPS) == list(range(len(_OPS))), (
     f"each op from 0 to {len(_OPS) - 1} is given once: {sorted(_OPS)}"

@@ -14,7 +14,8 @@ from frontend.admin.test_admin import Port, administered
 from frontend.support import ACCOUNT, Client
 from frontend.usage.test_usage import recorder, records_of
 from quaymaster.frontend.admin.admin import Admin
-from quaymaster.frontend.usage.recorder import ADMIN_CHANGES, ADMIN_LOOKS, UsageRecorder
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage.usage_records import UsageRecord
 

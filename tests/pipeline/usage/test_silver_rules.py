@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
-from quaymaster.frontend.usage.recorder import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
+from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.usage.usage_blocks import block_text, decode_block
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of

@@ -22,8 +22,9 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.incarnations import Incarnation
-from quaymaster.frontend.usage.recorder import NOTED_CHANGES, OTHER_ACT, RecordedTimes, bounded_json
+from quaymaster.frontend.usage.recorder import RecordedTimes, bounded_json
 from quaymaster.monitoring.logs import log_event
+from quaymaster.protocol.actions.acts import NOTED_CHANGES, OTHER_ACT
 
 LOOK_S: Final = 2.0
 RETRY_S: Final = 0.5

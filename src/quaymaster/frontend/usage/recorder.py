@@ -36,6 +36,7 @@ from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
@@ -68,27 +69,6 @@ OTHER_NAMES: Final = "(others)"
 """In place of a name that no queue can have, and of names beyond that many: no queue is called so."""
 _HOUR_US: Final = 3_600_000_000
 
-ADMIN_CHANGES: Final = frozenset(
-    {
-        *("DeleteQueue", "CreateConsumerGroup", "ResetConsumerGroup", "SetConsumerGroupOffset"),
-        *("CreateAccount", "CreateAccessKey", "EnableAccessKey", "DisableAccessKey", "RotateAccessKey"),
-        *("DeleteAccessKey", "CreateSession", "RotateMasterKey", "RotateReceiptKey", "AcceptClock"),
-        *("SealFrontEnd", "CreateBackup", "DisableAccount", "EnableAccount", "DeleteAccount"),
-    }
-)
-"""What operators change over the admin API."""
-OTHER_ACT: Final = "OtherAct"
-"""An act that a newer program noted; what it calls it is in what was asked."""
-NOTED_CHANGES: Final = frozenset(
-    {
-        *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
-        *("DeclareQueues", "StopBroker", "UpgradeCell", OTHER_ACT),
-        *("AcceptClock", "CreateBackup"),
-    }
-)
-"""What operators change past every front end: `coordination/noted_acts`."""
-ADMIN_LOOKS: Final = frozenset({"ListAccessKeys", "PeekMessages"})
-"""What they only look at, and leaves a record all the same."""
 ADMIN: Final = "admin"
 """The wire form of what was asked over the admin API."""
 
