@@ -25,8 +25,9 @@ from uuid import UUID
 from harness.sim_disk import PowerLost, SimDisk
 
 from quaymaster.broker import lone_leader
-from quaymaster.broker.replica import journal_service, maintenance, message_moves, replica
+from quaymaster.broker.replica import journal_service, message_moves, replica
 from quaymaster.broker.replica.clock import QueueClock
+from quaymaster.broker.replica.maintenance import compaction, expiry, snapshots, steps
 from quaymaster.broker.replica.time_file import Boot
 from quaymaster.broker.storage import chunk_store, journal_files, journal_recovery, space, writer
 from quaymaster.core.partition.partition import Partition
@@ -415,12 +416,13 @@ class World:
                 start_tasks_of(tasks, key)
 
         sim_threading, sim_time = SimThreading(self), SimTime(self)
+        background = compaction, expiry, snapshots, steps
         places: list[tuple[Any, str, Any]] = [
             *[
                 (module, "threading", sim_threading)
-                for module in (writer, journal_files, space, chunk_store, maintenance)
+                for module in (writer, journal_files, space, chunk_store, compaction)
             ],
-            *[(module, "time", sim_time) for module in (writer, maintenance, lone_leader, journal_service)],
+            *[(module, "time", sim_time) for module in (*background, writer, lone_leader, journal_service)],
             *[(module, "monotonic_ms", self.time_ms) for module in (replica, journal_service)],
             (writer, "SimpleQueue", partial(SimQueue, self)),
             (journal_service, "read_boot", self.boot),

@@ -17,8 +17,9 @@ from broker.replica.test_record_repair import flip, sends_of
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
 from quaymaster.broker.copies import snapshot_install
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
-from quaymaster.broker.replica import journal_service, maintenance
+from quaymaster.broker.replica import journal_service
 from quaymaster.broker.replica.journal_service import JournalService
+from quaymaster.broker.replica.maintenance import compaction
 from quaymaster.broker.storage.segments import DATA_AT
 from quaymaster.core.values.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import InternalFailure, NotLeader, Overloaded, Timeout
@@ -110,7 +111,7 @@ def test_what_a_compaction_cannot_read_is_mended_and_compacted_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only the steps below: the leader's own loop would take up the damage in between.
-    monkeypatch.setattr(maintenance, "COMPACTION_LOW_DISK_STEP_S", 3_600)
+    monkeypatch.setattr(compaction, "COMPACTION_LOW_DISK_STEP_S", 3_600)
 
     async def story(cell: Cell) -> None:
         leader = await mostly_deleted(cell, "a")
