@@ -18,11 +18,13 @@ import pytest
 from harness import standin_role
 from harness.command_line import Result, Run
 from harness.etcd import etcd_or_skip
+from harness.waiting import PATIENCE_S
 
 from cli.local.test_local_ports import holdable
 from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.local import cluster as local_cluster
 from quaymaster.cli.local import commands as local
+from quaymaster.cli.local import ports as local_ports
 from quaymaster.cli.local import start as local_start
 from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local.haproxy import find_haproxy
@@ -58,7 +60,8 @@ def cluster(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
     # A block within one of this test's own, so that nobody takes it from a cluster that was stopped.
     block = PortBlock.hold()
     first = holdable(block)[0]
-    monkeypatch.setattr(PortBlock, "hold", lambda first_before=None: PortBlock.join(first))
+    monkeypatch.setattr(local_ports, "block_starts", lambda ephemeral: [first])
+    monkeypatch.setattr(local_ports, "OWN_PATIENCE_S", PATIENCE_S)
 
     yield lambda command, *arguments: run("local", command, *arguments, "--data", str(data))
 

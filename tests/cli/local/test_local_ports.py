@@ -6,12 +6,14 @@ import itertools
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from harness.process import free_port
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.local import ports as local_ports
 from quaymaster.cli.local.ports import (
@@ -104,11 +106,29 @@ def test_a_block_is_held_until_the_last_process_that_shares_it_has_ended(block: 
     when_ended.close()
 
 
+def test_a_block_that_was_had_before_is_waited_for(block: PortBlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = holdable(block)[:2]
+    monkeypatch.setattr(local_ports, "block_starts", lambda ephemeral: ours)
+    monkeypatch.setattr(local_ports, "OWN_PATIENCE_S", PATIENCE_S)
+    before = PortBlock.join(ours[1])
+    assert before is not None
+    # As the last child of a process that was stopped: it lets go a moment later.
+    ends = threading.Timer(0.1, before.close)
+    ends.start()
+
+    again = PortBlock.hold(ours[1])
+
+    ends.join()
+    assert again.first == ours[1]
+    again.close()
+
+
 def test_the_same_block_is_given_again_while_nobody_has_it(
     block: PortBlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = holdable(block)[:3]
     monkeypatch.setattr(local_ports, "block_starts", lambda ephemeral: ours)
+    monkeypatch.setattr(local_ports, "OWN_PATIENCE_S", 0.01)
 
     one = PortBlock.hold(ours[1])
     two = PortBlock.hold(ours[1])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ from quaymaster.cli.local.processes import is_port_free
 BLOCK_PORTS: Final = 100
 FIRST: Final = 10_000
 END: Final = 65_500
+OWN_PATIENCE_S: Final = 5.0
+"""So long a block is waited for that was had before: a cluster that is started again keeps its ports."""
+OWN_LOOK_S: Final = 0.02
 EPHEMERAL_USUAL: Final = range(32_768, 65_536)
 """Where the system does not say: what Linux has, and more than others have."""
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -46,15 +50,21 @@ class PortBlock:
 
     @classmethod
     def hold(cls, first: int | None = None) -> Self:
-        """Return a block, the one that begins with `first` if it can be had.
+        """Return a block, the one that begins with `first` if it can be had within OWN_PATIENCE_S.
 
         Raises:
             NoPorts: every block is held.
         """
         firsts = block_starts(ephemeral_ports())
         at = _chance.randrange(len(firsts))
-        wanted = [first] if first in firsts else []
-        for start in (*wanted, *firsts[at:], *firsts[:at]):
+        if first in firsts:
+            # Processes that were just stopped let go of it when the system has ended the last of their children.
+            until_s = time.monotonic() + OWN_PATIENCE_S
+            while (held := cls.join(first)) is None and time.monotonic() < until_s:
+                time.sleep(OWN_LOOK_S)
+            if held is not None:
+                return held
+        for start in (*firsts[at:], *firsts[:at]):
             if (held := cls.join(start)) is not None:
                 return held
         raise NoPorts(f"All {len(firsts)} blocks of ports from {firsts[0]} on are in use.")
