@@ -16,6 +16,7 @@ from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT
 from quaymaster.coordination.interface import Event, KeyValue
 from quaymaster.metadata import node as node_module
+from quaymaster.metadata import queue_registry
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import read_through
 from quaymaster.metadata.store.rows import ACCOUNTS, DATA_KEYS, QUEUES
@@ -200,6 +201,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
     with pytest.MonkeyPatch.context() as patch:
         for module, limit in (
             (node_module, "CATCH_UP_MS"),
+            (queue_registry, "CATCH_UP_MS"),
             (node_module, "READ_MS"),
             (read_through, "LOOKUP_ATTEMPT_MS"),
         ):

@@ -139,7 +139,6 @@ class MetadataNode:
             StoreUnusable: the store holds what this program cannot read, or is another cell's.
             NotNow: the store cannot be reached.
         """
-        await self.registry.check_identity()
         began_ms = self._monotonic_ms()
         await self.feed.start()
         self._confirmed_ms = began_ms

@@ -58,12 +58,7 @@ class QueueRegistry:
         self.accounts = KnownAccounts(self.mirror)
         self.queues = Queues(self.mirror, self.accounts, options, now_ms=now_ms, journals=journals, node=node)
         self.data_key_sweep = DataKeySweep(store, self.mirror, self.queues, now_ms)
-        self.is_empty = False
         self._upkeep = Upkeep()
-
-    async def check_identity(self) -> None:
-        """Make sure that the store is that of the options' account and region, and is one; raises StoreUnusable."""
-        await check_identity(self._store, self._options.account_id, self._options.region)
 
     async def start(self) -> None:
         """Read everything, and keep up with the store.
@@ -72,8 +67,7 @@ class QueueRegistry:
             StoreUnusable: the store holds what this program cannot read, or is another cell's.
             NotNow: the store cannot be reached.
         """
-        await self.check_identity()
-        self.is_empty = not (await self._store.list_prefix(ROOT, limit=1)).items
+        await check_identity(self._store, self._options.account_id, self._options.region)
         await self.mirror.start()
         self._upkeep.repeat("data key sweep", self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS)
         self._upkeep.repeat("queue upkeep", self.run_upkeep, self._options.upkeep_interval_ms)
@@ -82,6 +76,10 @@ class QueueRegistry:
         """Stop following the store, which stays open."""
         await self._upkeep.close()
         await self.mirror.close()
+
+    async def is_empty(self) -> bool:
+        """Tell whether nobody has written anything yet; NotNow."""
+        return not (await self._store.list_prefix(ROOT, limit=1)).items
 
     @property
     def failure(self) -> BaseException | None:

@@ -65,9 +65,8 @@ class Registry(Protocol):
     @property
     def queues(self) -> RegisteredQueues: ...
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the store was empty when it was read: this is its first start."""
+    async def is_empty(self) -> bool:
+        """Tell whether nobody has written anything yet: this is the store's first start; NotNow."""
         ...
 
     @property
@@ -165,8 +164,8 @@ class MetadataService:
             StoreUnusable: the store holds what this program cannot read, or is another account's or region's.
             NotNow: the store, or whoever has its rows, cannot be reached.
         """
-        await self.registry.start()
         try:
+            await self.registry.start()
             await self._start_keys()
             await self.data_keys.start()
             self._default_key = await self.accounts.ensure_default(self.account_id)
@@ -182,7 +181,7 @@ class MetadataService:
 
     async def _start_keys(self) -> None:
         try:
-            await self.master_keys.start(store_is_empty=self.registry.is_empty)
+            await self.master_keys.start(store_is_empty=await self.registry.is_empty())
         except MasterKeyMissing as missing:
             if self._others is None:
                 raise

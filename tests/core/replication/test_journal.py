@@ -275,6 +275,16 @@ def test_receive_of_a_standard_queue_and_every_question_wait_for_nothing(host: H
     assert host.replica.durable_end < host.replica.end_offset
 
 
+@pytest.mark.parametrize(("commit", "durable_end"), [(7, 5), (5, 7)])
+def test_what_others_have_committed_counts_here_when_it_is_durable_here(
+    commit: int, durable_end: int
+) -> None:
+    found = replica()
+    found.log.commit, found.log.durable_end = commit, durable_end
+
+    assert found.durable_commit == 5
+
+
 def test_empty_receive_waits_for_nothing_and_writes_nothing(host: Host) -> None:
     host.propose(Send(STEPS, 0, [message(1, group=1)]))
     end = host.replica.end_offset

@@ -159,8 +159,7 @@ class BackupCalls:
             source = self._source(number, call)
             journal = self._led(number)
             barrier = await journal.barrier()
-            replica = journal.host.replica
-            copy = await source.begin(min(replica.commit, replica.durable_end))
+            copy = await source.begin(journal.host.replica.durable_commit)
             call.reply(encode_answer((barrier, copy)))
 
         self._tasks.answer(call, cut())
@@ -180,9 +179,7 @@ class BackupCalls:
 
         async def copy() -> None:
             source = self._source(request.journal, call)
-            replica = self._broker.get(request.journal).host.replica
-            # A majority without this one can commit: what it knows to be committed may not be on its disk yet.
-            if min(replica.commit, replica.durable_end) < request.until:
+            if self._broker.get(request.journal).host.replica.durable_commit < request.until:
                 raise NotNow("The replica does not have all yet of what is committed.")
             call.reply(encode_answer(await source.begin(request.until)))
 

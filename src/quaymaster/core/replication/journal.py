@@ -240,6 +240,11 @@ class JournalReplica:
         return self.log.commit
 
     @property
+    def durable_commit(self) -> int:
+        """Everything below it is committed, and durable here: others may have committed what this disk could lose."""
+        return min(self.log.commit, self.log.durable_end)
+
+    @property
     def is_leading(self) -> bool:
         """Whether commands are decided here."""
         return self._was_leading and self.log.is_leading and self.is_ready

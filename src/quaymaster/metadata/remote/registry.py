@@ -73,9 +73,8 @@ class RemoteRegistry:
         await self.lookups.close()
         await self.mirror.close()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing in memory that somebody made; nodes have rows of their own in a new store."""
+    async def is_empty(self) -> bool:
+        """Tell whether there is nothing in memory that somebody made; nodes have rows of their own in a new store."""
         return not (self.accounts.count_accounts() or len(self.queues) or self.mirror.count(DATA_KEYS))
 
     @property
@@ -95,7 +94,7 @@ class RemoteRegistry:
     def samples(self) -> list[Sample]:
         """Give metadata's metrics: a source for `Metrics`."""
         return [
-            Sample("quaymaster_metadata_age_seconds", self._client.age_ms / 1000),
+            Sample("quaymaster_metadata_age_seconds", self.age_ms / 1000),
             Sample("quaymaster_metadata_queues", len(self.queues)),
             Sample("quaymaster_metadata_retries_total", self._client.retries),
             Sample("quaymaster_metadata_nodes_silent", self._client.nodes_silent),

@@ -50,10 +50,6 @@ class RowStore(Protocol):
     ) -> int: ...
 
 
-class FollowedStore(RowStore, RowSource, Protocol):
-    """A store that is its own source."""
-
-
 class MirrorTable(Generic[T]):
     """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent.
 

@@ -139,7 +139,7 @@ class Snapshots:
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms, host.replica.queues.marks))
             gone = [encode_key(key) for key in removed if key not in partitions]
             await loop.run_in_executor(
-                None, self._publish, draft, base_offset, changed, gone, meta, self._sure_end
+                None, self._publish, draft, base_offset, changed, gone, meta, host.replica.durable_commit
             )
         except BaseException as error:
             for found in partitions.values():
@@ -227,15 +227,10 @@ class Snapshots:
         """Below this no snapshot that may be loaded needs a record: what is dead there may go."""
         return self._store.oldest_base_offset or 0
 
-    @property
-    def _sure_end(self) -> int:
-        """Below it all is committed and durable here: others may have committed what this disk could still lose."""
-        return min(self._host.replica.commit, self._host.replica.durable_end)
-
     async def _committed(self, offset: int, timeout_s: float) -> None:
         """Wait until everything below `offset` is committed, and durable here."""
         deadline = time.monotonic() + timeout_s
-        while self._sure_end < offset:
+        while self._host.replica.durable_commit < offset:
             if self._host.stopped is not None or time.monotonic() > deadline:
                 raise _NotCommitted(f"offset {offset} was not committed in {timeout_s} s")
             await asyncio.sleep(0.002)
