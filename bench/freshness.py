@@ -24,7 +24,7 @@ from bench.meter import busy_s
 from bench.requests import call
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.usage import read_usage
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 POLL_S = 0.25
@@ -104,7 +104,7 @@ class Waiter:
                 raise RuntimeError(f"{name} did not come into gold: {self._log.read_text()[-2000:]}")
             time.sleep(POLL_S)
         seen_s = time.time()
-        looked_s = self._tables().table(REQUEST_EVENTS).note(bronze.APP)["taken_us"] / 1e6
+        looked_s = self._tables().table(BLOCKS).note(bronze.APP)["taken_us"] / 1e6
         return seen_s - sent_s, looked_s - sent_s, seen_s - looked_s
 
     def _tables(self) -> Warehouse:

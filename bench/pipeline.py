@@ -15,7 +15,7 @@ import contextlib
 import json
 import random
 import tempfile
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from quaymaster.protocol.usage.usage_blocks import ROWS_PER_BLOCK_MAX, BlockEnd,
 from quaymaster.protocol.usage.usage_records import UsageContext
 from quaymaster.protocol.usage.usage_rows import UsageRows
 from quaymaster_pipeline.checks.reconciliation import compare_notes
-from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
 from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BatchFacts
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers
-from quaymaster_pipeline.warehouse.data_files import TablePlace
-from quaymaster_pipeline.warehouse.schemas import OP_NAMES, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, OP_NAMES, USAGE_EVENTS
 from quaymaster_pipeline.warehouse.session import spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -143,7 +143,7 @@ def measure_layers(workers: SparkWorkers, place: Path, blocks: Path) -> dict[str
                 break
             rows += taken.totals["rows"]
             with in_others:
-                pipeline.finish_batch()
+                pipeline.refine(Summary())
         assert sum(one.difference for one in compare_notes(warehouse)) == 0
     return {"bronze": in_bronze.figures(rows), "silver_and_gold": in_others.figures(rows)}
 
@@ -151,14 +151,17 @@ def measure_layers(workers: SparkWorkers, place: Path, blocks: Path) -> dict[str
 def measure_task(place: Path) -> dict[str, float]:
     """Return figures of what a task of bronze does, in this process; the second time of two."""
     feed = FileFeed(place / "feed")
-    bounds = {0: (0, min(feed.bounds()[0][1], TASK_BLOCKS))}
+    blocks = min(feed.bounds()[0][1], TASK_BLOCKS)
+    batch = BatchFacts(feed.identity, 0, NOON_US, 0)
     for number in range(2):
-        work = bronze.bronze_work(TablePlace(str(place / f"task-{number}"), {}), 0, date(2026, 11, 22))
+        warehouse = Warehouse(place / f"task-{number}")
+        places = {spec.name: warehouse.place(spec) for spec in (BLOCKS, BLOCK_MARKS)}
+        work = bronze.bronze_work(places, feed.reader(), batch)
         meter = Meter()
         with meter:
-            for _ in work(feed.batches(bounds)):
+            for _ in work(json.dumps([(0, 0, blocks)])):
                 pass
-    return meter.figures(bounds[0][1] * ROWS_PER_BLOCK_MAX)
+    return meter.figures(blocks * ROWS_PER_BLOCK_MAX)
 
 
 def make_events(first: int, count: int) -> pa.Table:

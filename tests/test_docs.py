@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import re
@@ -26,6 +27,7 @@ from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster.settings import CONFIG_VARIABLE, Settings
 from quaymaster_pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
 from quaymaster_pipeline.checks.status import METRICS as PIPELINE_METRICS
+from quaymaster_pipeline.jobs.jobs import LayerBatch
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -169,6 +171,7 @@ def test_every_request_of_the_admin_api_is_documented() -> None:
 KINDS = {
     "timestamp[us, tz=UTC]": "timestamp",
     "date32[day]": "date",
+    "list<item: int64>": "list of int64",
     "map<string, string>": "map of string to string",
     "map<string, struct<type: string, string_value: string, binary_value: binary>>": "map of string to struct",
 }
@@ -201,6 +204,7 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster_pipeline").rglob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in TABLES}
     of_pipeline |= {name for spec in TABLES.values() for name in spec.schema.names}
+    of_pipeline |= {field.name for field in dataclasses.fields(LayerBatch)}
     of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
     known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records}
 

@@ -1,7 +1,7 @@
 """The usage pipeline: blocks of usage records become tables of what was asked for, by whom, and how much.
 
-    queue quaymaster-usage ──bronze──▶ request_events ──silver──▶ usage_events, audit_events, quarantine
-                                                                    └──gold──▶ usage_hourly, usage_daily
+    queue quaymaster-usage ──bronze──▶ blocks ──silver──▶ usage_events, audit_events, quarantine
+                                                            └──gold──▶ usage_hourly, usage_daily
 
-Every job takes the batches that the table before it has and its own has not, and commits one after the other.
+Each layer takes the batches that the one before it has and it has not, and commits one table after the other.
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import usage_blocks
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-from quaymaster_pipeline.usage.feed import BlockSource, FileFeed
+from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -20,16 +20,7 @@ NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
 class InProcess:
     """Runs tasks here, one after the other."""
 
-    def over_blocks(
-        self,
-        feed: BlockSource,
-        ranges: Mapping[int, tuple[int, int]],
-        work: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> Answers:
-        assert isinstance(feed, FileFeed)
-        batches = list(feed.batches(ranges))
-        halves = batches[::2], batches[1::2]
-        return answers_of(line for half in halves for line in work(iter(half)))
+    cores = 2
 
     def over(
         self,
@@ -37,17 +28,17 @@ class InProcess:
         work: Callable[[str], Iterator[Any]],
         on_done: Callable[[int], None] | None = None,
     ) -> Answers:
-        answers = Answers([])
+        answers = Answers()
         for item in items:
-            answers += answers_of(work(item))
+            answers += answers_of(item, work)
             if on_done is not None:
                 on_done(1)
         return answers
 
 
-def answers_of(lines: Iterator[Any]) -> Answers:
-    rows = [row for line in lines for row in line.to_pylist()]
-    return Answers((row["what"], row["data"]) for row in rows)
+def answers_of(item: str, work: Callable[[str], Iterator[Any]]) -> Answers:
+    rows = [row for line in work(item) for row in line.to_pylist()]
+    return Answers(((row["what"], row["data"]) for row in rows), tasks=1)
 
 
 class Site:

@@ -28,7 +28,8 @@ from harness.usage_blocks import FrontEnd
 from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.client import Client
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS as BLOCKS_TABLE
+from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 from quaymaster_pipeline.warehouse.session import LOG_FILE
 
 from .cluster import (
@@ -311,7 +312,7 @@ def test_the_pipeline_counts_each_request_once_although_an_executor_and_a_worker
     again = one.block(BLOCK_ROWS)
     rest = [front_end.block(BLOCK_ROWS) for _ in range(BLOCKS) for front_end in (one, two)]
     site.ship(again, *rest)
-    bronze, silver = (Path(site.warehouse.table(spec).place.uri) for spec in (REQUEST_EVENTS, USAGE_EVENTS))
+    bronze, silver = (Path(site.warehouse.table(spec).place.uri) for spec in (BLOCKS_TABLE, USAGE_EVENTS))
 
     with running_pipeline(cluster, site, tmp_path) as process:
         kill_while_writing(cluster, process, at_bronze, bronze)
@@ -323,10 +324,10 @@ def test_the_pipeline_counts_each_request_once_although_an_executor_and_a_worker
     another = site.run()
 
     assert log.count("Lost executor") >= 2, log
-    told = ("batches", "rows", "duplicates", "difference")
-    assert [report[name] for name in told] == [1, (2 * BLOCKS + 1) * BLOCK_ROWS, 0, 0]
+    told = ("rows", "duplicates", "difference")
+    assert [report[name] for name in told] == [(2 * BLOCKS + 1) * BLOCK_ROWS, 0, 0]
     assert counted == expected
-    assert (another.batches, another.rows) == (1, 2 * BLOCK_ROWS)
+    assert (another.taken, another.rows) == (1, 2 * BLOCK_ROWS)
     assert site.usage() == expected_usage(one, two)
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
     assert compare_sums(site.warehouse) == []

@@ -6,7 +6,7 @@ import datetime
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from quaymaster.protocol.usage.usage_blocks import block_text
 from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import backfill, compact
-from quaymaster_pipeline.usage.bronze import FeedChanged
-from quaymaster_pipeline.usage.feed import BlockSource, FileFeed, QueueFeed
+from quaymaster_pipeline.usage.feed import BlockSource, FeedChanged, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
 
 from .fake_server import FakeServer
@@ -74,13 +73,9 @@ class KilledOnce:
         self._marks = marks
         self._jobs = 0
 
-    def over_blocks(
-        self,
-        feed: BlockSource,
-        ranges: Mapping[int, tuple[int, int]],
-        work: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> Answers:
-        return self._workers.over_blocks(feed, ranges, self._deadly(work))
+    @property
+    def cores(self) -> int:
+        return self._workers.cores
 
     def over(
         self,

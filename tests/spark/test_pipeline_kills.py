@@ -15,8 +15,8 @@ from harness.usage_blocks import FrontEnd
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
 
 TABLES = (
-    *("ops.segments", "bronze.request_events", "silver.quarantine", "silver.audit_events"),
-    *("silver.usage_events", "gold.usage_hourly", "gold.latency_hourly", "gold.usage_daily", "ops.commits"),
+    *("ops.block_marks", "bronze.blocks", "silver.quarantine", "silver.audit_events"),
+    *("silver.usage_events", "gold.usage_hourly", "gold.latency_hourly", "gold.usage_daily"),
 )
 EVERYWHERE = [(table, when) for table in TABLES for when in ("before", "after")]
 USUALLY = [("silver.usage_events", "before"), ("gold.usage_hourly", "after")]
@@ -72,9 +72,7 @@ def test_the_driver_is_killed_and_the_next_run_counts_each_request_once(
     summary = site.run()
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    # The run begins by looking whether ops.segments has the batch before; that is where "before" kills it.
-    is_taken = (table, when) not in {("ops.segments", "before"), ("bronze.request_events", "before")}
-    assert summary.batches == (0 if is_taken else 1)
+    assert summary.taken == ((table, when) == ("bronze.blocks", "before"))
     assert site.usage() == expected_usage(one, two)
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
     assert compare_sums(site.warehouse) == []
@@ -93,5 +91,5 @@ def test_spark_says_nothing_on_stderr_unless_it_is_asked_to(tmp_path: Path) -> N
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"10 requests in 1 batches; difference 0" in done.stdout
+    assert b"10 requests in 1 blocks; difference 0" in done.stdout
     assert "WARNING" in (tmp_path / "spark" / "spark.log").read_text()

@@ -141,7 +141,14 @@ def data_file(path: str, queue_id: str, partition: int, first: int, end: int, ve
         "offset": (first, end - 1),
         "timestamp": (times[0], times[1]),
     }
-    return DataFile(path, verified.file_bytes, verified.rows, str(date_of(verified.first_ms)), bounds)
+    return DataFile(
+        path,
+        verified.file_bytes,
+        verified.rows,
+        str(date_of(verified.first_ms)),
+        bounds,
+        dict.fromkeys(bounds, 0),
+    )
 
 
 def _write(place: TablePlace, path: str, queue_id: str, batches: Iterable[Any]) -> None:

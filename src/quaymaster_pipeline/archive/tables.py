@@ -13,6 +13,7 @@ MESSAGES: Final = TableSpec(
     "archive.messages",
     pa.schema([*TYPES.items(), ("queue_id", pa.string()), ("date", pa.date32())]),
     "date",
+    bounded=("queue_id", "partition", "offset", "timestamp"),
 )
 """Messages as the Spark source gives them, column by column, and the queue's id. A file is a stretch: offsets of one
 partition without a gap, of one day (UTC). Rows that were erased have their place and time, and nothing else."""

@@ -24,12 +24,13 @@ import pyarrow.compute as pc
 from quaymaster.protocol.usage.usage_records import NO_HASH
 from quaymaster_pipeline.audit.audit_chains import RECORDED, Break, Chains, Proof
 from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
+from quaymaster_pipeline.usage.requests import changes_of
 from quaymaster_pipeline.warehouse.data_files import DataFile, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
+    BLOCKS,
     QUARANTINE,
-    REQUEST_EVENTS,
-    SEGMENTS,
     TIME,
     USAGE_EVENTS,
     TableSpec,
@@ -201,17 +202,13 @@ class Audit:
 
     def _recorded(self, batch_id: int) -> Iterator[Any]:
         """Yield management requests that bronze has, up to this batch."""
-        table = self._warehouse.table(REQUEST_EVENTS)
+        table = self._warehouse.table(BLOCKS)
         table.refresh()
-        for file in table.files():
-            if file.bounds["batch_id"][0] > batch_id:
-                continue
-            for rows in read_row_groups(table.place, REQUEST_EVENTS, file.path, RECORDED):
-                is_wanted = pc.and_(
-                    pc.equal(rows.column("category"), "management"),
-                    pc.less_equal(rows.column("batch_id"), batch_id),
-                )
-                yield rows.filter(is_wanted)
+        names = ["log_partition", "log_offset", "batch_id", "rows", "content"]
+        for file in files_of_batches(table, 0, batch_id):
+            for blocks in read_row_groups(table.place, BLOCKS, file.path, names):
+                for rows in changes_of(in_batches(blocks, 0, batch_id)):
+                    yield rows.select(RECORDED)
 
     def _quarantined(self) -> set[tuple[str, int, int]]:
         """Return the requests that broke a rule, and so are not among the events."""
@@ -232,7 +229,7 @@ class Audit:
 
     def _lost_incarnations(self) -> dict[str, set[int]]:
         """Return the incarnations of front ends that lost their spool, after which a chain begins anew."""
-        rows = self._warehouse.table(SEGMENTS).read(["front_end", "seal_epoch", "seal_reason"])
+        rows = self._warehouse.table(BLOCKS).read(["front_end", "seal_epoch", "seal_reason"])
         rows = rows.filter(pc.equal(rows.column("seal_reason"), "lost"))
         found: dict[str, set[int]] = {}
         for row in rows.to_pylist():

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from quaymaster.protocol.usage.usage_records import NO_HASH, CorruptRecord, UsageRecord, parse_hashed_bytes
 from quaymaster_pipeline.usage import silver
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 BREAKS_MAX: Final = 100
@@ -25,7 +25,7 @@ ROWS_AT_ONCE: Final = 10_000
 RECORDED: Final = ("front_end", "epoch", "sequence", "event_time", "record_hash", "category", "batch_id")
 """What is asked of bronze's management requests: `Chains.compare` takes them."""
 _NO_HEAD: Final = (-1, -1, "")
-_REPLACED: Final = f"it is not the event that {REQUEST_EVENTS.name} has"
+_REPLACED: Final = f"it is not the event that {BLOCKS.name} has"
 _MISSING: Final = "an event before it is missing, or was put in or changed"
 
 
@@ -203,7 +203,7 @@ class Chains:
             if name == front_end and lacking:
                 first, last = min(lacking), max(lacking)
                 span = f"{len(lacking)} events from it up to {incarnation}/{last}"
-                reason = f"{span} are missing; {REQUEST_EVENTS.name} has them"
+                reason = f"{span} are missing; {BLOCKS.name} has them"
                 row = {"epoch": incarnation, "sequence": first, "event_time": lacking[first]}
                 self._break(front_end, row, reason)
         head = self._heads.get(front_end)

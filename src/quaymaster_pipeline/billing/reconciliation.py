@@ -1,7 +1,7 @@
 """Whether an invoice is of exactly what was recorded: the same counts in every layer, as integers. Pure.
 
-    blocks = bronze = silver + quarantine + duplicates      everything recorded, whatever its month
-    silver = gold = charges                                 the month
+    blocks = silver + quarantine + duplicates      everything recorded, whatever its month
+    silver = gold = charges                        the month
 
 No difference is tolerated. A provisional invoice shows what differs; a final one is not issued.
 """

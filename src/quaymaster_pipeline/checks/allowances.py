@@ -22,12 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster.protocol.actions.table import ACTIONS
-from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.blocks import DAMAGED
 from quaymaster_pipeline.usage.rules import EARLIEST_US
 from quaymaster_pipeline.usage.sequences import Coverage
+from quaymaster_pipeline.usage.silver import block_keys
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
-from quaymaster_pipeline.warehouse.schemas import COMMITS, QUARANTINE, SEGMENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, QUARANTINE
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import us_of_time
 
@@ -61,8 +60,14 @@ class KnownCauses:
     def __init__(self, warehouse: Warehouse, coverage: Coverage) -> None:
         self._warehouse = warehouse
         self._coverage = coverage
-        taken = _taken_us(warehouse)
-        self._segments = _readable_segments(warehouse, taken)
+        self._blocks = _readable_blocks(warehouse)
+        batches = self._blocks.group_by("batch_id").aggregate([("taken_us", "max")])
+        taken = dict(
+            zip(
+                *(batches.column(name).to_pylist() for name in ("batch_id", "taken_us_max")),
+                strict=True,
+            )
+        )
         self._quarantined: dict[tuple[int, str] | None, list[Quarantined]] = {}
         for one in _quarantined(warehouse, taken):
             self._quarantined.setdefault(one.owner, []).append(one)
@@ -70,7 +75,7 @@ class KnownCauses:
     @property
     def began_us(self) -> int:
         """When usage was first recorded."""
-        return pc.min(self._segments.column("low_watermark").cast(pa.int64())).as_py() or 0
+        return pc.min(self._blocks.column("low_watermark").cast(pa.int64())).as_py() or 0
 
     def of_all(self, since_us: int | None) -> int:
         """Return how many messages may be missing, of whatever queue."""
@@ -90,7 +95,7 @@ class KnownCauses:
 
     def _crashed_incarnations(self, since_us: int | None) -> list[tuple[str, int]]:
         """Return the incarnations that did not end in order: front end and number."""
-        ends = self._segments.filter(pc.is_valid(self._segments.column("seal_reason")))
+        ends = self._blocks.filter(pc.is_valid(self._blocks.column("seal_reason")))
         names = ("front_end", "seal_epoch", "seal_reason", "taken_us")
         seals: dict[tuple[str, int], list[tuple[str, int]]] = {}
         for front_end, incarnation, reason, taken_us in zip(
@@ -122,7 +127,7 @@ class KnownCauses:
     def _lost_records(self, since_us: int | None) -> int:
         """Return how many records were dropped, or are between or after those that came."""
         lost = 0
-        dropping = self._segments.filter(pc.greater(self._segments.column("dropped"), 0))
+        dropping = self._blocks.filter(pc.greater(self._blocks.column("dropped"), 0))
         names = ("front_end", "epoch", "seq_hi", "dropped", "own_us", "taken_us")
         for front_end, incarnation, seq_hi, dropped, own_us, taken_us in zip(
             *(dropping.column(name).to_pylist() for name in names), strict=True
@@ -146,43 +151,37 @@ class KnownCauses:
         return _NEVER_US if latest_us is None else int(latest_us)
 
     def _of_incarnation(self, front_end: str, incarnation: int) -> Any:
-        segments = self._segments
+        blocks = self._blocks
         mine = pc.and_(
-            pc.equal(segments.column("front_end"), front_end), pc.equal(segments.column("epoch"), incarnation)
+            pc.equal(blocks.column("front_end"), front_end), pc.equal(blocks.column("epoch"), incarnation)
         )
-        return segments.filter(mine)
+        return blocks.filter(mine)
 
 
 def _is_after(latest_us: int, since_us: int | None) -> bool:
     return since_us is None or latest_us > since_us
 
 
-def _taken_us(warehouse: Warehouse) -> dict[int, int]:
-    """Return by when each batch was in the tables, by the pipeline's clock."""
-    commits = warehouse.table(COMMITS).read(["query", "batch_id", "committed_time"])
-    of_bronze = commits.filter(pc.equal(commits.column("query"), bronze.APP))
-    times = of_bronze.column("committed_time").cast(pa.int64()).to_pylist()
-    return dict(zip(of_bronze.column("batch_id").to_pylist(), times, strict=True))
-
-
-def _readable_segments(warehouse: Warehouse, taken: dict[int, int]) -> Any:
+def _readable_blocks(warehouse: Warehouse) -> Any:
     """Return blocks, each once, with times until when what they say can be.
 
     `own_us` by the front end, clocks that differ included, null if it says none; `taken_us` by the pipeline;
     `latest_us` by both.
     """
-    names = ["state", "front_end", "epoch", "seq_lo", "seq_hi", "messages", "max_time", "low_watermark"]
-    segments = warehouse.table(SEGMENTS).read([*names, "dropped", "seal_epoch", "seal_reason", "batch_id"])
-    left_out = pc.is_in(segments.column("state"), pa.array([DAMAGED, "duplicate"]))
-    segments = segments.filter(pc.invert(left_out))
-    low_us, high_us = (segments.column(name).cast(pa.int64()) for name in ("low_watermark", "max_time"))
+    names = ["log_partition", "log_offset", "front_end", "epoch", "seq_lo", "seq_hi", "messages", "max_time"]
+    names += ["low_watermark", "dropped", "seal_epoch", "seal_reason", "batch_id", "taken_time", "damage"]
+    blocks = warehouse.table(BLOCKS).read(names)
+    blocks = blocks.filter(pc.is_null(blocks.column("damage")))
+    marks = warehouse.table(BLOCK_MARKS).read(["log_partition", "log_offset", "state"])
+    duplicates = marks.filter(pc.equal(marks.column("state"), "duplicate"))
+    if duplicates.num_rows:
+        blocks = blocks.filter(pc.invert(pc.is_in(block_keys(blocks), block_keys(duplicates))))
+    low_us, high_us = (blocks.column(name).cast(pa.int64()) for name in ("low_watermark", "max_time"))
     own_us = pc.max_element_wise(low_us, high_us)
     own_us = pc.if_else(pc.greater_equal(own_us, EARLIEST_US), pc.add(own_us, SKEW_US), None)
-    batches = pa.array(list(taken), pa.int64())
-    times = pa.array(list(taken.values()), pa.int64())
-    taken_us = pc.fill_null(times.take(pc.index_in(segments.column("batch_id"), batches)), _NEVER_US)
+    taken_us = blocks.column("taken_time").cast(pa.int64())
     return (
-        segments.append_column("own_us", own_us)
+        blocks.append_column("own_us", own_us)
         .append_column("taken_us", taken_us)
         .append_column("latest_us", pc.min_element_wise(own_us, taken_us))
     )

@@ -1,4 +1,4 @@
-"""Whether the layers agree: blocks = bronze = silver + quarantine + duplicates = gold, to the last request.
+"""Whether the layers agree: blocks = silver + quarantine + duplicates, silver = gold, to the last request.
 
 After each run the control totals that the commits carry along are compared. `reconcile` reads the rows themselves.
 Either way a difference of anything but 0 is a mistake somewhere, and nothing is billed on it.
@@ -15,15 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import bronze, gold, silver
-from quaymaster_pipeline.usage.blocks import DAMAGED
 from quaymaster_pipeline.usage.bronze import MEASURES
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
     LATENCY_HOURLY,
     QUARANTINE,
     RECONCILIATION,
-    REQUEST_EVENTS,
-    SEGMENTS,
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
@@ -44,8 +42,7 @@ class LayerComparison(NamedTuple):
 
     scope: str
     measure: str
-    segments: int
-    bronze: int
+    blocks: int
     duplicates: int
     quarantine: int
     silver: int
@@ -55,15 +52,13 @@ class LayerComparison(NamedTuple):
     def difference(self) -> int:
         """0, or the layers disagree."""
         below = self.duplicates + self.quarantine + self.silver
-        return abs(self.segments - self.bronze) + abs(self.bronze - below) + abs(self.silver - self.gold)
+        return abs(self.blocks - below) + abs(self.silver - self.gold)
 
 
 def compare_notes(warehouse: Warehouse) -> list[LayerComparison]:
     """Compare the control totals that commits carry along: quick, whatever the tables' size."""
-    found = warehouse.table(REQUEST_EVENTS).note(bronze.APP)
     return _compared(
-        found.get("headers", {}),
-        found.get("totals", {}),
+        warehouse.table(BLOCKS).note(bronze.APP).get("headers", {}),
         warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}),
         None,
         warehouse.table(USAGE_HOURLY).note(gold.TOTALS),
@@ -75,20 +70,16 @@ def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerCo
 
     A step is one reading of a file of rows of requests; those of silver are read twice.
     """
-    files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (REQUEST_EVENTS, USAGE_EVENTS)}
-    steps = Steps(files_of[REQUEST_EVENTS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
-    segments = warehouse.table(SEGMENTS).read(["state", *MEASURES])
-    segments = segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
-    headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
-    names = ["message_count", "payload_bytes", "chunks", "http_status"]
-    of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals, steps)
+    files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (BLOCKS, USAGE_EVENTS)}
+    steps = Steps(files_of[BLOCKS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
+    of_blocks = _sum_files(warehouse, BLOCKS, list(MEASURES), _headers_of, steps)
     usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
     of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage, steps)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     quarantine = warehouse.table(QUARANTINE).read(["block_row"])
     counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
     hourly = warehouse.table(USAGE_HOURLY).read()
-    compared = _compared(headers, of_bronze, counted, of_silver, gold.control_totals(hourly))
+    compared = _compared(of_blocks, counted, of_silver, gold.control_totals(hourly))
     return compared + _hours_that_differ(warehouse, hourly, steps)
 
 
@@ -156,7 +147,6 @@ def _requests_by_action(rows: Any) -> Counter[tuple[datetime.datetime, str]]:
 
 def _compared(
     headers: Mapping[str, int],
-    of_bronze: Mapping[str, int],
     counted: Mapping[str, int],
     of_silver: Mapping[str, int] | None,
     of_gold: Mapping[str, int],
@@ -166,7 +156,6 @@ def _compared(
             ALL,
             measure,
             headers.get(measure, 0),
-            of_bronze.get(measure, 0),
             counted.get(f"duplicates.{measure}", 0),
             counted.get(f"quarantine.{measure}", 0),
             counted.get(f"usage.{measure}", 0) if of_silver is None else of_silver.get(measure, 0),
@@ -174,6 +163,10 @@ def _compared(
         )
         for measure in MEASURES
     ]
+
+
+def _headers_of(blocks: Any) -> dict[str, int]:
+    return {measure: pc.sum(blocks.column(measure)).as_py() or 0 for measure in MEASURES}
 
 
 def _sum_files(
@@ -237,7 +230,7 @@ def _by_hour(groups: Mapping[_Group, Counter[str]]) -> defaultdict[datetime.date
 
 def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[LayerComparison]:
     return [
-        LayerComparison(scope, measure, here[measure], here[measure], 0, 0, here[measure], there[measure])
+        LayerComparison(scope, measure, here[measure], 0, 0, here[measure], there[measure])
         for measure in MEASURES
         if here[measure] != there[measure]
     ]

@@ -11,7 +11,7 @@ from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.warehouse.metrics_file import Labelled, render_metrics
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, TABLES, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
 
@@ -42,7 +42,7 @@ def read_status(
     """
     now_s = time.time() if now_s is None else now_s
     coverage = bronze.coverage_of(warehouse) if coverage is None else coverage
-    events = warehouse.table(REQUEST_EVENTS)
+    events = warehouse.table(BLOCKS)
     note = events.note(bronze.APP)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     closed_us = coverage.closed_until_us()
@@ -52,7 +52,7 @@ def read_status(
         "next": note.get("next", {}),
         "batches": events.last_batch(bronze.APP) + 1,
         "rows": {
-            "bronze": note.get("totals", {}).get("rows", 0),
+            "bronze": note.get("headers", {}).get("rows", 0),
             "silver": counted.get("usage.rows", 0),
             "audit": counted.get("audit.rows", 0),
             "quarantine": counted.get("quarantine.rows", 0),

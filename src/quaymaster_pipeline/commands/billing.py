@@ -251,9 +251,9 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     from quaymaster_pipeline.checks.broker_counts import last_compared
     from quaymaster_pipeline.usage import bronze
     from quaymaster_pipeline.usage.feed import QUEUE_FEED
-    from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+    from quaymaster_pipeline.warehouse.schemas import BLOCKS
 
-    feed = tables.table(REQUEST_EVENTS).note(bronze.APP).get("feed", "")
+    feed = tables.table(BLOCKS).note(bronze.APP).get("feed", "")
     compared = last_compared(tables)
     if not feed.startswith(QUEUE_FEED):
         return None
@@ -274,9 +274,9 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
 def _closed_until(tables: Warehouse) -> datetime.datetime | None:
     """Return the time below which every hour is closed; now when all front ends have ended in order."""
     from quaymaster_pipeline.usage import bronze
-    from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+    from quaymaster_pipeline.warehouse.schemas import BLOCKS
 
-    if tables.table(REQUEST_EVENTS).last_batch(bronze.APP) < 0:
+    if tables.table(BLOCKS).last_batch(bronze.APP) < 0:
         return None
     closed_us = bronze.coverage_of(tables).closed_until_us()
     return (
@@ -294,9 +294,7 @@ def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[BillingComparis
     for one in compare_rows(tables) if by_rows else compare_notes(tables):
         scope = "all records" if one.scope == "all" else one.scope
         below = ("silver, quarantine and duplicates", one.silver + one.quarantine + one.duplicates)
-        found.append(
-            BillingComparison(scope, one.measure, (("blocks", one.segments), ("bronze", one.bronze), below))
-        )
+        found.append(BillingComparison(scope, one.measure, (("blocks", one.blocks), below)))
         found.append(BillingComparison(scope, one.measure, (("silver", one.silver), ("gold", one.gold))))
     for brokers in last_comparison(tables):
         usage = brokers.brokers + (brokers.difference if brokers.surplus else -brokers.difference)

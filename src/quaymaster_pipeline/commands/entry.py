@@ -10,6 +10,7 @@ from quaymaster.cli.failures import CommandFailed, CommandRefused
 from quaymaster_pipeline.warehouse.errors import (
     BrokenTable,
     CommitConflict,
+    LayersDiffer,
     StoreFails,
     WarehouseFull,
     why_no_room,
@@ -27,7 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 def tell(error: Exception) -> CommandFailed | None:
     """Say what an exception means, if it is of tables, of the disk that they are on, or of the store that has them."""
     match error:
-        case BrokenTable() | WarehouseFull() | StoreFails():
+        case BrokenTable() | LayersDiffer() | StoreFails() | WarehouseFull():
             return CommandRefused(f"{error}.")
         case CommitConflict():
             return CommandRefused(f"{error}. What was done stays so; stop the other one, and run it again.")

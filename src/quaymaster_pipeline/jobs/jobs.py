@@ -1,44 +1,79 @@
-"""The jobs in their order: a batch goes through bronze, silver and gold before the next one begins.
+"""The layers, each a job with its own position: bronze takes blocks, silver batches of bronze, gold those of silver.
 
-So whatever was killed, at most one batch is under way, and each table says whether it has it.
+    feed ──▶ bronze.blocks ──▶ silver.usage_events, audit_events, quarantine ──▶ gold.*
+
+Each table says which batches it has, so whatever was killed, each layer goes on after its own last one. A layer that
+fails does not hold up the one before it.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from quaymaster_pipeline.usage import bronze, gold, latency, silver
+from quaymaster_pipeline.usage.bronze import CoverageKeeper
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
+from quaymaster_pipeline.usage.silver import Sums
 from quaymaster_pipeline.usage.tasks import Workers
-from quaymaster_pipeline.warehouse.schemas import (
-    COMMITS,
-    LATENCY_HOURLY,
-    REQUEST_EVENTS,
-    USAGE_EVENTS,
-    USAGE_HOURLY,
-)
+from quaymaster_pipeline.warehouse.errors import LayersDiffer
+from quaymaster_pipeline.warehouse.schemas import LATENCY_HOURLY, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
-COMMITS_APP = "commits"
+
+@dataclass(frozen=True, slots=True)
+class LayerBatch:
+    """What one layer did with one batch. `rows` are requests; in gold, rows of its sums.
+
+    `driver_cpu_s` is the CPU time of the driver's Python process; tasks have their own.
+    """
+
+    layer: str
+    batch_id: int
+    tasks: int
+    rows: int
+    seconds: float
+    driver_cpu_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a run did. `rows` are those of bronze."""
+    """What a run did. `rows` and `totals` are those of bronze, by the headers of blocks."""
 
-    batches: int = 0
+    batches: list[LayerBatch] = field(default_factory=list)
     blocks: int = 0
     rows: int = 0
     totals: dict[str, int] = field(default_factory=dict)
-    batch_seconds: float = 0.0
-    """The last batch's."""
+
+    @property
+    def taken(self) -> int:
+        """How many batches bronze took."""
+        return sum(batch.layer == bronze.APP for batch in self.batches)
+
+    @property
+    def batch_seconds(self) -> float:
+        """How long the last batch took in each layer, added up."""
+        last = {batch.layer: batch.seconds for batch in self.batches}
+        return sum(last.values())
+
+
+class _Stopwatch:
+    """Measures one layer's work on one batch."""
+
+    def __init__(self) -> None:
+        self._began_s, self._began_cpu_s = time.monotonic(), time.process_time()
+
+    def batch(self, layer: str, batch_id: int, tasks: int, rows: int) -> LayerBatch:
+        seconds, cpu_s = time.monotonic() - self._began_s, time.process_time() - self._began_cpu_s
+        return LayerBatch(layer, batch_id, tasks, rows, round(seconds, 3), round(cpu_s, 3))
 
 
 class Pipeline:
@@ -58,40 +93,81 @@ class Pipeline:
         self._clock = clock
         self._committed: dict[int, int] = {}
         """What the feed was told, by this process."""
-        bronze.commit_segments(warehouse)
+        self._block_bytes = bronze.BLOCK_BYTES_GUESSED
+        self._keeper = CoverageKeeper(warehouse)
+        bronze.commit_marks(warehouse)
         self.coverage: Coverage = bronze.coverage_of(warehouse)
 
     def catch_up(self, on_batch: Callable[[Summary], None] = lambda summary: None) -> Summary:
         """Take every block that the feed has, batch by batch, through all layers; `on_batch` is called after each.
 
         Raises:
-            FeedChanged, FeedIncomplete: see `bronze.take_batch`.
+            FeedChanged, FeedIncomplete, NewerBlocks: see `bronze.take_batch`.
+            LayersDiffer: a layer has a mistake; bronze took what there was, first.
         """
         summary = Summary()
-        self.finish_batch()
-        while True:
-            started_s = time.monotonic()
-            closed_until_us = self.coverage.closed_until_us() or 0
-            taken = bronze.take_batch(
-                self._workers, self._warehouse, self._feed, self.coverage, self._clock()
-            )
-            if taken is None:
+        # First: whoever was killed left a batch that only bronze has.
+        mistake = self.refine(summary)
+        while self._take(summary):
+            mistake = self.refine(summary)
+            if mistake is None:
                 self._commit_positions()
-                return summary
-            self.finish_batch(started_s=started_s, closed_until_us=closed_until_us, found=taken.totals)
-            self._commit_positions()
-            summary.batches += 1
-            summary.blocks += taken.blocks
-            summary.rows += taken.totals["rows"]
-            summary.totals = {
-                name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()
-            }
-            summary.batch_seconds = time.monotonic() - started_s
             on_batch(summary)
+        if mistake is not None:
+            raise mistake
+        self._commit_positions()
+        return summary
 
     def lag_blocks(self) -> int:
         """Return how many blocks the feed has that bronze has not."""
         return lag_of(self._warehouse, self._feed)
+
+    def _take(self, summary: Summary) -> bool:
+        """Take the next batch into bronze; False when there is none."""
+        watch, now = _Stopwatch(), self._clock()
+        taken = bronze.take_batch(
+            self._workers, self._warehouse, self._feed, self.coverage, now, self._block_bytes
+        )
+        if taken is None:
+            return False
+        self._block_bytes = max(1, taken.content_bytes // taken.blocks)
+        self._keeper.keep(self.coverage, taken.batch_id, now)
+        summary.blocks += taken.blocks
+        summary.rows += taken.totals["rows"]
+        summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}
+        summary.batches.append(watch.batch(bronze.APP, taken.batch_id, taken.tasks, taken.totals["rows"]))
+        return True
+
+    def refine(self, summary: Summary) -> LayersDiffer | None:
+        """Bring what bronze has into the tables that do not have it; return what was wrong with it, if anything."""
+        # What a killed run left in silver alone: gold has all batches of silver before silver takes more.
+        self._sum_up(summary, None)
+        watch = _Stopwatch()
+        try:
+            refined = silver.refine_batches(self._workers, self._warehouse)
+        except LayersDiffer as error:
+            return error
+        if refined is not None:
+            rows = refined.rows.get("usage.rows", 0)
+            summary.batches.append(watch.batch(silver.APP, refined.batch_id, refined.tasks, rows))
+            self._sum_up(summary, refined.sums)
+        return None
+
+    def _sum_up(self, summary: Summary, sums: Sums | None) -> None:
+        """Add to gold what silver has and gold has not: `sums`, if silver's tasks have just made them."""
+        warehouse, watch, tasks = self._warehouse, _Stopwatch(), 0
+        batch_id = warehouse.table(USAGE_EVENTS).last_batch(silver.APP)
+        had = min(warehouse.table(spec).last_batch(gold.APP) for spec in (USAGE_HOURLY, LATENCY_HOURLY))
+        if had < batch_id:
+            if sums is None:
+                sums = silver.sums_of_batches(self._workers, warehouse, had + 1, batch_id)
+            gold.add_batch(warehouse, batch_id, sums.usage)
+            latency.add_batch(warehouse, batch_id, sums.latency)
+        elif warehouse.table(USAGE_DAILY).last_batch(gold.APP) >= batch_id:
+            return
+        gold.add_days(warehouse, batch_id)
+        rows = 0 if sums is None else sums.usage.num_rows
+        summary.batches.append(watch.batch(gold.APP, batch_id, tasks, rows))
 
     def _commit_positions(self) -> None:
         """Tell the feed how far all tables are. Only after a look at it: it may have turned out to be another one."""
@@ -100,60 +176,9 @@ class Pipeline:
             self._feed.commit(positions)
             self._committed = positions
 
-    def finish_batch(
-        self,
-        *,
-        started_s: float | None = None,
-        closed_until_us: int = 0,
-        found: Mapping[str, int] | None = None,
-    ) -> None:
-        """Bring the last batch of bronze into the tables that do not have it."""
-        warehouse = self._warehouse
-        batch_id = warehouse.table(REQUEST_EVENTS).last_batch(bronze.APP)
-        if batch_id < 0:
-            return
-        sums = None
-        if warehouse.table(USAGE_EVENTS).last_batch(silver.APP) < batch_id:
-            sums = silver.refine_batch(self._workers, warehouse, closed_until_us).sums
-        if (
-            min(warehouse.table(spec).last_batch(gold.APP) for spec in (USAGE_HOURLY, LATENCY_HOURLY))
-            < batch_id
-        ):
-            if sums is None:
-                sums = silver.sums_of_batch(self._workers, warehouse, batch_id)
-            gold.add_batch(warehouse, batch_id, sums.usage)
-            latency.add_batch(warehouse, batch_id, sums.latency)
-        gold.add_days(warehouse, batch_id)
-        self._record(batch_id, started_s, found or {})
-
-    def _record(self, batch_id: int, started_s: float | None, found: Mapping[str, int]) -> None:
-        commits = self._warehouse.table(COMMITS)
-        if commits.last_batch(COMMITS_APP) >= batch_id:
-            return
-        now = self._clock()
-        duration_ms = None if started_s is None else round((time.monotonic() - started_s) * 1000)
-        lines = []
-        for query, spec in (
-            (bronze.APP, REQUEST_EVENTS),
-            (silver.APP, USAGE_EVENTS),
-            (gold.APP, USAGE_HOURLY),
-        ):
-            table = self._warehouse.table(spec)
-            line = {"query": query, "batch_id": batch_id, "table": spec.name, "files": len(table.files())}
-            lines.append(line | {"committed_time": now, "duration_ms": duration_ms})
-        lines[0] |= {name: found.get(name) for name in bronze.MEASURES}
-        commits.commit(COMMITS_APP, batch_id, commits.write(COMMITS_APP, _as_commits(lines)))
-
 
 def lag_of(warehouse: Warehouse, feed: BlockSource) -> int:
     """Return how many blocks a feed has that bronze has not."""
     positions = bronze.positions_of(warehouse)
     bounds = feed.bounds().items()
     return sum(end - max(positions.get(partition, low), low) for partition, (low, end) in bounds)
-
-
-def _as_commits(lines: Iterable[Mapping[str, Any]]) -> Any:
-    names = COMMITS.schema.names
-    return pa.Table.from_pylist(
-        [{name: line.get(name) for name in names} for line in lines], schema=COMMITS.schema
-    )

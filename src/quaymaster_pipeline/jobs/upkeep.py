@@ -80,8 +80,10 @@ def backfill(
 
 def _finish_gold(workers: Workers, warehouse: Warehouse, batch_id: int) -> None:
     """Bring a batch that a killed run left in usage_hourly alone into the tables beside it, or it would count twice."""
-    if NO_BATCH < batch_id > warehouse.table(LATENCY_HOURLY).last_batch(gold.APP):
-        latency.add_batch(warehouse, batch_id, silver.sums_of_batch(workers, warehouse, batch_id).latency)
+    had = warehouse.table(LATENCY_HOURLY).last_batch(gold.APP)
+    if NO_BATCH < batch_id > had:
+        sums = silver.sums_of_batches(workers, warehouse, had + 1, batch_id)
+        latency.add_batch(warehouse, batch_id, sums.latency)
     gold.add_days(warehouse, batch_id)
 
 

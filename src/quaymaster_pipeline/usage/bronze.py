@@ -1,148 +1,204 @@
-"""Bronze: blocks of the usage queue become rows of request_events, each batch once, and lines of ops.segments.
+"""Bronze: blocks of the usage queue become rows of bronze.blocks, each message once.
 
-Tasks decode blocks and write files; the driver judges the blocks by their ranges of sequences (new, duplicate, overlap,
-damaged) and commits. The commit of request_events has the position in the queue, the running control totals and the
-file of ops.segments, which is committed next: killed in between, the next run adds it.
+    driver: bounds of the feed, positions ──▶ stretches of a batch, planned by bytes
+    tasks:  read their stretches, check each block, write a file, answer *runs*
+    driver: compares runs with the coverage ──▶ all new, or doubtful
+    tasks:  of a doubtful incarnation compare block by block: duplicate, overlap, new (ops.block_marks)
+    driver: commits
+
+A run is a stretch of an incarnation that continues without a gap. So the driver looks at as many as there are front
+ends and tasks, not at blocks. The commit of bronze.blocks has the position in the queue, the running control totals and
+the files of ops.block_marks, which are committed next: killed in between, the next run adds them.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.usage.blocks import DAMAGED, Origin, block_ranges, read_block, segment_table
-from quaymaster_pipeline.usage.feed import BlockSource
-from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId, judge_blocks
-from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
+from quaymaster.protocol.usage.usage_blocks import BlockHeader, UnknownBlockVersion
+from quaymaster_pipeline.usage.blocks import (
+    BLOCK_RANGE_COLUMNS,
+    BatchFacts,
+    ReadBlock,
+    block_ranges,
+    block_rows,
+    read_block,
+)
+from quaymaster_pipeline.usage.feed import (
+    BlockReader,
+    BlockSource,
+    FeedChanged,
+    FeedIncomplete,
+    NewerBlocks,
+)
+from quaymaster_pipeline.usage.sequences import (
+    BlockRange,
+    Coverage,
+    CoverageLine,
+    IncarnationId,
+    judge_blocks,
+)
+from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.warehouse.data_files import (
+    DataFile,
+    FileWriter,
+    TablePlace,
+    read_row_groups,
+    write_rows,
+)
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, SEGMENTS
-from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, COVERAGE
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
+from quaymaster_pipeline.warehouse.times import time_of_us
 
-APP = "bronze"
-BLOCKS_PER_BATCH_MAX = 1_024
-"""A killed run repeats at most a batch: about four million rows, when blocks are full."""
-MEASURES = ("rows", "messages", "bytes", "chunks", "errors")
+APP: Final = "bronze"
+MEASURES: Final = ("rows", "messages", "bytes", "chunks", "errors")
 """The control totals of a layer."""
-_SEGMENTS_APP = "bronze"
+BATCH_BLOCKS_MAX = 200_000
+BATCH_BYTES_MAX: Final = 1 << 30
+"""A batch takes no more; a killed run repeats at most a batch."""
+FILE_BYTES: Final = 64 << 20
+"""About how large the files of bronze are; a task has one in memory."""
+SPLIT_BYTES: Final = 4 << 20
+"""From here on a batch is worth all cores."""
+GROUP_BYTES: Final = 8 << 20
+"""About how much of a file is read at a time by the next layer."""
+BLOCK_BYTES_GUESSED: Final = 64 << 10
+"""How large a block is, before any was seen."""
+COVERAGE_BATCHES: Final = 64
+COVERAGE_S: Final = 600
+"""After so many batches, or seconds, ops.coverage is written again: a start reads the headers of what came since."""
+DAMAGED: Final = "damaged"
+RUN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("front_end", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("epoch", "seq_lo", "seq_hi", "low_watermark")),
+        *(pa.field(name, pa.int64()) for name in ("seal_epoch", "seal_end")),
+        pa.field("is_seal", pa.bool_()),
+    ]
+)
 
-
-class FeedChanged(Exception):
-    """The warehouse was filled from another feed than this one."""
-
-
-class FeedIncomplete(Exception):
-    """The feed did not give each block that it says it has."""
+Stretch = tuple[int, int, int]
+"""A partition and a half-open range of its offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class BronzeBatch:
-    """A batch of bronze."""
+    """A batch of bronze. `totals` are sums of the headers, `states` counts of blocks."""
 
     batch_id: int
     blocks: int
+    tasks: int
+    content_bytes: int
     totals: Mapping[str, int]
     states: Mapping[str, int]
 
 
 def take_batch(
-    workers: Workers, warehouse: Warehouse, feed: BlockSource, coverage: Coverage, now: datetime.datetime
+    workers: Workers,
+    warehouse: Warehouse,
+    feed: BlockSource,
+    coverage: Coverage,
+    now: datetime.datetime,
+    block_bytes: int = BLOCK_BYTES_GUESSED,
 ) -> BronzeBatch | None:
     """Commit the next batch of blocks; None when there is none. `coverage` then has its blocks.
+
+    `block_bytes` is how large a block is, about.
 
     Raises:
         FeedChanged: this is another feed.
         FeedIncomplete: blocks are missing.
+        NewerBlocks: a newer program wrote some of them.
         CommitConflict: another process takes batches, too.
     """
-    events, segments = warehouse.table(REQUEST_EVENTS), warehouse.table(SEGMENTS)
-    note = events.note(APP)
+    table = warehouse.table(BLOCKS)
+    note = table.note(APP)
     # Asked first: a queue that was made anew tells its new identity.
     bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
-    ranges = plan_batch(bounds, positions_of(warehouse))
+    ranges = plan_batch(bounds, positions_of(warehouse), block_bytes)
     if not ranges:
         return None
-    batch_id = events.last_batch(APP) + 1
-    answers = workers.over_blocks(
-        feed, ranges, bronze_work(events.place, batch_id, now.astimezone(datetime.UTC).date())
-    )
-    lines = _lines_of(answers, ranges)
-    table = judged(segment_table(lines), coverage, segments)
-    totals = Counter(note.get("totals", {}))
-    found: Counter[str] = Counter()
-    for control in answers.tables("totals"):
-        found.update(control.to_pylist()[0])
-    states = Counter(table.column("state").to_pylist())
-    totals.update(found)
+    # A clock that was set back must not make what is taken now older than what was taken before.
+    taken_us = max(int(now.timestamp() * 1_000_000), note.get("taken_us", 0))
+    batch = BatchFacts(feed.identity, table.last_batch(APP) + 1, taken_us, coverage.closed_until_us() or 0)
+    places = {spec.name: warehouse.place(spec) for spec in (BLOCKS, BLOCK_MARKS)}
+    items = [json.dumps(task) for task in plan_tasks(ranges, block_bytes, workers.cores)]
+    answers = workers.over(items, bronze_work(places, feed.reader(), batch))
+    found = answers.counts("found")
+    expected = sum(high - low for low, high in ranges.values())
+    if found["blocks"] != expected:
+        raise FeedIncomplete(
+            f"of {expected} blocks the usage queue gave {found['blocks']}, so nothing was taken"
+        )
+    runs = [run for answered in answers.tables("runs") for run in _runs_of(answered)]
+    files = answers.files(BLOCKS.name)
+    answers += _judge(workers, warehouse, coverage, batch, runs, files)
+    states = answers.counts("states")
+    marks = answers.files(BLOCK_MARKS.name)
     headers = Counter(note.get("headers", {}))
-    headers.update({measure: pc.sum(table.column(measure)).as_py() or 0 for measure in MEASURES})
-    files = segments.write(f"{APP}-{batch_id}", table)
-    is_ours = events.commit(
+    headers.update({measure: found[measure] for measure in MEASURES})
+    is_ours = table.commit(
         APP,
-        batch_id,
-        answers.files(REQUEST_EVENTS.name),
+        batch.batch_id,
+        files,
         note={
             "feed": feed.identity,
             "next": {
                 **note.get("next", {}),
                 **{str(partition): high for partition, (_, high) in ranges.items()},
             },
-            "taken_us": int(now.timestamp() * 1_000_000),
-            "totals": dict(totals),
+            "taken_us": taken_us,
             "headers": dict(headers),
-            "segments": [file.to_json() for file in files],
+            "marks": [file.to_json() for file in marks],
         },
     )
     if not is_ours:
-        raise CommitConflict(f"another process took batch {batch_id} into {warehouse.root}")
-    commit_segments(warehouse)
-    return BronzeBatch(batch_id, len(lines), dict(found), dict(states))
-
-
-def _lines_of(answers: Answers, ranges: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return the lines of ops.segments that tasks made of the blocks they read; FeedIncomplete if any is missing."""
-    lines = [line for table in answers.tables("segments") for line in table.to_pylist()]
-    expected = {
-        (partition, offset) for partition, (low, high) in ranges.items() for offset in range(low, high)
-    }
-    read = {(line["log_partition"], line["log_offset"]) for line in lines}
-    if len(lines) != len(expected) or read != expected:
-        raise FeedIncomplete(
-            f"of {len(expected)} blocks the usage queue gave {len(lines)}, so nothing was taken"
-        )
-    return lines
+        raise CommitConflict(f"another process took batch {batch.batch_id} into {warehouse.root}")
+    for run in runs:
+        coverage.add(run)
+    commit_marks(warehouse)
+    states[DAMAGED] = found[DAMAGED]
+    states["new"] = found["blocks"] - sum(states.values())
+    totals = {measure: found[measure] for measure in MEASURES}
+    return BronzeBatch(
+        batch.batch_id, found["blocks"], answers.tasks, found["content_bytes"], totals, dict(+states)
+    )
 
 
 def positions_of(warehouse: Warehouse) -> dict[int, int]:
     """Return the offset of the next block to take of each partition of the feed."""
-    note = warehouse.table(REQUEST_EVENTS).note(APP)
+    note = warehouse.table(BLOCKS).note(APP)
     return {int(key): value for key, value in note.get("next", {}).items()}
 
 
-def commit_segments(warehouse: Warehouse) -> None:
-    """Add the lines of the last batch to ops.segments, unless they are there."""
-    events = warehouse.table(REQUEST_EVENTS)
-    files = [DataFile.from_json(fields) for fields in events.note(APP).get("segments", [])]
-    if events.last_batch(APP) >= 0:
-        warehouse.table(SEGMENTS).commit(_SEGMENTS_APP, events.last_batch(APP), files)
+def commit_marks(warehouse: Warehouse) -> None:
+    """Add the marks of the last batch to ops.block_marks, unless they are there or there are none."""
+    blocks = warehouse.table(BLOCKS)
+    files = [DataFile.from_json(fields) for fields in blocks.note(APP).get("marks", [])]
+    if files:
+        warehouse.table(BLOCK_MARKS).commit(APP, blocks.last_batch(APP), files)
 
 
 def plan_batch(
-    bounds: Mapping[int, tuple[int, int]], positions: Mapping[int, int]
+    bounds: Mapping[int, tuple[int, int]], positions: Mapping[int, int], block_bytes: int
 ) -> dict[int, tuple[int, int]]:
-    """Return what the next batch takes of each partition, at most BLOCKS_PER_BATCH_MAX; nothing when all was taken.
+    """Return what the next batch takes of each partition, at most BATCH_BLOCKS_MAX; nothing when all was taken.
 
     What the queue no longer has is passed over. It is not forgotten: its sequences stay missing.
     """
-    left = BLOCKS_PER_BATCH_MAX
+    left = max(1, min(BATCH_BLOCKS_MAX, BATCH_BYTES_MAX // max(1, block_bytes)))
     ranges = {}
     for partition, (earliest, end) in sorted(bounds.items()):
         low = max(positions.get(partition, earliest), earliest)
@@ -153,69 +209,326 @@ def plan_batch(
     return ranges
 
 
-def judged(table: Any, coverage: Coverage, segments: Any) -> Any:
-    """Return lines of ops.segments with their states, and take them into the coverage."""
-    damaged = pc.equal(pc.fill_null(table.column("state"), ""), DAMAGED)
-    readable = table.filter(pc.invert(damaged))
-    ranges = block_ranges(readable)
-    doubtful = {block.owner.front_end for block in ranges if coverage.overlaps(block)}
-    states = iter(judge_blocks(coverage, ranges, known_digests(segments, doubtful)))
-    column = [DAMAGED if is_damaged else next(states) for is_damaged in damaged.to_pylist()]
-    at = table.schema.get_field_index("state")
-    return table.set_column(at, table.schema.field("state"), pa.array(column, pa.string()))
+def plan_tasks(ranges: Mapping[int, tuple[int, int]], block_bytes: int, cores: int) -> list[list[Stretch]]:
+    """Return the stretches that each task reads: as many tasks as files, and all cores if there is enough to do."""
+    blocks = sum(high - low for low, high in ranges.values())
+    size = blocks * block_bytes
+    tasks = min(blocks, max(-(-size // FILE_BYTES), cores if size >= SPLIT_BYTES else 1))
+    planned: list[list[Stretch]] = [[] for _ in range(tasks)]
+    # Task i has the blocks from i * blocks // tasks on, over all partitions one after the other.
+    begin = 0
+    for partition, (low, high) in ranges.items():
+        end = begin + high - low
+        for task, stretches in enumerate(planned):
+            first = max(begin, task * blocks // tasks)
+            last = min(end, (task + 1) * blocks // tasks)
+            if first < last:
+                stretches.append((partition, low + first - begin, low + last - begin))
+        begin = end
+    return planned
 
 
-def known_digests(segments: Any, front_ends: set[str]) -> Iterator[tuple[IncarnationId, int, bytes]]:
-    """Yield the blocks of these front ends that ops.segments has."""
-    if not front_ends:
-        return
-    table = segments.read(["front_end", "epoch", "seq_lo", "sha256"])
-    known = table.filter(pc.is_in(table.column("front_end"), pa.array(sorted(front_ends))))
-    for front_end, incarnation, seq_lo, sha256 in zip(
-        *(column.to_pylist() for column in known.columns), strict=True
-    ):
-        yield IncarnationId(front_end, incarnation), seq_lo, sha256
+class Run(NamedTuple):
+    """Blocks of an incarnation that follow each other, as one."""
+
+    owner: IncarnationId
+    seq_lo: int
+    seq_hi: int
+    low_watermark_us: int
 
 
-def coverage_of(warehouse: Warehouse) -> Coverage:
-    """Return what all blocks taken so far cover."""
-    names = ["state", "front_end", "epoch", "seq_lo", "seq_hi", "sha256", "low_watermark"]
-    segments = warehouse.table(SEGMENTS).read([*names, "seal_epoch", "seal_end", "seal_reason"])
-    coverage = Coverage()
-    for block in block_ranges(segments.filter(pc.not_equal(segments.column("state"), DAMAGED))):
-        coverage.add(block)
-    return coverage
+def runs_of(headers: Iterable[BlockHeader]) -> list[Run]:
+    """Return the runs of blocks. Those that came twice, or overlap, are runs of their own."""
+    runs: list[Run] = []
+    for header in sorted(headers, key=lambda one: (one.front_end, one.incarnation, one.seq_lo, one.seq_hi)):
+        owner = IncarnationId(header.front_end, header.incarnation)
+        last = runs[-1] if runs else None
+        if last is not None and last.owner == owner and last.seq_hi == header.seq_lo:
+            runs[-1] = Run(
+                owner,
+                last.seq_lo,
+                header.seq_hi,
+                max(last.low_watermark_us, header.low_watermark_us),
+            )
+        else:
+            runs.append(Run(owner, header.seq_lo, header.seq_hi, header.low_watermark_us))
+    return runs
 
 
 def bronze_work(
-    place: TablePlace, batch_id: int, ingest_date: datetime.date
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what a task does: decode the blocks it is given, and write their rows to one file."""
+    places: Mapping[str, TablePlace], reader: BlockReader, batch: BatchFacts
+) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: read its stretches, write their blocks to a file by front end, and answer runs."""
+    ingest_date = str(time_of_us(batch.taken_us).date())
 
-    def work(batches: Iterator[Any]) -> Iterator[Any]:
-        lines = []
-        totals: Counter[str] = Counter()
-        with FileWriter(place, REQUEST_EVENTS, f"{APP}-{batch_id}", str(ingest_date)) as writer:
-            for batch in batches:
-                columns = (batch.column(name) for name in ("log_partition", "log_offset", "value"))
-                for partition, offset, value in zip(*columns, strict=True):
-                    origin = Origin(partition.as_py(), offset.as_py(), batch_id)
-                    line, rows = read_block(value.as_py(), origin)
-                    lines.append(line)
-                    if rows is not None:
-                        writer.write(rows)
-                        totals.update(control_totals(rows))
+    def work(item: str) -> Iterator[Any]:
+        blocks = list(_read_stretches(reader, json.loads(item)))
+        headers = [block.header for block in blocks if block.header is not None]
+        blocks.sort(key=_by_front_end)
+        with FileWriter(places[BLOCKS.name], BLOCKS, f"{APP}-{batch.batch_id}", ingest_date) as writer:
+            for group in _groups(blocks):
+                writer.write(block_rows(group, batch))
+                writer.end_row_group()
             written = writer.finish()
-        yield from answer_files(REQUEST_EVENTS.name, [written])
-        if lines:
-            yield answer_table("segments", segment_table(lines))
-            yield answer_table("totals", pa.Table.from_pylist([{name: totals[name] for name in MEASURES}]))
+        yield from answer_files(BLOCKS.name, [written])
+        damaged = [block for block in blocks if block.header is None]
+        if damaged:
+            marks = block_rows(damaged, batch)
+            yield from _answer_marks(
+                places[BLOCK_MARKS.name], batch.batch_id, marks, [DAMAGED] * len(damaged)
+            )
+        yield answer_table("runs", _run_table(headers))
+        counts = Counter(
+            blocks=len(blocks),
+            content_bytes=sum(len(block.content) for block in blocks),
+            rows=sum(header.rows for header in headers),
+            messages=sum(header.messages for header in headers),
+            bytes=sum(header.payload_bytes for header in headers),
+            chunks=sum(header.chunks for header in headers),
+            errors=sum(header.errors for header in headers),
+        )
+        counts[DAMAGED] = len(damaged)
+        yield answer_counts("found", counts)
 
     return work
 
 
+def _read_stretches(reader: BlockReader, stretches: Iterable[Sequence[int]]) -> Iterator[ReadBlock]:
+    """Yield the blocks of stretches; fewer than that if one is missing."""
+    for partition, first, end in stretches:
+        expected = first
+        for offset, body in reader.read(partition, first, end):
+            if offset != expected:
+                return
+            expected += 1
+            try:
+                yield read_block(partition, offset, body)
+            except UnknownBlockVersion as error:
+                raise NewerBlocks(
+                    f"block {offset} of partition {partition} of the usage queue is of a newer program: {error}; "
+                    "nothing is taken, and nothing lost, until the pipeline is upgraded"
+                ) from None
+        if expected != end:
+            return
+
+
+def _by_front_end(block: ReadBlock) -> tuple[Any, ...]:
+    header = block.header
+    owner = ("", 0, 0) if header is None else (header.front_end, header.incarnation, header.seq_lo)
+    return (*owner, block.log_partition, block.log_offset)
+
+
+def _groups(blocks: Sequence[ReadBlock]) -> Iterator[list[ReadBlock]]:
+    """Yield blocks, about GROUP_BYTES at a time."""
+    group: list[ReadBlock] = []
+    size = 0
+    for block in blocks:
+        group.append(block)
+        size += len(block.content)
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _run_table(headers: Sequence[BlockHeader]) -> Any:
+    """Return runs, and after them the seals."""
+    lines: list[tuple[Any, ...]] = [(*run.owner, *run[1:], None, None, False) for run in runs_of(headers)]
+    lines += [
+        (
+            *(header.front_end, header.incarnation, header.seq_hi, header.seq_hi, header.low_watermark_us),
+            *(header.seal.incarnation, header.seal.end_sequence, True),
+        )
+        for header in headers
+        if header.seal is not None
+    ]
+    columns = list(zip(*lines, strict=True)) or [()] * len(RUN_SCHEMA)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, RUN_SCHEMA, strict=True)],
+        schema=RUN_SCHEMA,
+    )
+
+
+def _runs_of(table: Any) -> Iterator[BlockRange]:
+    for front_end, incarnation, low, high, low_us, seal_incarnation, seal_end, is_seal in zip(
+        *(column.to_pylist() for column in table.columns), strict=True
+    ):
+        yield BlockRange(
+            IncarnationId(front_end, incarnation),
+            low,
+            high,
+            b"",
+            low_us,
+            IncarnationId(front_end, seal_incarnation) if is_seal else None,
+            seal_end,
+        )
+
+
+# Judging what may have come before
+
+
+def _judge(
+    workers: Workers,
+    warehouse: Warehouse,
+    coverage: Coverage,
+    batch: BatchFacts,
+    runs: Iterable[BlockRange],
+    files: Sequence[DataFile],
+) -> Answers:
+    """Compare the blocks of incarnations of which some may have come before; tasks write what they find to files."""
+    owners = doubtful_owners(coverage, runs)
+    if not owners:
+        return Answers()
+    before = warehouse.table(BLOCKS).files()
+    items = [
+        json.dumps({"owner": list(owner), "ranges": coverage.ranges_of(owner)}) for owner in sorted(owners)
+    ]
+    work = judge_work(
+        warehouse.place(BLOCKS), warehouse.place(BLOCK_MARKS), batch.batch_id, [*before, *files]
+    )
+    return workers.over(items, work)
+
+
+def doubtful_owners(coverage: Coverage, runs: Iterable[BlockRange]) -> set[IncarnationId]:
+    """Return the incarnations some of whose sequences came before, or come twice in these runs."""
+    by_owner: defaultdict[IncarnationId, list[BlockRange]] = defaultdict(list)
+    for run in runs:
+        if run.seq_lo < run.seq_hi:
+            by_owner[run.owner].append(run)
+    doubtful = set()
+    for owner, mine in by_owner.items():
+        mine.sort(key=lambda run: run.seq_lo)
+        meets = any(later.seq_lo < run.seq_hi for run, later in itertools.pairwise(mine))
+        if meets or any(coverage.overlaps(run) for run in mine):
+            doubtful.add(owner)
+    return doubtful
+
+
+def judge_work(
+    place: TablePlace, marks: TablePlace, batch_id: int, files: Sequence[DataFile]
+) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: judge the batch's blocks of one incarnation, in the order of the queue."""
+
+    def work(item: str) -> Iterator[Any]:
+        given = json.loads(item)
+        owner = IncarnationId(*given["owner"])
+        coverage = Coverage()
+        for low, high in given["ranges"]:
+            coverage.add(BlockRange(owner, low, high, b"", 0))
+        names = ["batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS, "damage"]
+        blocks = blocks_of(place, files, owner, names)
+        is_of_batch = pc.equal(blocks.column("batch_id"), batch_id)
+        known = blocks.filter(pc.invert(is_of_batch)).select(["seq_lo", "sha256"]).to_pylist()
+        mine = blocks.filter(is_of_batch).sort_by(
+            [("log_partition", "ascending"), ("log_offset", "ascending")]
+        )
+        digests = [(owner, row["seq_lo"], row["sha256"]) for row in known]
+        states = judge_blocks(coverage, block_ranges(mine), digests)
+        marked = pa.array([state != "new" for state in states], pa.bool_())
+        rest = [state for state in states if state != "new"]
+        if rest:
+            yield from _answer_marks(marks, batch_id, mine.filter(marked), rest)
+        yield answer_counts("states", Counter(rest))
+
+    return work
+
+
+def blocks_of(
+    place: TablePlace, files: Iterable[DataFile], owner: IncarnationId, names: Sequence[str]
+) -> Any:
+    """Return the blocks that one incarnation of a front end wrote. In a task."""
+    found = [pa.schema([BLOCKS.schema.field(name) for name in names]).empty_table()]
+    for file in files:
+        low, high = file.bounds.get("epoch", (0, -1))
+        if low <= owner.number <= high:
+            for rows in read_row_groups(place, BLOCKS, file.path, names):
+                is_its = pc.and_(
+                    pc.equal(rows.column("front_end"), owner.front_end),
+                    pc.equal(rows.column("epoch"), owner.number),
+                )
+                found += [rows.filter(is_its)]
+    return pa.concat_tables(found)
+
+
+def _answer_marks(place: TablePlace, batch_id: int, blocks: Any, states: Sequence[str]) -> Iterator[Any]:
+    columns = {
+        "batch_id": pa.repeat(pa.scalar(batch_id, pa.int64()), len(states)),
+        "state": pa.array(states, pa.string()),
+    }
+    names = BLOCK_MARKS.schema.names
+    rows = pa.table(
+        [columns[name] if name in columns else blocks.column(name) for name in names],
+        schema=BLOCK_MARKS.schema,
+    )
+    yield from answer_files(BLOCK_MARKS.name, write_rows(place, BLOCK_MARKS, f"{APP}-{batch_id}", rows))
+
+
+# What came so far
+
+
+def coverage_of(warehouse: Warehouse) -> Coverage:
+    """Return what all blocks taken so far cover: as ops.coverage says, and the headers of what came since."""
+    saved = warehouse.table(COVERAGE).read()
+    columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
+    coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
+    since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else -1
+    table = warehouse.table(BLOCKS)
+    for file in table.files():
+        if file.bounds["batch_id"][1] > since:
+            for rows in read_row_groups(table.place, BLOCKS, file.path, ["batch_id", *BLOCK_RANGE_COLUMNS]):
+                later = pc.and_(
+                    pc.greater(rows.column("batch_id"), since), pc.is_valid(rows.column("front_end"))
+                )
+                for block in block_ranges(rows.filter(later)):
+                    coverage.add(block)
+    return coverage
+
+
+LINE_COLUMNS: Final = ("front_end", "epoch", "ranges", "watermarks", "is_sealed", "seal_end")
+
+
+class CoverageKeeper:
+    """Writes ops.coverage now and then."""
+
+    def __init__(self, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
+        self._written_us: int | None = None
+
+    def keep(self, coverage: Coverage, batch_id: int, now: datetime.datetime) -> None:
+        """Write what `coverage` has up to a batch if it has been long, in batches or in time."""
+        table = self._warehouse.table(COVERAGE)
+        now_us = int(now.timestamp() * 1_000_000)
+        if self._written_us is None:
+            self._written_us = now_us
+        is_due = now_us - self._written_us >= COVERAGE_S * 1_000_000
+        if batch_id - table.last_batch(APP) < COVERAGE_BATCHES and not is_due:
+            return
+        columns = list(zip(*coverage.lines(), strict=True)) or [()] * len(LINE_COLUMNS)
+        lines = dict(zip(LINE_COLUMNS, columns, strict=True)) | {"batch_id": [batch_id] * len(columns[0])}
+        rows = pa.table(
+            [pa.array(lines[field.name], field.type) for field in COVERAGE.schema], schema=COVERAGE.schema
+        )
+        table.commit(APP, batch_id, table.write(f"{APP}-{batch_id}", rows), removes=table.files())
+        self._written_us = now_us
+
+
+def in_batches(rows: Any, first: int, last: int) -> Any:
+    """Return the rows of these batches, both included."""
+    return rows.filter(within(rows.column("batch_id"), first, last + 1))
+
+
+def files_of_batches(table: Table, first: int, last: int) -> list[DataFile]:
+    """Return the files that may have rows of these batches, both included."""
+    return [
+        file
+        for file in table.files()
+        if file.bounds["batch_id"][0] <= last and first <= file.bounds["batch_id"][1]
+    ]
+
+
 def control_totals(rows: Any) -> dict[str, int]:
-    """Return the control totals of rows of request_events."""
+    """Return the control totals of requests."""
     return {
         "rows": rows.num_rows,
         "messages": pc.sum(rows.column("message_count")).as_py() or 0,

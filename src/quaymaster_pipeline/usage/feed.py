@@ -1,33 +1,55 @@
 """Where blocks of usage records are read from, by their places: the usage queue, or files of blocks.
 
 A place is a partition and an offset, dense and for ever the same, so a batch that is taken again has the same blocks.
+The driver asks for bounds and plans; tasks read, so that no block passes through the driver or the JVM.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quaymaster.protocol.usage.usage_blocks import block_length
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.
-    from pyspark.sql import DataFrame, SparkSession
-
     from pyspark_quaymaster.client import Log
     from pyspark_quaymaster.credentials import Endpoint
 
-BLOCK_FIELDS = "log_partition int, log_offset long, value binary"
 FILES_PATTERN = "*.blocks"
 QUEUE_FEED = "queue:"
 """What the identity of a usage queue begins with."""
 GROUP = "pipeline"
 """The usage queue's consumer group whose offset is how far the tables are."""
+
+
+class FeedChanged(Exception):
+    """The warehouse was filled from another feed than this one."""
+
+
+class FeedIncomplete(Exception):
+    """The feed did not give each block that it says it has."""
+
+
+class NewerBlocks(Exception):
+    """The feed has blocks that a newer program wrote; they stay there until the pipeline knows them."""
+
+
+class Message(NamedTuple):
+    """A message of the feed."""
+
+    offset: int
+    body: bytes
+
+
+class BlockReader(Protocol):
+    """Reads in a task; can be pickled."""
+
+    def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
+        """Yield the messages from `first` up to `end`, in their order."""
 
 
 class BlockSource(Protocol):
@@ -40,8 +62,8 @@ class BlockSource(Protocol):
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Return the first kept offset and the next one to be written of each partition."""
 
-    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
-        """Return the messages of these ranges with the columns BLOCK_FIELDS."""
+    def reader(self) -> BlockReader:
+        """Return what tasks read with."""
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Say that the tables have all blocks below these offsets, by partition.
@@ -51,7 +73,7 @@ class BlockSource(Protocol):
 
 
 class QueueFeed:
-    """The usage queue of a server, read through Spark's source `quaymaster`; offsets are the queue's own."""
+    """The usage queue of a server; offsets are the queue's own."""
 
     def __init__(self, endpoint: Endpoint, queue_url: str, *, patience_s: float | None = None) -> None:
         """`patience_s`: give up on a server that does not answer after this, and not after the usual time."""
@@ -73,27 +95,10 @@ class QueueFeed:
             for partition, bounds in self._describe().partitions.items()
         }
 
-    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
-        """Return these messages; only bodies and places are fetched."""
+    def reader(self) -> QueueReader:
+        """Return what tasks read with: the same queue, by its id."""
         log = self._log or self._describe()
-        # All partitions must be named; of those that are not asked for, nothing is read.
-        full = {part: ranges.get(part, (bounds.earliest,) * 2) for part, bounds in log.partitions.items()}
-        start, end = ({log.name: {str(part): pair[side] for part, pair in full.items()}} for side in (0, 1))
-        endpoint = self._endpoint
-        rows = (
-            spark.read.format("quaymaster")
-            .option("endpointUrl", endpoint.url)
-            .option("region", endpoint.region)
-            .option("accessKeyId", endpoint.access_key_id)
-            .option("secretAccessKey", endpoint.secret_access_key)
-            .option("queue", self._url)
-            .option("startingOffsets", json.dumps(start))
-            .option("endingOffsets", json.dumps(end))
-            .option("maxTasks", str(spark.sparkContext.defaultParallelism))
-            .schema("partition int, offset long, value binary")
-            .load()
-        )
-        return rows.withColumnsRenamed({"partition": "log_partition", "offset": "log_offset"})
+        return QueueReader(self._endpoint, log.url, log.queue_id)
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Set the offsets of the group `pipeline`. Raises as `pyspark_quaymaster.client` does."""
@@ -109,6 +114,37 @@ class QueueFeed:
         with Client(self._endpoint, patience) as client:
             self._log = client.describe_log(self._url)
         return self._log
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReader:
+    """Reads the usage queue with what Spark's source `quaymaster` reads with, without Spark between."""
+
+    endpoint: Endpoint
+    url: str
+    queue_id: str
+
+    def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
+        """Yield messages; only offsets and bodies are fetched. Raises as `pyspark_quaymaster.reading` does."""
+        from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+        from pyspark_quaymaster.offsets import Range
+        from pyspark_quaymaster.options import parse_source_options
+        from pyspark_quaymaster.reading import read_ranges
+
+        endpoint = self.endpoint
+        given = {
+            "endpointUrl": endpoint.url,
+            "region": endpoint.region,
+            "accessKeyId": endpoint.access_key_id,
+            "secretAccessKey": endpoint.secret_access_key,
+            "queue": self.url,
+        }
+        schema = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
+        options = parse_source_options(given, is_stream=False)
+        for batch in read_ranges((Range(self.url, self.queue_id, partition, first, end),), options, schema):
+            offsets, bodies = batch.columns
+            yield from map(Message, offsets.to_pylist(), bodies.to_pylist())
 
 
 class FileFeed:
@@ -127,54 +163,45 @@ class FileFeed:
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Return how many blocks there are."""
-        return {0: (0, sum(1 for _ in self._places()))}
+        return {0: (0, sum(1 for _ in places_of_blocks(self._directory)))}
 
-    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
-        """Return these blocks; each task reads its own from the files."""
-        low, high = ranges[0]
-        wanted = [place for place in self._places() if low <= place[0] < high]
-        tasks = max(1, min(len(wanted), spark.sparkContext.defaultParallelism))
-        places = spark.createDataFrame(
-            spark.sparkContext.parallelize(wanted, tasks),
-            "log_offset long, path string, at long, length long",
-        )
-        return places.mapInArrow(_read_places, BLOCK_FIELDS)
+    def reader(self) -> FileReader:
+        """Return what tasks read with."""
+        return FileReader(self._directory)
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Files have no readers that are known."""
 
-    def batches(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
-        """Yield these blocks as Arrow batches, in this process."""
-        low, high = ranges[0]
-        names = ("log_offset", "path", "at", "length")
-        wanted = [dict(zip(names, place, strict=True)) for place in self._places() if low <= place[0] < high]
-        return _read_places(iter([pa.RecordBatch.from_pylist(wanted)]))
 
-    def _places(self) -> Iterator[tuple[int, str, int, int]]:
-        """Yield offset, path, position and length of each block; damage ends its file, and is a block."""
-        offset = 0
-        for path in sorted(self._directory.glob(FILES_PATTERN)):
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                at = 0
-                while at < size:
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads files of blocks; each task goes through all of their heads."""
+
+    directory: Path
+
+    def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
+        """Yield the blocks as messages."""
+        del partition
+        for offset, path, at, length in places_of_blocks(self.directory):
+            if first <= offset < end:
+                with path.open("rb") as file:
                     file.seek(at)
-                    try:
-                        length = min(block_length(file.read(16)), size - at)
-                    except CorruptBlock:
-                        length = size - at
-                    yield offset, str(path), at, length
-                    offset += 1
-                    at += length
+                    yield Message(offset, file.read(length))
 
 
-def _read_places(batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        for place in batch.to_pylist():
-            with open(place["path"], "rb") as file:
-                file.seek(place["at"])
-                value = file.read(place["length"])
-            yield pa.record_batch(
-                [pa.array([0], pa.int32()), pa.array([place["log_offset"]], pa.int64()), pa.array([value])],
-                names=["log_partition", "log_offset", "value"],
-            )
+def places_of_blocks(directory: Path) -> Iterator[tuple[int, Path, int, int]]:
+    """Yield offset, path, position and length of each block; damage ends its file, and is a block."""
+    offset = 0
+    for path in sorted(directory.glob(FILES_PATTERN)):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            at = 0
+            while at < size:
+                file.seek(at)
+                try:
+                    length = min(block_length(file.read(16)), size - at)
+                except CorruptBlock:
+                    length = size - at
+                yield offset, path, at, length
+                offset += 1
+                at += length

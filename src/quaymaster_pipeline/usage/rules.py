@@ -54,6 +54,12 @@ class Silver(NamedTuple):
     quarantine: Any
 
 
+def _matches(texts: Any, pattern: str) -> Any:
+    """Return which texts match, null where there is none. Each different one is looked at once."""
+    different = pc.unique(texts)
+    return pc.match_substring_regex(different, pattern).take(pc.index_in(texts, different))
+
+
 class _Rule(NamedTuple):
     name: str
     is_broken: Callable[[Any, int], Any]
@@ -83,9 +89,7 @@ RULES = (
     ),
     _Rule(
         "account",
-        lambda rows, now_us: pc.invert(
-            pc.match_substring_regex(rows.column("account_id"), r"^(?:[0-9]{12})?$")
-        ),
+        lambda rows, now_us: pc.invert(_matches(rows.column("account_id"), r"^(?:[0-9]{12})?$")),
         "the account is not 12 digits",
     ),
     _Rule(
@@ -135,7 +139,8 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
     op = pc.fill_null(pc.index_in(action, pa.array(OP_NAMES)), 0)
     has_queue = pc.greater(rows.column("queue_id"), 0)
     no_text = pa.scalar("")
-    names = pc.if_else(has_queue, rows.column("queue_name"), asked_names(rows.column("queue_name")))
+    asked = pc.if_else(has_queue, no_text, pc.fill_null(rows.column("queue_name"), ""))
+    names = pc.if_else(has_queue, rows.column("queue_name"), asked_names(asked))
     at_fifo_rate = pc.and_(
         pc.equal(rows.column("queue_type"), "fifo"), pc.is_in(action, pa.array(sorted(FIFO_ACTIONS)))
     )
@@ -145,7 +150,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "queue_type": pc.if_else(has_queue, rows.column("queue_type"), no_text),
         "action": pc.if_else(pc.equal(op, 0), OP_NAMES[0], action),
         "account_sk": pc.if_else(pc.equal(account, ""), str(NOBODY_KEY), account).cast(pa.int64()),
-        "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(names)),
+        "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(asked_names(asked))),
         "op": op,
         "billing_class": pc.if_else(at_fifo_rate, "fifo", "standard"),
         "billed_requests": pc.if_else(_is_billed(rows), rows.column("chunks"), 0),
@@ -164,7 +169,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
 def asked_names(names: Any) -> Any:
     """Return names of queues that were not found, as front ends bound them; those that no queue can have are one."""
     names = pc.fill_null(names, "")
-    return pc.if_else(pc.match_substring_regex(names, _ASKED), names, INVALID_NAME)
+    return pc.if_else(_matches(names, _ASKED), names, INVALID_NAME)
 
 
 def asked_keys(names: Any) -> Any:

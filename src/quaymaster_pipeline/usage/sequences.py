@@ -7,7 +7,7 @@ gaps and completeness cost a look at block headers, never at rows. Pure.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -31,6 +31,18 @@ class BlockRange(NamedTuple):
     low_watermark_us: int
     sealed: IncarnationId | None = None
     seal_end: int | None = None
+
+
+class CoverageLine(NamedTuple):
+    """What came of an incarnation. `ranges`: begin and end of each range in turn; `watermarks`: a sequence, and the
+    time (microseconds) before which all up to it is there, in turn."""
+
+    front_end: str
+    number: int
+    ranges: list[int]
+    watermarks: list[int]
+    is_sealed: bool
+    seal_end: int | None
 
 
 class Gap(NamedTuple):
@@ -121,6 +133,35 @@ class Coverage:
             if block.seal_end is not None or not sealed.is_sealed:
                 sealed.seal_end = block.seal_end
             sealed.is_sealed = True
+
+    def ranges_of(self, owner: IncarnationId) -> list[tuple[int, int]]:
+        """Return what came of an incarnation: disjoint half-open ranges, in order."""
+        progress = self._incarnations.get(owner)
+        return [] if progress is None else list(zip(progress.ranges.lows, progress.ranges.highs, strict=True))
+
+    def lines(self) -> Iterator[CoverageLine]:
+        """Yield all that is known, an incarnation at a time."""
+        for owner, progress in sorted(self._incarnations.items()):
+            yield CoverageLine(
+                *owner,
+                [end for pair in self.ranges_of(owner) for end in pair],
+                [number for pair in progress.watermarks for number in pair],
+                progress.is_sealed,
+                progress.seal_end,
+            )
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[CoverageLine]) -> Coverage:
+        """Return what `lines` was made of."""
+        coverage = cls()
+        for front_end, number, ranges, watermarks, is_sealed, seal_end in lines:
+            coverage._incarnations[IncarnationId(front_end, number)] = _Progress(
+                _Ranges(ranges[::2], ranges[1::2]),
+                list(zip(watermarks[::2], watermarks[1::2], strict=True)),
+                is_sealed,
+                seal_end,
+            )
+        return coverage
 
     def gaps(self) -> list[Gap]:
         """Return what is missing between what came, and before the seals."""

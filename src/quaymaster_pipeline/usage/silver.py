@@ -1,48 +1,63 @@
-"""Silver: rows of a batch of bronze, checked and each once, become usage and audit events, or go to quarantine.
+"""Silver: requests of the batches of bronze, checked and each once, become usage and audit events, or go to quarantine.
 
-A batch of silver is the batch of bronze with the same number. Blocks that came twice are left out as a whole, by what
-ops.segments says of them. The rows of a block that overlaps others are compared one by one with what bronze had before:
-the same again is a duplicate, the same identity with other content goes to quarantine.
+Silver takes all batches of bronze after its own last; its batch has the number of the last of them. Blocks that came
+twice are left out as a whole, by what ops.block_marks says of them. The rows of a block that overlaps others are
+compared one by one with what came before: the same again is a duplicate, the same identity with other content goes to
+quarantine. Nothing is committed unless all that the headers count is in one of these.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.usage.blocks import DAMAGED
 from quaymaster_pipeline.usage.bronze import APP as BRONZE
-from quaymaster_pipeline.usage.bronze import MEASURES, control_totals
+from quaymaster_pipeline.usage.bronze import (
+    MEASURES,
+    blocks_of,
+    control_totals,
+    files_of_batches,
+    in_batches,
+)
 from quaymaster_pipeline.usage.gold import USED, merge_usage, partial_usage
 from quaymaster_pipeline.usage.latency import merge_latency, partial_latency
+from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import DAY_US, Silver, quarantine_rows, refine
-from quaymaster_pipeline.usage.tasks import Workers, answer_files, answer_table
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
+from quaymaster_pipeline.usage.sequences import IncarnationId
+from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.warehouse.data_files import (
+    DataFile,
+    FileWriter,
+    TablePlace,
+    read_file,
+    read_row_groups,
+)
+from quaymaster_pipeline.warehouse.errors import LayersDiffer
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
+    BLOCK_MARKS,
+    BLOCKS,
     QUARANTINE,
     REQUEST_COLUMNS,
-    REQUEST_EVENTS,
-    SEGMENTS,
     USAGE_EVENTS,
+    TableSpec,
 )
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
+from quaymaster_pipeline.warehouse.times import us_of_time
 
 APP = "silver"
-COUNT_SCHEMA = pa.schema([("name", pa.string()), ("count", pa.int64())])
 _CONTENT = [field.name for field in REQUEST_COLUMNS]
 HEADS = "heads"
 """In the notes of audit_events and usage_events: the last audit event of each front end."""
-HEAD_SCHEMA = pa.schema(
-    [AUDIT_EVENTS.schema.field(name) for name in ("front_end", "epoch", "sequence", "record_hash")]
-)
+HEAD_COLUMNS: Final = ("front_end", "epoch", "sequence", "record_hash")
+SILVER_TABLES: Final = (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)
 
 Heads = dict[str, tuple[int, int, str]]
 """Incarnation, sequence and hash (hex) of the last audit event of each front end."""
@@ -53,6 +68,7 @@ class Refined:
     """A batch of silver; rows are counted once each."""
 
     batch_id: int
+    tasks: int
     sums: Sums
     rows: dict[str, int]
 
@@ -64,130 +80,241 @@ class Sums(NamedTuple):
     latency: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Marked:
-    """Blocks of a batch that are not simply new, as `partition:offset`."""
+def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
+    """Commit the batches of bronze that silver does not have to its tables; None when it has all.
 
-    duplicate: frozenset[str]
-    overlap: frozenset[str]
-    damaged: Any
-
-
-def refine_batch(workers: Workers, warehouse: Warehouse, closed_until_us: int) -> Refined:
-    """Commit the last batch of bronze to the tables of silver that do not have it."""
-    events = warehouse.table(REQUEST_EVENTS)
-    batch_id = events.last_batch(BRONZE)
-    # Not the clock: a batch that is taken again must be judged as the first time.
-    now_us = events.note(BRONZE)["taken_us"]
-    places = {spec.name: warehouse.place(spec) for spec in (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)}
-    marked = _marked_blocks(warehouse, batch_id)
-    work = silver_work(
-        events.place, places, batch_id, marked.duplicate, marked.overlap, now_us, closed_until_us
-    )
-    files = [file for file in events.files() if has_batch(file, batch_id)]
-    answers = workers.over([file.path for file in files], work)
-    counts: Counter[str] = Counter()
-    for table in answers.tables("counts"):
-        counts.update(
-            dict(zip(table.column("name").to_pylist(), table.column("count").to_pylist(), strict=True))
-        )
-    parts, latencies = answers.tables("usage"), answers.tables("latency")
-    heads = newest_heads(heads_of(table) for table in answers.tables(HEADS))
-    written = {spec.name: answers.files(spec.name) for spec in (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)}
-    if marked.overlap:
-        more = _refine_overlaps(warehouse, files, batch_id, marked, now_us, closed_until_us)
-        counts.update(more.counts)
-        heads = newest_heads([heads, heads_of(more.audit)])
-        parts.append(partial_usage(more.usage))
-        latencies.append(partial_latency(more.usage))
-        for spec, rows in (
-            (USAGE_EVENTS, more.usage),
-            (AUDIT_EVENTS, more.audit),
-            (QUARANTINE, more.quarantine),
-        ):
-            written[spec.name] += warehouse.table(spec).write(f"{APP}-{batch_id}", rows)
-    if marked.damaged.num_rows:
-        rows = _damaged_rows(marked.damaged, now_us)
-        counts["damaged"] += rows.num_rows
-        written[QUARANTINE.name] += warehouse.table(QUARANTINE).write(f"{APP}-{batch_id}", rows)
+    Raises:
+        LayersDiffer: what came out is not what went in; nothing is committed.
+    """
+    blocks, usage = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
+    first, last = usage.last_batch(APP) + 1, blocks.last_batch(BRONZE)
+    if last < first:
+        return None
+    places = {spec.name: warehouse.place(spec) for spec in SILVER_TABLES}
+    marks = warehouse.table(BLOCK_MARKS)
+    marked = Marked(marks.place, [file.path for file in files_of_batches(marks, first, last)], first, last)
+    overlapping = marked.overlapping()
+    work = silver_work(blocks.place, blocks.files(), places, marked)
+    items = [file.path for file in files_of_batches(blocks, first, last)]
+    answers = workers.over([*items, *(json.dumps(list(owner)) for owner in overlapping)], work)
+    counts = answers.counts("counts")
+    heads = newest_heads(_heads_of_answer(text) for text in answers.texts(HEADS))
+    _check(counts, usage.note(APP).get("totals", {}), blocks.note(BRONZE).get("headers", {}))
     # usage_events is last: when it has the batch, all of silver has.
     for spec in (QUARANTINE, AUDIT_EVENTS, USAGE_EVENTS):
         table = warehouse.table(spec)
         totals = Counter(table.note(APP).get("totals", {}))
         totals.update(counts)
         note = {"totals": dict(totals), HEADS: newest_heads([heads_in(table), heads])}
-        table.commit(APP, batch_id, written[spec.name], note=note)
-    return Refined(batch_id, Sums(merge_usage(parts), merge_latency(latencies)), dict(counts))
+        table.commit(APP, last, answers.files(spec.name), note=note)
+    sums = Sums(merge_usage(answers.tables("usage")), merge_latency(answers.tables("latency")))
+    return Refined(last, answers.tasks, sums, dict(counts))
 
 
-def sums_of_batch(workers: Workers, warehouse: Warehouse, batch_id: int) -> Sums:
-    """Return the sums of a batch that silver has: what `Refined.sums` was."""
+def _check(counts: Mapping[str, int], before: Mapping[str, int], headers: Mapping[str, int]) -> None:
+    """Raise LayersDiffer unless each request that headers count went somewhere, and only one way."""
+    for measure in MEASURES:
+        went = sum(counts.get(f"{way}.{measure}", 0) for way in ("usage", "quarantine", "duplicates"))
+        came = counts.get(f"blocks.{measure}", 0)
+        all_came = came + before.get(f"blocks.{measure}", 0)
+        if went != came or all_came != headers.get(measure, 0):
+            raise LayersDiffer(
+                f"silver would have {went} {measure} of {came} in the blocks of this batch, and {all_came} of "
+                f"{headers.get(measure, 0)} in all: nothing was committed to it"
+            )
+
+
+def sums_of_batches(workers: Workers, warehouse: Warehouse, first: int, last: int) -> Sums:
+    """Return the sums of batches that silver has, both included: what `Refined.sums` was."""
     table = warehouse.table(USAGE_EVENTS)
-    paths = [file.path for file in table.files() if has_batch(file, batch_id)]
-    answers = workers.over(paths, usage_work(table.place, batch_id, batch_id))
+    paths = [file.path for file in files_of_batches(table, first, last)]
+    answers = workers.over(paths, usage_work(table.place, first, last))
     return Sums(merge_usage(answers.tables("usage")), merge_latency(answers.tables("latency")))
 
 
-def silver_work(
-    source: TablePlace,
-    places: dict[str, TablePlace],
-    batch_id: int,
-    duplicate: frozenset[str],
-    overlap: frozenset[str],
-    now_us: int,
-    closed_until_us: int,
-) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does with one file of bronze."""
+class Marked:
+    """What ops.block_marks says of the blocks of some batches. Can be pickled; read where it is used."""
 
-    def work(path: str) -> Iterator[Any]:
-        writers: dict[tuple[str, str], FileWriter] = {}
-        counts: Counter[str] = Counter()
-        parts, latencies = [], []
-        heads: Heads = {}
+    def __init__(self, place: TablePlace, paths: Sequence[str], first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self._place = place
+        self._paths = list(paths)
+        self._rows: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
+
+    @property
+    def rows(self) -> Any:
+        """The marks."""
+        if self._rows is None:
+            found = [BLOCK_MARKS.file_schema.empty_table()]
+            found += [read_file(self._place, BLOCK_MARKS, path) for path in self._paths]
+            self._rows = in_batches(pa.concat_tables(found), self.first, self.last)
+        return self._rows
+
+    def overlapping(self) -> list[IncarnationId]:
+        """Return the incarnations that have blocks whose rows must be looked at one by one."""
+        rows = self._in_state("overlap").select(["front_end", "epoch"])
+        return sorted({IncarnationId(row["front_end"], row["epoch"]) for row in rows.to_pylist()})
+
+    def are(self, state: str, blocks: Any) -> Any:
+        """Return which of these blocks are in a state, as a mask."""
+        return pc.is_in(block_keys(blocks), block_keys(self._in_state(state)))
+
+    def _in_state(self, state: str) -> Any:
+        return self.rows.filter(pc.equal(self.rows.column("state"), state))
+
+
+def silver_work(
+    source: TablePlace, files: Sequence[DataFile], places: Mapping[str, TablePlace], marked: Marked
+) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: with one file of bronze, or with the overlapping blocks of one incarnation."""
+
+    def work(item: str) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            for rows in read_row_groups(source, REQUEST_EVENTS, path):
-                mine = rows.filter(pc.equal(rows.column("batch_id"), batch_id))
-                if duplicate or overlap:
-                    keys = block_keys(mine)
-                    counts.update(_counted("duplicates", mine.filter(_is_in(keys, duplicate))))
-                    mine = mine.filter(pc.invert(_is_in(keys, duplicate | overlap)))
-                silver = refine(mine, now_us=now_us, closed_until_us=closed_until_us)
-                counts.update(_counts_of(mine, silver))
-                heads = newest_heads([heads, heads_of(silver.audit)])
-                parts.append(partial_usage(silver.usage))
-                latencies.append(partial_latency(silver.usage))
-                tables = {
-                    USAGE_EVENTS: silver.usage,
-                    AUDIT_EVENTS: silver.audit,
-                    QUARANTINE: silver.quarantine,
-                }
-                for spec, table in tables.items():
-                    dates = table.column(spec.partition_column)
-                    for date in pc.unique(dates):
-                        key = (spec.name, str(date.as_py()))
-                        if key not in writers:
-                            writers[key] = stack.enter_context(
-                                FileWriter(places[spec.name], spec, f"{APP}-{batch_id}", key[1])
-                            )
-                        writers[key].write(table.filter(pc.equal(dates, date)).select(spec.file_schema.names))
-            written = [(name, writer.finish()) for (name, _), writer in writers.items()]
-        for name, file in written:
-            yield from answer_files(name, [file])
-        yield answer_table("counts", pa.table([list(counts), list(counts.values())], schema=COUNT_SCHEMA))
-        yield answer_table("usage", merge_usage(parts))
-        yield answer_table("latency", merge_latency(latencies))
-        lines = [
-            (name, incarnation, sequence, bytes.fromhex(text))
-            for name, (incarnation, sequence, text) in heads.items()
-        ]
-        yield answer_table(
-            HEADS,
-            pa.Table.from_pylist(
-                [dict(zip(HEAD_SCHEMA.names, line, strict=True)) for line in lines], schema=HEAD_SCHEMA
-            ),
-        )
+            output = _Output(places, f"{APP}-{marked.last}", stack)
+            if item.startswith("["):
+                owner = IncarnationId(*json.loads(item))
+                _take_overlaps(output, blocks_of(source, files, owner, _TAKEN), marked)
+            else:
+                for rows in read_row_groups(source, BLOCKS, item, _TAKEN):
+                    _take_blocks(output, in_batches(rows, marked.first, marked.last), marked)
+            yield from output.answers()
 
     return work
+
+
+_TAKEN: Final = [
+    *("log_partition", "log_offset", "batch_id", "taken_time", "closed_until", "damage", "content"),
+    *("front_end", "epoch", "seq_lo", "seq_hi", *MEASURES),
+]
+
+
+class _Output:
+    """What one task writes and counts."""
+
+    def __init__(self, places: Mapping[str, TablePlace], prefix: str, stack: contextlib.ExitStack) -> None:
+        self.counts: Counter[str] = Counter()
+        self._places = places
+        self._prefix = prefix
+        self._stack = stack
+        self._writers: dict[tuple[str, str], FileWriter] = {}
+        self._sums: list[Any] = []
+        self._latencies: list[Any] = []
+        self._heads: Heads = {}
+
+    def take(self, rows: Any, now_us: int, closed_until_us: int) -> None:
+        """Take requests, each for the first time."""
+        silver = refine(rows, now_us=now_us, closed_until_us=closed_until_us)
+        self.counts.update(_counts_of(rows, silver))
+        self._heads = newest_heads([self._heads, heads_of(silver.audit)])
+        self._sums.append(partial_usage(silver.usage))
+        self._latencies.append(partial_latency(silver.usage))
+        for spec, table in zip(SILVER_TABLES, silver, strict=True):
+            self.write(spec, table)
+
+    def open(self, blocks: Any) -> Any:
+        """Return the requests of blocks. A block whose rows cannot be read goes to quarantine with what it counts."""
+        opened, unreadable = open_blocks(blocks)
+        if unreadable:
+            bad = blocks.take(pa.array([one.at for one in unreadable]))
+            reasons = pa.array([one.reason for one in unreadable], pa.string())
+            at = bad.schema.get_field_index("damage")
+            self.write(QUARANTINE, _damaged_rows(bad.set_column(at, "damage", reasons)))
+            self.counts.update(_header_counts("quarantine", bad))
+            self.counts["damaged"] += bad.num_rows
+        return request_rows(opened)
+
+    def write(self, spec: TableSpec, table: Any) -> None:
+        """Write rows to a file of each date."""
+        dates = table.column(spec.partition_column)
+        for date in pc.unique(dates):
+            key = (spec.name, str(date.as_py()))
+            if key not in self._writers:
+                writer = FileWriter(self._places[spec.name], spec, self._prefix, key[1])
+                self._writers[key] = self._stack.enter_context(writer)
+            self._writers[key].write(table.filter(pc.equal(dates, date)).select(spec.file_schema.names))
+
+    def answers(self) -> Iterator[Any]:
+        written = [(name, writer.finish()) for (name, _), writer in self._writers.items()]
+        for name, file in written:
+            yield from answer_files(name, [file])
+        yield answer_counts("counts", self.counts)
+        yield answer_table("usage", merge_usage(self._sums))
+        yield answer_table("latency", merge_latency(self._latencies))
+        yield answer(HEADS, json.dumps(self._heads).encode())
+
+
+def _take_blocks(output: _Output, blocks: Any, marked: Marked) -> None:
+    """Take the requests of blocks; not of those that overlap, which are another task's."""
+    if not blocks.num_rows:
+        return
+    damaged = pc.is_valid(blocks.column("damage"))
+    if pc.any(damaged).as_py():
+        rows = _damaged_rows(blocks.filter(damaged))
+        output.counts["damaged"] += rows.num_rows
+        output.write(QUARANTINE, rows)
+        blocks = blocks.filter(pc.invert(damaged))
+    if marked.rows.num_rows:
+        blocks = blocks.filter(pc.invert(marked.are("overlap", blocks)))
+    output.counts.update(_header_counts("blocks", blocks))
+    if marked.rows.num_rows:
+        is_duplicate = marked.are("duplicate", blocks)
+        output.counts.update(_header_counts("duplicates", blocks.filter(is_duplicate)))
+        blocks = blocks.filter(pc.invert(is_duplicate))
+    for of_batch in _by_batch(blocks):
+        rows = output.open(of_batch)
+        if rows.num_rows:
+            output.take(rows, *_times_of(of_batch))
+
+
+def _by_batch(blocks: Any) -> Iterator[Any]:
+    for batch_id in pc.unique(blocks.column("batch_id")).to_pylist():
+        yield in_batches(blocks, batch_id, batch_id)
+
+
+def _times_of(blocks: Any) -> tuple[int, int]:
+    """Return when the batch of these blocks was taken, and until when all was there then, microseconds."""
+    taken, closed = (blocks.column(name)[0].as_py() for name in ("taken_time", "closed_until"))
+    return us_of_time(taken), us_of_time(closed)
+
+
+_REUSED = "another row has the same front end, incarnation and sequence, and other content"
+
+
+def _take_overlaps(output: _Output, blocks: Any, marked: Marked) -> None:
+    """Take the rows of an incarnation's overlapping blocks one by one: a front end's disk came back, or was copied."""
+    blocks = blocks.filter(
+        pc.and_(pc.is_null(blocks.column("damage")), pc.less_equal(blocks.column("batch_id"), marked.last))
+    ).sort_by([(name, "ascending") for name in ("batch_id", "log_partition", "log_offset")])
+    is_mine = marked.are("overlap", blocks)
+    mine = blocks.filter(is_mine)
+    output.counts.update(_header_counts("blocks", mine))
+    low, high = pc.min(mine.column("seq_lo")).as_py(), pc.max(mine.column("seq_hi")).as_py()
+    meets = pc.and_(pc.less(blocks.column("seq_lo"), high), pc.greater(blocks.column("seq_hi"), low))
+    # Of these batches themselves, what is neither marked came first.
+    before = pc.and_(meets, pc.invert(pc.or_(is_mine, marked.are("duplicate", blocks))))
+    seen: dict[int, Any] = {}
+    for row in request_rows(open_blocks(blocks.filter(before))[0]).select(_CONTENT).to_pylist():
+        seen.setdefault(row["sequence"], row)
+    for of_batch in _by_batch(mine):
+        now_us, closed_until_us = _times_of(of_batch)
+        rows = output.open(of_batch)
+        places: dict[str, list[int]] = {"fresh": [], "same": [], "other": []}
+        for at, row in enumerate(rows.select(_CONTENT).to_pylist()):
+            first = seen.setdefault(row["sequence"], row)
+            places["fresh" if first is row else "same" if first == row else "other"].append(at)
+        fresh, same, other = (rows.take(pa.array(found, pa.int64())) for found in places.values())
+        output.take(fresh, now_us, closed_until_us)
+        output.counts.update(_counted("duplicates", same))
+        output.counts.update(_counted("quarantine", other))
+        output.write(QUARANTINE, quarantine_rows(other, "identity", _REUSED, now_us))
+
+
+def _heads_of_answer(text: str) -> Heads:
+    return {name: (head[0], head[1], head[2]) for name, head in json.loads(text).items()}
 
 
 def heads_of(events: Any) -> Heads:
@@ -195,7 +322,7 @@ def heads_of(events: Any) -> Heads:
     return newest_heads(
         {name: (incarnation, sequence, (record_hash or b"").hex())}
         for name, incarnation, sequence, record_hash in zip(
-            *(events.column(name).to_pylist() for name in HEAD_SCHEMA.names), strict=True
+            *(events.column(name).to_pylist() for name in HEAD_COLUMNS), strict=True
         )
     )
 
@@ -246,40 +373,18 @@ def control_totals_of_usage(rows: Any) -> dict[str, int]:
     }
 
 
-def has_batch(file: DataFile, batch_id: int) -> bool:
-    """Return whether a file may have rows of the batch."""
-    low, high = file.bounds["batch_id"]
-    return bool(low <= batch_id <= high)
-
-
 def block_keys(rows: Any) -> Any:
-    """Return each row's block, as `partition:offset`."""
+    """Return each block's place in the queue, as `partition:offset`."""
     partition, offset = (rows.column(name).cast(pa.string()) for name in ("log_partition", "log_offset"))
-    return pc.binary_join_element_wise(partition, offset, ":")
-
-
-def _is_in(keys: Any, wanted: frozenset[str]) -> Any:
-    return pc.is_in(keys, pa.array(sorted(wanted), pa.string()))
-
-
-def _marked_blocks(warehouse: Warehouse, batch_id: int) -> _Marked:
-    segments = warehouse.table(SEGMENTS)
-    table = segments.read(files=[file for file in segments.files() if has_batch(file, batch_id)])
-    table = table.filter(pc.equal(table.column("batch_id"), batch_id))
-
-    def keys(state: str) -> frozenset[str]:
-        return frozenset(block_keys(table.filter(pc.equal(table.column("state"), state))).to_pylist())
-
-    return _Marked(keys("duplicate"), keys("overlap"), table.filter(pc.equal(table.column("state"), DAMAGED)))
+    return pc.binary_join_element_wise(partition, offset, ":").combine_chunks()
 
 
 def _counts_of(rows: Any, silver: Silver) -> Counter[str]:
-    """Return the control totals of what became of rows of bronze, as `usage.messages` and so on."""
-    counts = _counted("bronze", rows)
-    found = control_totals_of_usage(silver.usage)
-    for measure in MEASURES:
-        counts[f"quarantine.{measure}"] = counts.pop(f"bronze.{measure}") - found[measure]
-        counts[f"usage.{measure}"] = found[measure]
+    """Return the control totals of what became of requests, as `usage.messages` and so on."""
+    counts = _counted("quarantine", rows)
+    for measure, count in control_totals_of_usage(silver.usage).items():
+        counts[f"quarantine.{measure}"] -= count
+        counts[f"usage.{measure}"] = count
     counts["quarantine.rows"] = silver.quarantine.num_rows
     counts["audit.rows"] = silver.audit.num_rows
     return counts
@@ -289,91 +394,20 @@ def _counted(what: str, rows: Any) -> Counter[str]:
     return Counter({f"{what}.{measure}": count for measure, count in control_totals(rows).items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Overlaps:
-    usage: Any
-    audit: Any
-    quarantine: Any
-    counts: Counter[str]
+def _header_counts(what: str, blocks: Any) -> Counter[str]:
+    """Return what the headers of blocks count."""
+    return Counter({f"{what}.{measure}": pc.sum(blocks.column(measure)).as_py() or 0 for measure in MEASURES})
 
 
-def _refine_overlaps(
-    warehouse: Warehouse,
-    files: list[DataFile],
-    batch_id: int,
-    marked: _Marked,
-    now_us: int,
-    closed_until_us: int,
-) -> _Overlaps:
-    """Take the rows of overlapping blocks one by one. There are few: a front end's disk came back, or was copied."""
-    events = warehouse.table(REQUEST_EVENTS)
-    rows = events.read(files=files)
-    mine = rows.filter(pc.equal(rows.column("batch_id"), batch_id))
-    mine = mine.filter(_is_in(block_keys(mine), marked.overlap)).sort_by(
-        [("log_partition", "ascending"), ("log_offset", "ascending"), ("block_row", "ascending")]
-    )
-    seen = _seen_before(warehouse, mine, batch_id, marked)
-    same: list[int] = []
-    other: list[int] = []
-    fresh: list[int] = []
-    for at, row in enumerate(mine.select(_CONTENT).to_pylist()):
-        identity = (row["front_end"], row["epoch"], row["sequence"])
-        before = seen.setdefault(identity, row)
-        (fresh if before is row else same if before == row else other).append(at)
-    first, again, odd = (mine.take(pa.array(places, pa.int64())) for places in (fresh, same, other))
-    conflicts = quarantine_rows(odd, "identity", _REUSED, now_us)
-    silver = refine(first, now_us=now_us, closed_until_us=closed_until_us)
-    counts = _counts_of(first, silver) + _counted("duplicates", again) + _counted("quarantine", odd)
-    return _Overlaps(silver.usage, silver.audit, pa.concat_tables([silver.quarantine, conflicts]), counts)
-
-
-_REUSED = "another row has the same front end, incarnation and sequence, and other content"
-
-
-def _seen_before(
-    warehouse: Warehouse, mine: Any, batch_id: int, marked: _Marked
-) -> dict[tuple[Any, ...], Any]:
-    """Return the first row of bronze with each identity that rows of overlapping blocks may have."""
-    events = warehouse.table(REQUEST_EVENTS)
-    low, high = pc.min(mine.column("sequence")).as_py(), pc.max(mine.column("sequence")).as_py()
-    owners = pc.unique(mine.column("front_end"))
-    found: dict[tuple[Any, ...], Any] = {}
-    for file in events.files():
-        first, last = file.bounds["sequence"]
-        if last < low or first > high or file.bounds["batch_id"][0] > batch_id:
-            continue
-        rows = events.read(files=[file])
-        sequences = rows.column("sequence")
-        mask = pc.and_(pc.greater_equal(sequences, low), pc.less_equal(sequences, high))
-        mask = pc.and_(mask, pc.is_in(rows.column("front_end"), owners))
-        mask = pc.and_(mask, pc.less_equal(rows.column("batch_id"), batch_id))
-        # Of this batch itself only what is surely first: blocks that overlap are compared in their own order.
-        unclear = pc.and_(
-            pc.equal(rows.column("batch_id"), batch_id),
-            _is_in(block_keys(rows), marked.overlap | marked.duplicate),
-        )
-        kept = rows.filter(pc.and_(mask, pc.invert(unclear))).sort_by(
-            [("batch_id", "ascending"), ("log_partition", "ascending"), ("log_offset", "ascending")]
-        )
-        for row in kept.select([*_CONTENT, "batch_id", "log_offset"]).to_pylist():
-            identity = (row["front_end"], row["epoch"], row["sequence"])
-            place = (row.pop("batch_id"), row.pop("log_offset"))
-            before = found.get(identity)
-            if before is None or place < before[0]:
-                found[identity] = (place, row)
-    return {identity: row for identity, (_, row) in found.items()}
-
-
-def _damaged_rows(damaged: Any, now_us: int) -> Any:
+def _damaged_rows(damaged: Any) -> Any:
     """Return the rows of quarantine of blocks that could not be read."""
     count = damaged.num_rows
+    days = pc.divide(damaged.column("taken_time").cast(pa.int64()), DAY_US).cast(pa.int32())
     columns = {
         "rule": pa.repeat("block", count),
         "reason": damaged.column("damage"),
-        "raw": damaged.column("raw"),
-        "quarantine_date": pa.array(
-            [datetime.date(1970, 1, 1) + datetime.timedelta(now_us // DAY_US)] * count
-        ),
+        "raw": damaged.column("content"),
+        "quarantine_date": days.cast(pa.date32()),
     }
     arrays = []
     for field in QUARANTINE.schema:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from quaymaster_pipeline.usage.feed import BlockSource
+from quaymaster_pipeline.usage.feed import FeedIncomplete, NewerBlocks
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import BrokenTable, StoreFails, WarehouseFull
 
@@ -33,6 +34,11 @@ def answer_files(table_name: str, files: Iterable[DataFile | None]) -> Iterator[
             yield answer(f"file {table_name}", json.dumps(file.to_json()).encode())
 
 
+def answer_counts(what: str, counts: Mapping[str, int]) -> Any:
+    """Return counts, by name, as an answer."""
+    return answer(what, json.dumps(counts).encode())
+
+
 def answer_table(what: str, table: Any) -> Any:
     """Return a small table as an answer."""
     sink = pa.BufferOutputStream()
@@ -44,13 +50,14 @@ def answer_table(what: str, table: Any) -> Any:
 
 
 class Answers:
-    """What the tasks of a job answered."""
+    """What the tasks of a job answered, and how many tasks there were."""
 
-    def __init__(self, lines: Iterable[tuple[str, bytes]]) -> None:
+    def __init__(self, lines: Iterable[tuple[str, bytes]] = (), *, tasks: int = 0) -> None:
         self._lines = [(what, bytes(data)) for what, data in lines]
+        self.tasks = tasks
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers([*self._lines, *other._lines])
+        return Answers([*self._lines, *other._lines], tasks=self.tasks + other.tasks)
 
     def files(self, table_name: str) -> list[DataFile]:
         """Return the files written for a table."""
@@ -60,6 +67,17 @@ class Answers:
         """Return the tables answered under a name."""
         return [pa.ipc.open_stream(data).read_all() for data in self._of(what)]
 
+    def texts(self, what: str) -> list[str]:
+        """Return the texts answered under a name."""
+        return [data.decode() for data in self._of(what)]
+
+    def counts(self, what: str) -> Counter[str]:
+        """Return the sums of the counts answered under a name."""
+        found: Counter[str] = Counter()
+        for data in self._of(what):
+            found.update(json.loads(data))
+        return found
+
     def _of(self, wanted: str) -> list[bytes]:
         return [data for what, data in self._lines if what == wanted]
 
@@ -67,13 +85,9 @@ class Answers:
 class Workers(Protocol):
     """Who runs tasks."""
 
-    def over_blocks(
-        self,
-        feed: BlockSource,
-        ranges: Mapping[int, tuple[int, int]],
-        work: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> Answers:
-        """Run `work` over the blocks of a feed, as Arrow batches; each task has some of them."""
+    @property
+    def cores(self) -> int:
+        """How many tasks run at a time."""
 
     def over(
         self,
@@ -89,17 +103,11 @@ class SparkWorkers:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        # A row of what tasks take is a block of thousands of records.
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
 
-    def over_blocks(
-        self,
-        feed: BlockSource,
-        ranges: Mapping[int, tuple[int, int]],
-        work: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> Answers:
-        """Run `work` over the blocks of a feed."""
-        return _collect(feed.blocks(self._spark, ranges), work)
+    @property
+    def cores(self) -> int:
+        """How many tasks run at a time, as of now: executors come and go."""
+        return int(self._spark.sparkContext.defaultParallelism)
 
     def over(
         self,
@@ -109,11 +117,11 @@ class SparkWorkers:
     ) -> Answers:
         """Run `work` for each item. With `on_done` in several jobs, as one job tells nothing before its end."""
         if on_done is None:
-            return self._over(items, work) if items else Answers([])
-        answers, first = Answers([]), 0
+            return self._over(items, work) if items else Answers()
+        answers, first = Answers(), 0
         while first < len(items):
             # Asked each time: executors that came meanwhile get work.
-            count = ITEMS_OF_CORE * self._spark.sparkContext.defaultParallelism
+            count = ITEMS_OF_CORE * self.cores
             part = items[first : first + count]
             answers += self._over(part, work)
             on_done(len(part))
@@ -122,7 +130,8 @@ class SparkWorkers:
 
     def _over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
         context = self._spark.sparkContext
-        tasks = min(len(items), context.defaultParallelism)
+        # Tasks of a few items each, so that who is done early takes from who is not.
+        tasks = min(len(items), ITEMS_OF_CORE * self.cores)
         lines = self._spark.createDataFrame(
             context.parallelize([(item,) for item in items], tasks), "item string"
         )
@@ -132,19 +141,26 @@ class SparkWorkers:
                 for item in batch.column(0).to_pylist():
                     yield from work(item)
 
-        return _collect(lines, work_on)
+        return Answers(_collect(lines, work_on), tasks=tasks)
 
 
-def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) -> Answers:
+def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) -> list[tuple[str, bytes]]:
     from pyspark.errors import PySparkException
 
+    from pyspark_quaymaster import errors as source
+
+    # What a task raised comes as the text of its traceback.
+    kinds: dict[type[Exception], type[Exception]] = {
+        kind: kind for kind in (BrokenTable, WarehouseFull, StoreFails, NewerBlocks, FeedIncomplete)
+    }
+    kinds |= dict.fromkeys((source.ServerIsUnavailable, source.RequestRefused), source.ServerIsUnavailable)
+    kinds |= dict.fromkeys((source.DataIsLost, source.AnswerIsWrong), FeedIncomplete)
     try:
         found = rows.mapInArrow(work, ANSWER_FIELDS).collect()
     except PySparkException as error:
-        # What a task raised comes as the text of its traceback.
-        for kind in (BrokenTable, WarehouseFull, StoreFails):
+        for kind, told_as in kinds.items():
             told = re.search(rf"{kind.__module__}\.{kind.__name__}: (.+)", str(error))
             if told is not None:
-                raise kind(told[1].strip()) from None
+                raise told_as(told[1].strip()) from None
         raise
-    return Answers((row["what"], row["data"]) for row in found)
+    return [(row["what"], row["data"]) for row in found]

@@ -13,7 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +32,6 @@ UNIQUE_TEXTS = frozenset(
     {"event_id", "request_id", "request_params", "response_elements", "request_parameters"}
 )
 """Columns whose values hardly repeat, for which a dictionary would be built in vain."""
-STATS_KINDS = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ class DataFile:
     rows: int
     partition_value: str | None
     bounds: Mapping[str, tuple[Any, Any]]
+    nulls: Mapping[str, int] = field(default_factory=dict)
+    """How many values of the columns with bounds are null."""
 
     @property
     def stats(self) -> str:
@@ -53,7 +54,7 @@ class DataFile:
                 "numRecords": self.rows,
                 "minValues": {name: low for name, (low, _) in self.bounds.items()},
                 "maxValues": {name: high for name, (_, high) in self.bounds.items()},
-                "nullCount": {},
+                "nullCount": dict(self.nulls),
             }
         )
 
@@ -65,13 +66,15 @@ class DataFile:
             "rows": self.rows,
             "partition_value": self.partition_value,
             "bounds": {name: list(pair) for name, pair in self.bounds.items()},
+            "nulls": dict(self.nulls),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> DataFile:
         """Return what `to_json` was made of."""
         bounds = {name: (low, high) for name, (low, high) in fields["bounds"].items()}
-        return cls(fields["path"], fields["size"], fields["rows"], fields["partition_value"], bounds)
+        partition_value, nulls = fields["partition_value"], fields.get("nulls", {})
+        return cls(fields["path"], fields["size"], fields["rows"], partition_value, bounds, nulls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,15 @@ class FileWriter:
         self._rows = 0
         self._lows: dict[str, Any] = {}
         self._highs: dict[str, Any] = {}
-        self._bounded = [
-            field.name for field in self._schema if any(is_kind(field.type) for is_kind in STATS_KINDS)
-        ]
+        self._numbers = spec.number_columns
+        self._bounded = spec.bounded_columns
+        self._nulls = dict.fromkeys(self._bounded, 0)
+        self._compression: str | dict[str, str] = "zstd"
+        self._level: int | dict[str, int] = 1
+        if spec.stored_as_is:
+            packed = [name for name in self._schema.names if name not in spec.stored_as_is]
+            self._compression = dict.fromkeys(spec.stored_as_is, "none") | dict.fromkeys(packed, "zstd")
+            self._level = dict.fromkeys(packed, 1)
         texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
         self._writer: Any = None
         with writing_to(place.uri):
@@ -149,6 +158,10 @@ class FileWriter:
         if self._waiting_rows >= ROW_GROUP_ROWS:
             self._write_row_group()
 
+    def end_row_group(self) -> None:
+        """Let what is written next be read apart from what was written so far."""
+        self._write_row_group()
+
     def finish(self) -> DataFile | None:
         """Close the file and return what there is to commit; None when no row was written."""
         self._write_row_group()
@@ -162,7 +175,7 @@ class FileWriter:
             if self._place.is_local:
                 sync_file(os.path.join(self._place.uri, self._path))
         bounds = {name: (self._lows[name], self._highs[name]) for name in self._lows}
-        return DataFile(self._path, size, self._rows, self._partition_value, bounds)
+        return DataFile(self._path, size, self._rows, self._partition_value, bounds, self._nulls)
 
     def _write_row_group(self) -> None:
         if not self._waiting_rows:
@@ -174,6 +187,7 @@ class FileWriter:
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows += table.num_rows
         for name in self._bounded:
+            self._nulls[name] += table.column(name).null_count
             pair = pc.min_max(table.column(name))
             low, high = pair["min"].as_py(), pair["max"].as_py()
             if low is not None:
@@ -185,12 +199,12 @@ class FileWriter:
         return pq.ParquetWriter(
             self._sink,
             self._schema,
-            compression="zstd",
-            compression_level=1,
+            compression=self._compression,
+            compression_level=self._level,
             use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
             # Differences and lengths cost less to compress than what they are made of, and take less room.
             column_encoding={
-                **dict.fromkeys(self._bounded, "DELTA_BINARY_PACKED"),
+                **dict.fromkeys(self._numbers, "DELTA_BINARY_PACKED"),
                 **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in texts if name in UNIQUE_TEXTS},
             },
         )

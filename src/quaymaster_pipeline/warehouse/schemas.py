@@ -29,6 +29,22 @@ class TableSpec:
     schema: Any
     """A `pyarrow.Schema` with the partition column."""
     partition_column: str | None = None
+    bounded: tuple[str, ...] | None = None
+    """The columns whose lowest and highest values the table's log has of each file; None: all numbers and times. Where
+    there are many files these should be few, for they are most of the log."""
+    stored_as_is: tuple[str, ...] = ()
+    """Columns that are compressed already."""
+
+    @property
+    def number_columns(self) -> list[str]:
+        """The columns of data files that hold numbers, times or dates."""
+        kinds = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
+        return [field.name for field in self.file_schema if any(is_kind(field.type) for is_kind in kinds)]
+
+    @property
+    def bounded_columns(self) -> list[str]:
+        """The columns of which the table's log has bounds."""
+        return self.number_columns if self.bounded is None else list(self.bounded)
 
     @property
     def file_schema(self) -> Any:
@@ -70,14 +86,73 @@ ORIGIN_COLUMNS = [
 ]
 """Where a row came from: the block's place in the usage queue, its row there, and the batch that took it."""
 
-REQUEST_EVENTS = TableSpec(
-    "bronze.request_events",
+REQUEST_SCHEMA = pa.schema([*REQUEST_COLUMNS, *ORIGIN_COLUMNS])
+"""Requests of blocks as tasks have them in memory, on the way to silver."""
+
+BLOCKS = TableSpec(
+    "bronze.blocks",
     pa.schema(
-        [*REQUEST_COLUMNS, *ORIGIN_COLUMNS, pa.field("extra", TEXT_MAP), pa.field("ingest_date", pa.date32())]
+        [
+            pa.field("feed", pa.string()),
+            *ORIGIN_COLUMNS[:2],
+            pa.field("batch_id", pa.int64()),
+            *_fields(TIME, "taken_time", "closed_until"),
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "seq_lo", "seq_hi", "rows"),
+            *_fields(pa.int64(), "messages", "bytes", "chunks", "errors"),
+            *_fields(TIME, "min_time", "max_time", "low_watermark"),
+            *_fields(pa.binary(), "sha256", "previous"),
+            pa.field("dropped", pa.int64()),
+            pa.field("dropped_reason", pa.string()),
+            *_fields(pa.int64(), "seal_epoch", "seal_end"),
+            *_fields(pa.string(), "seal_reason", "damage"),
+            pa.field("content", pa.binary()),
+            pa.field("ingest_date", pa.date32()),
+        ]
     ),
     "ingest_date",
+    bounded=("batch_id", "log_offset", "epoch"),
+    stored_as_is=("content",),
 )
-"""Every request of every block that could be read, also those that came twice. Only appended to."""
+"""Every block of the usage queue, also those that came twice: its header (sequences from seq_lo up to seq_hi, rows and
+control totals), and all of its bytes. `taken_time` is the time of its batch, which rules go by; `closed_until` the time
+before which nothing was missing when the batch was taken. A block that could not be read has a `damage` and no header.
+Only appended to."""
+
+BLOCK_MARKS = TableSpec(
+    "ops.block_marks",
+    pa.schema(
+        [
+            *ORIGIN_COLUMNS[:2],
+            pa.field("batch_id", pa.int64()),
+            pa.field("state", pa.string()),
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "seq_lo", "seq_hi"),
+            pa.field("damage", pa.string()),
+        ]
+    ),
+    bounded=("batch_id",),
+)
+"""Blocks that are not simply new. `state`: `duplicate` (this very block was there before); `overlap` (some of its
+sequences were there: its rows are looked at one by one); `damaged` (it could not be read: `damage` says why)."""
+
+COVERAGE = TableSpec(
+    "ops.coverage",
+    pa.schema(
+        [
+            pa.field("batch_id", pa.int64()),
+            pa.field("front_end", pa.string()),
+            pa.field("epoch", pa.int64()),
+            *_fields(pa.list_(pa.int64()), "ranges", "watermarks"),
+            pa.field("is_sealed", pa.bool_()),
+            pa.field("seal_end", pa.int64()),
+        ]
+    ),
+    bounded=("batch_id",),
+)
+"""What had come of each front end's incarnations when `batch_id` was taken, so that a start need not read all blocks.
+`ranges`: sequences that are there, begin and end in turn. `watermarks`: a sequence, and the time before which all up to
+it is there, in turn. One file, replaced now and then."""
 
 USAGE_EVENTS = TableSpec(
     "silver.usage_events",
@@ -111,6 +186,7 @@ USAGE_EVENTS = TableSpec(
         ]
     ),
     "event_date",
+    bounded=("batch_id", "event_time", "hour"),
 )
 """Every request once, checked. `billed_requests` are its chunks, or 0 where it is not billed (`billing/rules`), `bytes`
 the body and attributes sent or returned, `duplicates` those of `messages` that were stored or gone before, `bytes_in`
@@ -139,6 +215,7 @@ AUDIT_EVENTS = TableSpec(
         ]
     ),
     "event_date",
+    bounded=("batch_id", "event_time"),
 )
 """Requests that manage something, in CloudTrail's words. The hashes chain the events of one front end; `record` is what
 was hashed, so that the chain can be checked when bronze is gone."""
@@ -210,46 +287,6 @@ LATENCY_HOURLY = TableSpec(
 )
 """How many requests took less than `below_us` microseconds, a power of two, and at least half of it."""
 
-SEGMENTS = TableSpec(
-    "ops.segments",
-    pa.schema(
-        [
-            pa.field("log_partition", pa.int32()),
-            pa.field("log_offset", pa.int64()),
-            pa.field("state", pa.string()),
-            pa.field("front_end", pa.string()),
-            *_fields(pa.int64(), "epoch", "seq_lo", "seq_hi", "rows"),
-            *_fields(pa.int64(), "messages", "bytes", "chunks", "errors"),
-            *_fields(TIME, "min_time", "max_time", "low_watermark"),
-            *_fields(pa.binary(), "sha256", "previous"),
-            pa.field("dropped", pa.int64()),
-            pa.field("dropped_reason", pa.string()),
-            *_fields(pa.int64(), "seal_epoch", "seal_end"),
-            *_fields(pa.string(), "seal_reason", "damage"),
-            pa.field("raw", pa.binary()),
-            pa.field("batch_id", pa.int64()),
-        ]
-    ),
-)
-"""Every block of the usage queue, by its header: sequences from seq_lo up to seq_hi, rows and control totals.
-`state`: `new`; `duplicate` (this very block was there); `overlap` (some of its sequences were there: its rows are
-looked at one by one); `damaged` (it could not be read: `damage` says why, `raw` has its bytes)."""
-
-COMMITS = TableSpec(
-    "ops.commits",
-    pa.schema(
-        [
-            pa.field("query", pa.string()),
-            pa.field("batch_id", pa.int64()),
-            pa.field("table", pa.string()),
-            *_fields(pa.int64(), "files", "rows", "requests", "messages", "bytes", "chunks", "errors"),
-            pa.field("committed_time", TIME),
-            pa.field("duration_ms", pa.int64()),
-        ]
-    ),
-)
-"""What each batch of each job did, with control totals."""
-
 RECONCILIATION = TableSpec(
     "ops.reconciliation",
     pa.schema(
@@ -257,9 +294,7 @@ RECONCILIATION = TableSpec(
             pa.field("checked_time", TIME),
             pa.field("scope", pa.string()),
             pa.field("measure", pa.string()),
-            *_fields(
-                pa.int64(), "segments", "bronze", "duplicates", "quarantine", "silver", "gold", "difference"
-            ),
+            *_fields(pa.int64(), "blocks", "duplicates", "quarantine", "silver", "gold", "difference"),
             pa.field("counted_time", TIME),
             *_fields(pa.int64(), "brokers", "usage_low", "usage_high", "missing", "surplus", "allowed"),
         ]
@@ -301,9 +336,8 @@ QUEUES = TableSpec(
 Only `quaymaster_pipeline/jobs/queues` writes it; it is one file."""
 
 TABLES = (
-    *(REQUEST_EVENTS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE, USAGE_HOURLY, USAGE_DAILY),
-    LATENCY_HOURLY,
-    *(SEGMENTS, COMMITS, RECONCILIATION),
+    *(BLOCKS, BLOCK_MARKS, COVERAGE, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
+    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION),
 )
 
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)

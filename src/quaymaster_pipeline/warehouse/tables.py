@@ -4,8 +4,8 @@ A job names itself and its batch in each commit (Delta's `txn` action). A batch 
 again, so a job that was killed anywhere starts over with the batch that its table does not have. What the job must
 know for the next one, as positions in the queue, is a note in the same commit: rows and position cannot disagree.
 
-    <warehouse>/bronze/request_events/_delta_log/00000000000000000012.json
-                                     /ingest_date=2026-11-22/bronze-11-7f....parquet
+    <warehouse>/bronze/blocks/_delta_log/00000000000000000012.json
+                            /ingest_date=2026-11-22/bronze-11-7f....parquet
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ NOTE = "quaymaster"
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 2 days",
-    # Else statistics of columns beyond the 32nd are not read, and batches are found by theirs.
-    "delta.dataSkippingNumIndexedCols": "-1",
 }
 NO_BATCH = -1
 UNKNOWN_SCHEME = "Unknown scheme"
@@ -119,7 +117,10 @@ class Table:
             }
             partition = action.get(f"partition.{self.spec.partition_column}")
             value = None if partition is None else str(partition)
-            found.append(DataFile(action["path"], action["size_bytes"], action["num_records"], value, bounds))
+            nulls = {name: action.get(f"null_count.{name}") for name in self.spec.bounded_columns}
+            known = {name: count for name, count in nulls.items() if count is not None}
+            sizes = action["size_bytes"], action["num_records"]
+            found.append(DataFile(action["path"], *sizes, value, bounds, known))
         return found
 
     @property
@@ -260,7 +261,7 @@ class Table:
                 mode="ignore",
                 partition_by=[self.spec.partition_column] if self.spec.partition_column else None,
                 name=self.spec.name,
-                configuration=TABLE_PROPERTIES,
+                configuration=TABLE_PROPERTIES | _statistics_of(self.spec),
                 storage_options=dict(self.place.storage_options),
             )
             return delta
@@ -302,6 +303,17 @@ class Table:
                 f"the table {self.spec.name} is broken: its log {self.place.uri}/_delta_log cannot be read: "
                 f"{first_line(error)}; {RESTORE}"
             ) from None
+
+
+def _statistics_of(spec: TableSpec) -> dict[str, str]:
+    """Return the property that says of which columns the log has statistics.
+
+    Where it named others, readers take a bound that is not there for one that nothing is within, and find no rows.
+    """
+    names = spec.bounded_columns
+    if not names:
+        return {"delta.dataSkippingNumIndexedCols": "0"}
+    return {"delta.dataSkippingStatsColumns": ",".join(names)}
 
 
 HISTORY_SEEN = 20

@@ -30,10 +30,10 @@ from quaymaster_pipeline.audit.audit import (
 )
 from quaymaster_pipeline.audit.audit_chains import Break
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.blocks import Origin, bronze_rows
 from quaymaster_pipeline.usage.feed import FileFeed
+from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import audit_rows, records_of
-from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, QUARANTINE, REQUEST_EVENTS, TableSpec
+from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, QUARANTINE, TableSpec
 from quaymaster_pipeline.warehouse.tables import Warehouse, WarehouseBusy
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -65,7 +65,7 @@ def shipped(site: Site, *front_ends: FrontEnd, rows: int = 40, blocks: int = 3) 
     for _ in range(blocks):
         batch_id = table.last_batch("test") + 1
         decoded = [decode_block(one.block(rows)) for one in front_ends]
-        found = pa.concat_tables(bronze_rows(block, Origin(0, batch_id, batch_id)) for block in decoded)
+        found = request_rows([Opened(block, Origin(0, batch_id, batch_id)) for block in decoded])
         events = audit_rows(found.filter(pc.equal(found.column("category"), "management")))
         table.commit("test", batch_id, table.write("test", events))
     return Audit(site.warehouse)
@@ -172,7 +172,7 @@ def test_bronze_gives_back_the_records_that_were_hashed(site: Site) -> None:
     one = front_end()
     piped(site, one)
 
-    rows = site.warehouse.table(REQUEST_EVENTS).read()
+    rows = request_rows(open_blocks(site.warehouse.table(BLOCKS).read())[0])
 
     found = sorted(records_of(rows), key=lambda record: record.sequence)
     assert found == one.records
@@ -297,6 +297,7 @@ def two_incarnations(site: Site) -> list[tuple[int, int]]:
     one.incarnation, one.sequence, one.audit_hash = 2, 0, NO_HASH
     before = len(one.records)
     piped(site, one, seal=Seal(1, None, "lost"))
+    piped(site, one)
     places += [(2, record.sequence) for record in one.records[before:] if record.category == "management"]
     assert Audit(site.warehouse).verify().breaks == []
     return sorted(places)
@@ -312,6 +313,10 @@ def vandalize(site: Site, spec: TableSpec, keep: Callable[[dict[str, Any]], bool
 
 def place_of(row: dict[str, Any]) -> tuple[int, int]:
     return row["epoch"], row["sequence"]
+
+
+def has_event(block: dict[str, Any], place: tuple[int, int]) -> bool:
+    return bool(block["epoch"] == place[0] and block["seq_lo"] <= place[1] < block["seq_hi"])
 
 
 @pytest.mark.parametrize("at", [-1, -2], ids=["the last", "the last two"])
@@ -349,8 +354,8 @@ def test_that_all_events_are_gone_is_found_for_each_incarnation(site: Site, how:
 
 def test_events_cut_off_bronze_and_silver_are_found_by_the_heads_that_commits_carry(site: Site) -> None:
     last = two_incarnations(site)[-1]
-    for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
-        vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) < last)
+    vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) < last)
+    vandalize(site, BLOCKS, lambda row: row["front_end"] == "fe-2" or not has_event(row, last))
 
     (found,) = Audit(site.warehouse).verify().breaks
 
@@ -360,8 +365,8 @@ def test_events_cut_off_bronze_and_silver_are_found_by_the_heads_that_commits_ca
 
 def test_events_cut_off_an_incarnation_before_the_last_are_found_by_their_count(site: Site) -> None:
     last = max(place for place in two_incarnations(site) if place[0] == 1)
-    for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
-        vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) != last)
+    vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) != last)
+    vandalize(site, BLOCKS, lambda row: row["front_end"] == "fe-2" or not has_event(row, last))
 
     (found,) = Audit(site.warehouse).verify().breaks
 
@@ -373,7 +378,7 @@ def test_a_chain_that_was_forged_whole_is_not_what_bronze_has(site: Site) -> Non
 
     forged = rewrite(site, lambda rows: [*rows[:-1], forge(rows[-1], rows[-1]["prev_hash"])]).verify()
 
-    assert [found.reason for found in forged.breaks] == ["it is not the event that bronze.request_events has"]
+    assert [found.reason for found in forged.breaks] == ["it is not the event that bronze.blocks has"]
 
 
 def test_a_batch_that_is_not_in_silver_yet_is_not_missed(site: Site) -> None:

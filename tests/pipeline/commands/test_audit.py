@@ -15,7 +15,7 @@ from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.usage.silver import APP as SILVER
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
-    REQUEST_EVENTS,
+    BLOCKS,
     USAGE_EVENTS,
     USAGE_HOURLY,
     TableSpec,
@@ -92,7 +92,7 @@ def test_a_missing_event_ends_verify_with_1_and_says_where(tmp_path: Path, run: 
 def test_a_break_of_which_nobody_knows_the_place_is_told_in_words(tmp_path: Path, run: Run) -> None:
     records = recorded(tmp_path)
     warehouse = Site(tmp_path).warehouse
-    bronze, silver = warehouse.table(REQUEST_EVENTS), warehouse.table(AUDIT_EVENTS)
+    bronze, silver = warehouse.table(BLOCKS), warehouse.table(AUDIT_EVENTS)
     bronze.commit("x", 0, [], removes=bronze.files())
     notes = {SILVER: silver.note(SILVER) | {"heads": {}}}
     for table in (silver, warehouse.table(USAGE_EVENTS)):

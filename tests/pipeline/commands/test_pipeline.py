@@ -234,7 +234,7 @@ def test_compaction_with_nothing_to_do_says_so(
     first = run("pipeline", "compact", "--data", tmp_path)
     second = run("pipeline", "compact", "--data", tmp_path)
 
-    assert "bronze.request_events\t2\t1" in first.out
+    assert "bronze.blocks\t2\t1" in first.out
     assert "No table has small files" not in first.err
     assert "No table has small files" in second.err
 

@@ -15,7 +15,7 @@ from harness import usage_blocks
 from harness.pipeline_site import hour_text
 from harness.usage_faults import BOOK, NOVEMBER, NOW, Faults, FaultySite, records_of, run_history, us
 
-from quaymaster.protocol.usage.usage_blocks import decode_header
+from quaymaster.protocol.usage.usage_blocks import decode_block, decode_header
 from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
@@ -23,8 +23,8 @@ from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_row
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
     QUARANTINE,
-    REQUEST_EVENTS,
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
@@ -51,8 +51,11 @@ def check_tables(site: FaultySite, records: list[UsageRecord]) -> None:
     """Compare all tables with the records, counted one by one."""
     bad = [record for record in records if record.event_time_us > us(NOW)]
     good = [record for record in records if record.event_time_us <= us(NOW)]
-    identities = read(site, REQUEST_EVENTS).select("front_end", "epoch", "sequence").unique()
-    assert set(identities.rows()) == {(one.front_end, one.incarnation, one.sequence) for one in records}
+    contents = [decode_block(content) for content in read(site, BLOCKS)["content"]]
+    identities = [
+        (one.front_end, one.incarnation, one.sequence) for block in contents for one in block.records()
+    ]
+    assert set(identities) == {(one.front_end, one.incarnation, one.sequence) for one in records}
     events = read(site, USAGE_EVENTS)
     assert Counter(events.select("front_end", "epoch", "sequence").rows()) == Counter(
         (one.front_end, one.incarnation, one.sequence) for one in good
@@ -103,7 +106,7 @@ def check_charges(site: FaultySite, records: list[UsageRecord]) -> None:
 def test_nothing_is_lost_or_doubled_whatever_is_killed(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BLOCKS_PER_BATCH_MAX", 12)
+    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 12)
     site, front_ends, queue = run_history(tmp_path, seed)
     records = records_of(queue)
 

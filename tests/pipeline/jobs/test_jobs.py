@@ -10,9 +10,9 @@ from harness.usage_blocks import FrontEnd, context_of_no_queue
 from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
+    BLOCK_MARKS,
+    BLOCKS,
     QUARANTINE,
-    REQUEST_EVENTS,
-    SEGMENTS,
     USAGE_DAILY,
     USAGE_EVENTS,
 )
@@ -25,7 +25,7 @@ def test_gold_is_what_was_recorded(tmp_path: Path) -> None:
     summary = site.run()
 
     assert site.usage() == expected_usage(one, two)
-    assert (summary.rows, summary.blocks, summary.batches) == (2000, 4, 1)
+    assert (summary.rows, summary.blocks, summary.taken) == (2000, 4, 1)
     management = [record for record in one.records + two.records if record.category == "management"]
     assert site.warehouse.table(AUDIT_EVENTS).rows == len(management) > 0
     daily = site.warehouse.table(USAGE_DAILY).read()
@@ -52,14 +52,12 @@ def test_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(50))
     site.run()
-    versions = [site.warehouse.table(spec).version for spec in (REQUEST_EVENTS, USAGE_EVENTS, SEGMENTS)]
+    versions = [site.warehouse.table(spec).version for spec in (BLOCKS, USAGE_EVENTS, BLOCK_MARKS)]
 
     summary = site.run()
 
-    assert summary.batches == 0
-    assert versions == [
-        site.warehouse.table(spec).version for spec in (REQUEST_EVENTS, USAGE_EVENTS, SEGMENTS)
-    ]
+    assert summary.batches == []
+    assert versions == [site.warehouse.table(spec).version for spec in (BLOCKS, USAGE_EVENTS, BLOCK_MARKS)]
 
 
 def test_later_batches_are_added_to_their_hours(tmp_path: Path) -> None:
@@ -80,9 +78,10 @@ def test_blocks_that_come_again_count_once(tmp_path: Path) -> None:
     site.run()
 
     assert site.usage() == expected_usage(one)
-    assert site.warehouse.table(REQUEST_EVENTS).rows == 50 + 60 + 70 + 60 + 50 + 70
-    states = site.warehouse.table(SEGMENTS).read(["state"]).column("state").to_pylist()
-    assert sorted(states) == ["duplicate"] * 3 + ["new"] * 3
+    rows = site.warehouse.table(BLOCKS).read(["rows"]).column("rows").to_pylist()
+    assert sum(rows) == 50 + 60 + 70 + 60 + 50 + 70
+    states = site.warehouse.table(BLOCK_MARKS).read(["state"]).column("state").to_pylist()
+    assert states == ["duplicate"] * 3
 
 
 def test_rows_of_overlapping_blocks_are_told_apart_one_by_one(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_row
 from quaymaster_pipeline.jobs.upkeep import backfill, compact
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
     LATENCY_HOURLY,
-    REQUEST_EVENTS,
     TABLES,
     USAGE_DAILY,
     USAGE_EVENTS,
@@ -29,7 +29,7 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.tables import Table
 
 SUMS = {
-    REQUEST_EVENTS: ("message_count", "payload_bytes", "chunks"),
+    BLOCKS: ("messages", "bytes", "chunks"),
     USAGE_EVENTS: ("messages", "bytes", "chunks", "billed_requests"),
     USAGE_HOURLY: ("requests", "messages", "bytes", "chunks", "billed_requests"),
     USAGE_DAILY: ("requests", "messages", "bytes", "chunks", "billed_requests"),
@@ -105,7 +105,7 @@ def test_all_readers_find_the_same_totals_before_and_after_each_commit_of_a_comp
         patched.setattr(Table, "commit", watched)
         done = compact(InProcess(), warehouse)
 
-    assert {"bronze.request_events", "silver.usage_events"} <= {one.table for one in done}
+    assert {"bronze.blocks", "silver.usage_events"} <= {one.table for one in done}
     assert {when for when, _, _ in found} == {
         f"{when} {one.table}" for one in done for when in ("before", "after")
     }

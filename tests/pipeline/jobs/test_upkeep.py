@@ -26,9 +26,9 @@ from quaymaster_pipeline.jobs.upkeep import backfill, compact
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
     LATENCY_HOURLY,
     RECONCILIATION,
-    REQUEST_EVENTS,
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
@@ -60,7 +60,7 @@ def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
 
     assert by_notes == by_rows
     assert [one.difference for one in by_rows] == [0] * 5
-    assert by_rows[0][1:] == ("rows", 600, 600, 100, 0, 500, 500)
+    assert by_rows[0][1:] == ("rows", 600, 100, 0, 500, 500)
     assert compare_sums(site.warehouse) == []
 
 
@@ -243,9 +243,9 @@ def test_compaction_changes_files_and_no_row(site: Site) -> None:
     with warehouse.writing():
         done = {one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, keep_hours=0)}
 
-    assert done["bronze.request_events"][1] == done["silver.usage_events"][1] == 1
+    assert done["bronze.blocks"][1] == done["silver.usage_events"][1] == 1
     assert compare_rows(site.warehouse) == before == compare_notes(site.warehouse)
-    assert len(list(Path(site.warehouse.place(REQUEST_EVENTS).uri).glob("*/*.parquet"))) == 1
+    assert len(list(Path(site.warehouse.place(BLOCKS).uri).glob("*/*.parquet"))) == 1
     assert site.usage() == expected_usage(*site.front_ends)
 
 

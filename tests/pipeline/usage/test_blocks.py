@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from crc32c import crc32c
+from harness.forged_blocks import forged
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.protocol.usage.usage_blocks import HEAD_BYTES, decode_block
+from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster.protocol.usage.usage_rows import CorruptBlock, PackedRows, UsageRows
-from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block, read_block
+from quaymaster_pipeline.usage.requests import Opened, Origin, open_block, request_rows
+from quaymaster_pipeline.usage.rules import usage_rows
 from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace
-from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 
 ORIGIN = Origin(0, 7, 3)
 
@@ -29,19 +27,6 @@ def columns_of(rows: UsageRows) -> list[list[object]]:
     ]
 
 
-def forged(change: Callable[[PackedRows], None]) -> bytes:
-    """Return a whole block, with an intact CRC, whose rows were changed."""
-    data = FrontEnd("a").block(30)
-    version, magic, _, header_length, _ = struct.unpack_from("<B3sIII", data)
-    header = data[HEAD_BYTES : HEAD_BYTES + header_length]
-    rows = msgspec.msgpack.decode(zlib.decompress(data[HEAD_BYTES + header_length :]), type=PackedRows)
-    change(rows)
-    packed = zlib.compress(msgspec.msgpack.encode(rows))
-    head = struct.pack("<B3sII", version, magic, HEAD_BYTES + len(header) + len(packed), header_length)
-    crc = crc32c(packed, crc32c(header, crc32c(head)))
-    return b"".join((head, crc.to_bytes(4, "little"), header, packed))
-
-
 @pytest.mark.parametrize("rows", [0, 1, 30, 4_096])
 def test_columns_are_those_of_the_plain_decoder(rows: int) -> None:
     data = FrontEnd("a").block(rows)
@@ -51,7 +36,7 @@ def test_columns_are_those_of_the_plain_decoder(rows: int) -> None:
     assert (opened.header, opened.digest) == (plain.header, plain.digest)
     assert columns_of(opened.rows) == columns_of(plain.rows)
     if rows:
-        assert bronze_rows(opened, ORIGIN).equals(bronze_rows(plain, ORIGIN))
+        assert request_rows([Opened(opened, ORIGIN)]).equals(request_rows([Opened(plain, ORIGIN)]))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +56,7 @@ def test_columns_are_those_of_the_plain_decoder(rows: int) -> None:
 def test_what_the_plain_decoder_refuses_is_refused_in_the_same_words(
     change: Callable[[PackedRows], None], message: str
 ) -> None:
-    data = forged(change)
+    data = forged(FrontEnd("a").block(30), change)
 
     with pytest.raises(CorruptBlock, match=message):
         decode_block(data)
@@ -80,18 +65,18 @@ def test_what_the_plain_decoder_refuses_is_refused_in_the_same_words(
 
 
 def test_a_number_that_tables_cannot_hold_is_damage_and_ends_no_task() -> None:
-    data = forged(lambda rows: setattr(rows, "latency", b"Q" + bytes(7 + 29 * 8) + b"\x80"))
+    data = forged(
+        FrontEnd("a").block(30), lambda rows: setattr(rows, "latency", b"Q" + bytes(7 + 29 * 8) + b"\x80")
+    )
 
-    line, rows = read_block(data, ORIGIN)
-
-    assert rows is None
-    assert line["state"] == "damaged"
-    assert "9223372036854775807" in line["damage"]
+    with pytest.raises(CorruptBlock, match="9223372036854775807"):
+        open_block(data)
 
 
 def test_numbers_of_a_data_file_are_written_as_differences(tmp_path: object) -> None:
-    writer = FileWriter(TablePlace(f"{tmp_path}/table", {}), REQUEST_EVENTS, "bronze-0", "2026-11-22")
-    rows = bronze_rows(open_block(FrontEnd("a").block(4_096)), ORIGIN)
+    writer = FileWriter(TablePlace(f"{tmp_path}/table", {}), USAGE_EVENTS, "bronze-0", "2026-11-22")
+    rows = usage_rows(request_rows([Opened(open_block(FrontEnd("a").block(4_096)), ORIGIN)]))
+    rows = rows.select(USAGE_EVENTS.file_schema.names)
     writer.write(rows)
 
     file = writer.finish()
@@ -102,6 +87,6 @@ def test_numbers_of_a_data_file_are_written_as_differences(tmp_path: object) -> 
     encodings = {
         group.column(at).path_in_schema: group.column(at).encodings for at in range(group.num_columns)
     }
-    for name in ("sequence", "event_time", "latency_us", "queue_id"):
+    for name in ("sequence", "event_time", "latency_us", "queue_sk"):
         assert "DELTA_BINARY_PACKED" in encodings[name]
     assert pq.read_table(path, partitioning=None).equals(rows)

@@ -12,8 +12,7 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.bronze import FeedChanged
-from quaymaster_pipeline.usage.feed import FileFeed
+from quaymaster_pipeline.usage.feed import FeedChanged, FileFeed
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -41,7 +40,7 @@ def run(site: Site) -> ToldFeed:
 def test_the_offset_of_a_batch_is_told_when_all_tables_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BLOCKS_PER_BATCH_MAX", 2)
+    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 2)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(*(one.block(3) for _ in range(5)))
 

@@ -12,10 +12,10 @@ from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.table import ACTIONS
-from quaymaster.protocol.usage.usage_blocks import block_text, decode_block
+from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
-from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block
 from quaymaster_pipeline.usage.gold import HOUR_KEYS, merge_usage, partial_usage
+from quaymaster_pipeline.usage.requests import Opened, Origin, open_block, request_rows
 from quaymaster_pipeline.usage.rules import DAY_US, asked_keys, asked_names, refine
 from quaymaster_pipeline.warehouse.schemas import OP_NAMES
 
@@ -24,7 +24,7 @@ ORIGIN = Origin(0, 7, 3)
 
 def bronze(count: int = 40, **changed: Any) -> pa.Table:
     """Return rows of bronze, with the columns given replaced in the first row."""
-    rows = bronze_rows(open_block(FrontEnd("a").block(count)), ORIGIN)
+    rows = request_rows([Opened(open_block(FrontEnd("a").block(count)), ORIGIN)])
     for name, value in changed.items():
         at = rows.schema.get_field_index(name)
         kind = rows.schema.field(name).type
@@ -38,7 +38,7 @@ def bronze(count: int = 40, **changed: Any) -> pa.Table:
 
 def test_rows_of_bronze_are_the_records_of_the_block() -> None:
     data = FrontEnd("a").block(60)
-    rows = bronze_rows(open_block(block_text(data).encode()), ORIGIN)
+    rows = request_rows([Opened(open_block(data), ORIGIN)])
 
     for name, values in decode_block(data).columns().items():
         stored = "epoch" if name == "incarnation" else name
@@ -77,7 +77,9 @@ def test_a_row_that_breaks_a_rule_goes_to_quarantine_with_all_it_says(
 
 def test_a_request_counts_in_the_hour_in_which_it_was_answered() -> None:
     front_end = FrontEnd("a", time_us=NOON_US - 2, step_us=1)
-    silver = refine(bronze_rows(open_block(front_end.block(4)), ORIGIN), now_us=NOON_US, closed_until_us=0)
+    silver = refine(
+        request_rows([Opened(open_block(front_end.block(4)), ORIGIN)]), now_us=NOON_US, closed_until_us=0
+    )
 
     hours = silver.usage.column("hour").cast(pa.int64()).to_pylist()
     assert hours == [NOON_US - HOUR_US] * 2 + [NOON_US] * 2

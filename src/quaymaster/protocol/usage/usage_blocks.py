@@ -262,7 +262,12 @@ def split_block(data: bytes | memoryview) -> tuple[BlockHeader, PackedRows | Non
             rows = _bodies.decode(zlib.decompressobj().decompress(packed, BODY_BYTES_MAX))
         except (zlib.error, msgspec.MsgspecError) as error:
             raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
-    return header, rows, sha256(data[: block_length(data)]).digest()
+    return header, rows, block_digest(data)
+
+
+def block_digest(data: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of the block that `data` begins with: `previous` of the next one."""
+    return sha256(data[: block_length(data)]).digest()
 
 
 def check_sums(header: BlockHeader, rows: int, messages: int, payload_bytes: int) -> None:
