@@ -40,6 +40,28 @@ class Range:
     def rows(self) -> int:
         return self.end - self.first
 
+    @property
+    def key(self) -> str:
+        """The name of its partition in offsets."""
+        return key_of(self.queue_id, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """Into how many tasks a read is cut."""
+
+    tasks_min: int = 1
+    tasks_usual: int = 1
+    """As many as there are cores: with fewer, some would stand idle."""
+    tasks_max: int = 10_000
+    rows_max: int | None = None
+    """No task has more rows, even if that makes more tasks than `tasks_max`."""
+    bytes_max: int = 32 << 20
+    """No task has more bytes, by estimate, unless that makes more tasks than `tasks_max`."""
+    # A task costs some 25 ms: with fewer rows and bytes than these, more tasks cost more than they save.
+    rows_good: int = 10_000
+    bytes_good: int = 4 << 20
+
 
 def key_of(queue_id: str, partition: int) -> str:
     """Return the name of a partition in offsets."""
@@ -102,38 +124,65 @@ def share_bytes(
 
 
 def plan_tasks(
-    ranges: Sequence[Range],
-    *,
-    tasks_min: int,
-    tasks_max: int,
-    task_rows_max: int | None,
-    task_rows_good: int,
+    ranges: Sequence[Range], row_bytes: Mapping[str, float], limits: TaskLimits
 ) -> list[tuple[Range, ...]]:
     """Return what each task reads: the ranges in their order, cut and packed into tasks of about equal size.
 
-    A task has about `task_rows_good` rows or more, unless more tasks are asked for: by `tasks_min`, or since none may
-    have more than `task_rows_max`; only the latter makes more tasks than `tasks_max`.
+    `row_bytes` is the size of an average row of each partition, by its key; where some are missing, rows are counted
+    instead. Without `rows_max` there are at most `tasks_max` tasks, and at least `tasks_min` if there are as many rows.
     """
-    total = sum(one.rows for one in ranges)
-    if total == 0:
+    rows = sum(one.rows for one in ranges)
+    if rows == 0:
         return []
-    tasks = min(total, tasks_max, max(tasks_min, -(-total // task_rows_good)))
-    rows_max = -(-total // tasks)
-    if task_rows_max is not None:
-        rows_max = min(rows_max, task_rows_max)
+    is_sized = all(one.key in row_bytes for one in ranges if one.rows)
+    weights = [max(1, round(row_bytes[one.key])) if is_sized and one.rows else 1 for one in ranges]
+    total = sum(one.rows * weight for one, weight in zip(ranges, weights, strict=True))
+    tasks = _tasks_wanted(rows, total if is_sized else None, limits)
+    planned: dict[int, list[Range]] = {}
+    # A row belongs to the task in whose share of all bytes it begins. Integers, so that no row is counted twice.
+    before = 0
+    for one, weight in zip(ranges, weights, strict=True):
+        first = one.first
+        while first < one.end:
+            task = (before + (first - one.first) * weight) * tasks // total
+            share_end = (task + 1) * total
+            end = one.first - ((before * tasks - share_end) // (weight * tasks))
+            end = min(one.end, end)
+            planned.setdefault(task, []).append(replace(one, first=first, end=end))
+            first = end
+        before += one.rows * weight
+    if len(planned) < min(rows, limits.tasks_min):
+        # A few rows are larger than many others together: as many tasks as are asked for count more.
+        return plan_tasks(ranges, {}, limits)
+    return [piece for task in planned.values() for piece in _in_pieces(task, limits.rows_max)]
+
+
+def _tasks_wanted(rows: int, total_bytes: int | None, limits: TaskLimits) -> int:
+    tasks = max(limits.tasks_min, min(limits.tasks_usual, -(-rows // limits.rows_good)))
+    if total_bytes is not None:
+        if total_bytes > limits.bytes_good:
+            tasks = max(tasks, limits.tasks_usual)
+        tasks = max(tasks, -(-total_bytes // limits.bytes_max))
+    return min(tasks, limits.tasks_max)
+
+
+def _in_pieces(task: list[Range], rows_max: int | None) -> list[tuple[Range, ...]]:
+    """Return a task as several of at most `rows_max` rows each."""
+    rows = sum(one.rows for one in task)
+    pieces = 1 if rows_max is None else -(-rows // rows_max)
+    if pieces == 1:
+        return [tuple(task)]
     planned: list[tuple[Range, ...]] = []
-    task: list[Range] = []
-    room = rows_max
-    for one in ranges:
+    piece: list[Range] = []
+    piece_rows = room = -(-rows // pieces)
+    for one in task:
         first = one.first
         while first < one.end:
             end = min(one.end, first + room)
-            task.append(replace(one, first=first, end=end))
+            piece.append(replace(one, first=first, end=end))
             room -= end - first
             first = end
             if room == 0:
-                planned.append(tuple(task))
-                task, room = [], rows_max
-    if task:
-        planned.append(tuple(task))
-    return planned
+                planned.append(tuple(piece))
+                piece, room = [], piece_rows
+    return [*planned, tuple(piece)] if piece else planned

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark_quaymaster.client import Patience
 from pyspark_quaymaster.credentials import Endpoint, find_endpoint
 from pyspark_quaymaster.errors import OptionIsInvalid
+from pyspark_quaymaster.offsets import TaskLimits
 
 DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 FETCH_BYTES = 8 << 20
@@ -54,6 +55,7 @@ SOURCE_OPTIONS = (
     "minPartitions",
     "maxRecordsPerPartition",
     "maxTasks",
+    "bytesPerTask",
     "failOnDataLoss",
     "consumerGroup",
     "fetch",
@@ -127,9 +129,7 @@ class SourceOptions:
     bytes_per_trigger_max: int | None
     offsets_per_trigger_min: int | None
     trigger_delay_ms_max: int
-    tasks_min: int
-    tasks_max: int
-    task_rows_max: int | None
+    tasks: TaskLimits
     fails_on_data_loss: bool
     consumer_group: str | None
     fetch_format: str
@@ -164,10 +164,6 @@ def parse_source_options(
         raise OptionIsInvalid(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
     _check_kind(options, is_stream=is_stream)
     starting, ending = _positions(options, is_stream=is_stream)
-    tasks_min = _count(options, "minPartitions") or 1
-    tasks_max = _count(options, "maxTasks") or max(tasks_min, os.cpu_count() or 1)
-    if tasks_min > tasks_max:
-        raise OptionIsInvalid(f"minPartitions ({tasks_min}) is above maxTasks ({tasks_max})")
     assigned = _assigned(options)
     return SourceOptions(
         endpoint=_endpoint(options, environment),
@@ -182,9 +178,7 @@ def parse_source_options(
         bytes_per_trigger_max=_count(options, "maxBytesPerTrigger"),
         offsets_per_trigger_min=_count(options, "minOffsetsPerTrigger"),
         trigger_delay_ms_max=_duration_ms(options, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
-        tasks_min=tasks_min,
-        tasks_max=tasks_max,
-        task_rows_max=_count(options, "maxRecordsPerPartition"),
+        tasks=_tasks(options),
         fails_on_data_loss=_flag(options, "failOnDataLoss", True),
         consumer_group=_consumer_group(options),
         fetch_format=_fetch_format(options),
@@ -337,6 +331,21 @@ def _positions(options: Mapping[str, str], *, is_stream: bool) -> tuple[Position
         raise OptionIsInvalid("endingOffsets is latest or offsets, not earliest")
     _check_order(starting, ending)
     return starting, ending
+
+
+def _tasks(options: Mapping[str, str]) -> TaskLimits:
+    usual = TaskLimits()
+    tasks_min = _count(options, "minPartitions") or usual.tasks_min
+    given_max = _count(options, "maxTasks")
+    if given_max is not None and tasks_min > given_max:
+        raise OptionIsInvalid(f"minPartitions ({tasks_min}) is above maxTasks ({given_max})")
+    return TaskLimits(
+        tasks_min=tasks_min,
+        tasks_usual=given_max or os.cpu_count() or 1,
+        tasks_max=given_max or max(tasks_min, usual.tasks_max),
+        rows_max=_count(options, "maxRecordsPerPartition"),
+        bytes_max=_count(options, "bytesPerTask") or usual.bytes_max,
+    )
 
 
 def _consumer_group(options: Mapping[str, str]) -> str | None:

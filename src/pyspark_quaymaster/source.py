@@ -51,15 +51,13 @@ from pyspark_quaymaster.offsets import (
 )
 from pyspark_quaymaster.options import AtTimestamp, Earliest, Latest, SourceOptions
 from pyspark_quaymaster.reading import read_ranges
-from pyspark_quaymaster.schema import columns_to_fetch
+from pyspark_quaymaster.sizes import SAMPLE_BYTES, RowSizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A task costs some 25 ms: below this many rows, more of them cost more than they save.
-TASK_ROWS_GOOD = 10_000
-# Of each partition, this much is looked at to tell how large its rows are.
-SAMPLE_BYTES = 64 << 10
+# Of fewer rows than these, one task reads all, however large they are: to ask for their size costs as much.
+SAMPLED_ROWS_MIN = 8
 TAKEN_OVER = "GroupTakenOver"
 
 _log = logging.getLogger(__name__)
@@ -73,15 +71,10 @@ class QueuePartition(InputPartition):
         self.ranges = ranges
 
 
-def _plan(ranges: Sequence[Range], options: SourceOptions) -> list[InputPartition]:
-    tasks = plan_tasks(
-        ranges,
-        tasks_min=options.tasks_min,
-        tasks_max=options.tasks_max,
-        task_rows_max=options.task_rows_max,
-        task_rows_good=TASK_ROWS_GOOD,
-    )
-    return [QueuePartition(task) for task in tasks]
+def _plan(ranges: Sequence[Range], options: SourceOptions, sizes: RowSizes) -> list[InputPartition]:
+    is_worth_it = sum(one.rows for one in ranges) >= SAMPLED_ROWS_MIN and options.tasks.tasks_max > 1
+    row_bytes = sizes.of(ranges) if is_worth_it else {}
+    return [QueuePartition(task) for task in plan_tasks(ranges, row_bytes, options.tasks)]
 
 
 def _read(partition: InputPartition, options: SourceOptions, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -110,9 +103,9 @@ class BatchReader(DataSourceReader):
             since: Offsets = {}
             if self._wanted.since_ms is not None:
                 since = logs.resolve(AtTimestamp(self._wanted.since_ms), found, latest_if_no_later=True)
-        start, end = self._wanted.narrowed(start, end, since, found)
-        ranges = plan_ranges(start, end, found, fails_on_data_loss=options.fails_on_data_loss)
-        return _plan(ranges, options)
+            start, end = self._wanted.narrowed(start, end, since, found)
+            ranges = plan_ranges(start, end, found, fails_on_data_loss=options.fails_on_data_loss)
+            return _plan(ranges, options, RowSizes(client, logs.archive, self._schema, options.fetch_format))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema)
@@ -200,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun, ended = parse_offsets(start), parse_offsets(end)
         found = self._driver().describe()
         ranges = plan_ranges(begun, ended, found, fails_on_data_loss=self._options.fails_on_data_loss)
-        return _plan(ranges, self._options)
+        return _plan(ranges, self._options, self._sizes())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema)
@@ -253,37 +246,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _row_bytes(self, taken: Offsets, begun: Offsets, logs: Mapping[str, Log]) -> dict[str, float]:
         """Return the size of an average row of each partition, by a look at the first ones that come."""
-        assert self._client is not None, "the driver has asked before"
-        sizes: dict[str, float] = {}
+        ranges = []
         for key, rows in taken.items():
-            sizes[key] = 1.0
-            if rows:
-                queue_id, _, number = key.partition("/")
-                bounds = logs[queue_id].partitions[int(number)]
-                first = max(begun[key], bounds.earliest)
-                if first < bounds.live:
-                    sizes[key] = self._archived_row_bytes(queue_id, int(number), first)
-                    continue
-                fetched = self._client.fetch(
-                    logs[queue_id].url,
-                    int(number),
-                    first,
-                    max(first + 1, begun[key] + rows),
-                    bytes_max=SAMPLE_BYTES,
-                    columns=columns_to_fetch(self._schema),
-                    form=self._options.fetch_format,
-                )
-                sizes[key] = max(1.0, len(fetched.body) / max(1, fetched.next_offset - first))
-        return sizes
+            queue_id, _, number = key.partition("/")
+            log, bounds = logs[queue_id], logs[queue_id].partitions[int(number)]
+            first = max(begun[key], bounds.earliest)
+            end = max(first, begun[key] + rows)
+            ranges.append(Range(log.url, queue_id, int(number), first, end, bounds.live))
+        # Where nothing is told, a batch is small rather than too large.
+        return self._sizes().of(ranges) or dict.fromkeys(taken, float(SAMPLE_BYTES))
 
-    def _archived_row_bytes(self, queue_id: str, partition: int, offset: int) -> float:
-        archive = None if self._logs is None else self._logs.archive
-        stretch = None if archive is None else archive.find(queue_id, partition, offset)
-        return (
-            1.0
-            if archive is None or stretch is None
-            else archive.row_bytes(stretch, columns_to_fetch(self._schema))
-        )
+    def _sizes(self) -> RowSizes:
+        logs = self._driver()
+        assert self._client is not None, "the driver's logs have a client"
+        return RowSizes(self._client, logs.archive, self._schema, self._options.fetch_format)
 
     def _report(self, begun: Offsets, logs: Mapping[str, Log]) -> None:
         """Tell the consumer group what is consumed, and before each batch ask whether it is still this query's.

@@ -33,7 +33,7 @@ from pyspark_quaymaster.errors import (
     RequestRefused,
 )
 from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, arrow_schema, conform
-from pyspark_quaymaster.source import BatchReader, StreamReader
+from pyspark_quaymaster.source import BatchReader, QueuePartition, StreamReader
 
 from .fake_server import START_MS, FakeServer, Refusal, fake_server
 
@@ -100,6 +100,50 @@ def test_a_batch_reads_every_message_once_and_in_order(server: FakeServer) -> No
     assert read_batch(batch(server, fetchBytes="10000", maxRecordsPerPartition="999")) == rows_of(
         3_000, 0, 1, 7_000
     )
+
+
+def test_few_large_messages_are_read_by_several_tasks(server: FakeServer) -> None:
+    log = server.make("orders", 0, 0)
+    log.partitions = [[b"x" * 100_000] * 30, [b"x" * 100_000] * 50]
+    whole = {"maxTasks": "4"}
+
+    tasks = list(batch(server, **whole).partitions())
+    assert [sum(one.rows for one in task.ranges) for task in tasks if isinstance(task, QueuePartition)] == [
+        *[20] * 4
+    ]
+    # One small look at each partition.
+    looks = [fields for action, fields in server.calls if action == "FetchMessages"]
+    assert sorted(fields["Partition"] for fields in looks) == [0, 1]
+    assert {fields["MaxBytes"] for fields in looks} == {64 << 10}
+    # Only the columns that are read count.
+    assert len(list(batch(server, StructType([SCHEMA["offset"]]), **whole).partitions())) == 1
+    assert len(list(batch(server, bytesPerTask="1000000").partitions())) == 9
+    reader = stream(server, **whole)
+    start = reader.initialOffset()
+    assert len(list(reader.partitions(start, reader.latestOffset(start, ALL)))) == 4
+
+
+def test_a_handful_of_messages_is_read_without_a_look_at_their_size(server: FakeServer) -> None:
+    server.make("orders", 3, 4)
+
+    assert len(list(batch(server).partitions())) == 1
+    assert "FetchMessages" not in {action for action, _ in server.calls}
+
+
+def test_messages_whose_size_cannot_be_told_are_planned_by_their_number(server: FakeServer) -> None:
+    server.make("orders", 20_000)
+
+    def trimmed(action: str, fields: dict[str, Any]) -> None:
+        if action == "FetchMessages":
+            raise Refusal(400, "OffsetOutOfRange")
+
+    server.before = trimmed
+
+    assert len(list(batch(server, maxTasks="4").partitions())) == 2
+    reader = stream(server, maxBytesPerTrigger="1000000")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert sum(end.values()) - sum(start.values()) == 1_000_000 // (64 << 10)
 
 
 def test_an_empty_log_gives_no_rows(server: FakeServer) -> None:
