@@ -1,7 +1,8 @@
 """Quaymaster for Spark: log-retained queues as a data source and sink, `format("quaymaster")`.
 
 Spark finds `DefaultSource` by this package's name; nothing needs to be registered. It needs the package on the driver
-and in the Python of every executor (`pip install quaymaster[spark]`).
+and in the Python of every executor (`pip install quaymaster[spark]`). To import it before the session is made lets
+Spark use this Python for its workers, where nothing names another.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_quaymaster.environment import use_this_python
 from pyspark_quaymaster.options import includes_headers, parse_sink_options, parse_source_options
 from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, check_schema
 from pyspark_quaymaster.sink.writers import BatchWriter, StreamWriter
 from pyspark_quaymaster.source import BatchReader, FilteringReader, StreamReader
+
+use_this_python()
 
 __all__ = ["SCHEMA", "DefaultSource"]
 
