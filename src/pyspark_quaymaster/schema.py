@@ -65,7 +65,9 @@ def check_schema(schema: StructType, *, with_headers: bool = False) -> None:
         field.name: field.dataType for field in (SCHEMA_WITH_HEADERS if with_headers else SCHEMA)
     }
     if not schema.fields:
-        raise OptionIsInvalid(f"a schema without columns; there are {', '.join(types)}")
+        raise OptionIsInvalid(
+            f"a schema without columns; to count, read offset alone; there are {', '.join(types)}"
+        )
     for field in schema:
         there = types.get(field.name)
         if there is None:
