@@ -1,4 +1,6 @@
-"""How far streams are behind their logs, as Prometheus metrics of the driver.
+"""How far streams are behind their logs, by their progress, and as Prometheus metrics of the driver.
+
+    messages_behind(query.lastProgress)             # {"81985529216486895/0": 120}, by queue id and partition
 
     from prometheus_client import start_http_server
 
@@ -24,6 +26,7 @@ from pyspark.sql.streaming.listener import (
     QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
+    StreamingQueryProgress,
 )
 from pyspark.sql.types import StructType
 
@@ -130,6 +133,19 @@ class LagListener(StreamingQueryListener):
             return None
         sent_s = batch.column("timestamp")[0].as_py().timestamp()
         return len(bodies.body) / max(1, bodies.next_offset - first), max(0.0, time.time() - sent_s)
+
+
+def messages_behind(progress: StreamingQueryProgress | None) -> dict[str, int]:
+    """Return how many messages a query had yet to read after a batch, by "<queue id>/<partition>".
+
+    Nothing before its first batch (None), and nothing for other sources.
+    """
+    sources = [] if progress is None else progress.sources
+    return {
+        key: messages
+        for source in sources
+        for key, messages in lag_of(source.endOffset, source.latestOffset).items()
+    }
 
 
 def lag_of(end: str, latest: str) -> dict[str, int]:
