@@ -48,7 +48,6 @@ def test_columns_are_chosen_by_schema(spark: SparkSession, fake: FakeServer) -> 
     assert {tuple(f["Columns"]) for action, f in fake.calls if action == "FetchMessages"} == {("offset",)}
 
 
-@pytest.mark.parametrize("is_pushed", ["true", "false"])
 def test_messages_are_counted_without_their_bodies(spark: SparkSession, fake: FakeServer) -> None:
     fake.make("orders", 100)
 
@@ -67,6 +66,7 @@ def test_without_a_schema_spark_asks_for_all_columns_though_it_only_counts(
     assert columns == {tuple(SCHEMA.fieldNames())}
 
 
+@pytest.mark.parametrize("is_pushed", ["true", "false"])
 def test_a_filter_gives_the_same_rows_whether_spark_offers_it_to_sources_or_not(
     spark: SparkSession, fake: FakeServer, is_pushed: str
 ) -> None:
@@ -118,11 +118,72 @@ def test_a_queue_can_be_a_view_in_sql(spark: SparkSession, fake: FakeServer) -> 
     options = ", ".join(f"{name} '{value}'" for name, value in {**fake.options, "queue": "orders"}.items())
 
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING quaymaster OPTIONS ({options})")
-
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW counted (offset BIGINT) USING quaymaster OPTIONS ({options})"
     )
+
     assert spark.sql("SELECT max(offset) FROM orders WHERE partition = 0").first() == (9,)
+    fake.calls.clear()
+    assert spark.sql("SELECT count(*) FROM counted").first() == (10,)
+    assert {tuple(f["Columns"]) for action, f in fake.calls if action == "FetchMessages"} == {("offset",)}
+
+
+INSERTS = [
+    ("", "(value, key) SELECT CAST('b' AS BINARY), 'k'"),
+    ("", "(key, value) SELECT 'k', CAST('b' AS BINARY)"),
+    ("", "BY NAME SELECT 'k' AS key, CAST('b' AS BINARY) AS value"),
+    ("(value STRING, key STRING, delay_seconds INT)", "(key, value) VALUES ('k', 'b')"),
+    ("(value STRING, key STRING)", "BY NAME SELECT 'k' AS key, 'b' AS value"),
+    ("(value STRING, key STRING)", "SELECT 'b', 'k'"),
+]
+
+
+@pytest.mark.parametrize(("columns", "insert"), INSERTS)
+def test_rows_are_inserted_into_a_view_by_the_names_of_its_columns(
+    spark: SparkSession, fake: FakeServer, columns: str, insert: str
+) -> None:
+    fake.ordinary.add("bills")
+    make_view(spark, fake, columns)
+
+    spark.sql(f"INSERT INTO bills {insert}")
+
+    (entry,) = fake.sent["bills"]
+    assert {name: entry[name] for name in entry.keys() - {"Id"}} == {
+        "MessageBody": "b",
+        "MessageGroupId": "k",
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "statement", "complaint"),
+    [
+        (
+            "",
+            "INSERT INTO bills (value, offset) SELECT CAST('b' AS BINARY), 7",
+            "column offset is what the queue gives",
+        ),
+        ("", "INSERT INTO bills (value) SELECT 'b'", 'Cannot safely cast `value` "STRING" to "BINARY"'),
+        ("", "INSERT INTO bills SELECT 'b'", "INSERT_COLUMN_ARITY_MISMATCH"),
+        ("", "INSERT INTO bills (key) SELECT 'k'", "a row's value is null"),
+        ("(value STRING, price INT)", "INSERT INTO bills SELECT 'b', 7", "column 'price' cannot be sent"),
+        ("(value STRING)", "INSERT OVERWRITE bills SELECT 'b'", "cannot be overwritten"),
+    ],
+)
+def test_an_insert_that_cannot_be_sent_says_what_can(
+    spark: SparkSession, fake: FakeServer, columns: str, statement: str, complaint: str
+) -> None:
+    fake.ordinary.add("bills")
+    make_view(spark, fake, columns)
+
+    with pytest.raises(Exception, match=complaint):
+        spark.sql(statement)
+
+    assert fake.sent == {}
+
+
+def make_view(spark: SparkSession, fake: FakeServer, columns: str) -> None:
+    options = ", ".join(f"{name} '{value}'" for name, value in {**fake.options, "queue": "bills"}.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW bills {columns} USING quaymaster OPTIONS ({options})")
 
 
 def test_a_stream_reads_all_messages_once_over_restarts(

@@ -197,6 +197,18 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
         writer(server, columns, **options)
 
 
+def test_all_columns_of_the_source_can_be_written_if_those_of_the_queue_are_null(server: FakeServer) -> None:
+    made = writer(server, SCHEMA, queue="bills")
+
+    made.write(rows(SCHEMA, {"value": b"b", "key": "k"}))
+
+    assert [entry["MessageBody"] for entry in server.sent["bills"]] == ["b"]
+    with pytest.raises(OptionIsInvalid, match="column message_id is what the queue gives"):
+        made.write(rows(SCHEMA, {"value": b"b"}, {"value": b"c", "message_id": "m"}))
+    with pytest.raises(OptionIsInvalid, match="'partition' cannot be sent"):
+        DefaultSource({**server.options, "queue": "bills"}).streamWriter(SCHEMA, overwrite=False)
+
+
 def test_a_stream_has_other_options_than_a_batch(server: FakeServer) -> None:
     columns = StructType([VALUE])
 

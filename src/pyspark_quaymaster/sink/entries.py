@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+# Columns of the source that a message has once it is in a queue.
+QUEUES_OWN = ("partition", "offset", "timestamp", "message_id", "sender_id", "system_attributes", "md5_body")
+
+
 class MessageIsRefused(QuaymasterError):
     """The server did not take a message, and would not take it later either."""
 
@@ -28,10 +32,16 @@ class OutgoingRow(NamedTuple):
 def rows_of(iterator: Iterator[pa.RecordBatch]) -> Iterator[OutgoingRow]:
     """Yield the rows of some batches as messages.
 
-    Raises OptionIsInvalid for a row that is no message: without a body, with one that is no text, or with an attribute
-    without a type.
+    Raises OptionIsInvalid for a row that is no message: without a body, with one that is no text, with an attribute
+    without a type, or with what only a message in a queue has.
     """
     for batch in iterator:
+        for name in QUEUES_OWN:
+            if name in batch.schema.names and batch.column(name).null_count < batch.num_rows:
+                raise OptionIsInvalid(
+                    f"column {name} is what the queue gives a message, and a row has a value in it: name the columns "
+                    "to send, as in select('value', 'key') or INSERT INTO view (value, key)"
+                )
         columns = [
             batch.column(name).to_pylist() if name in batch.schema.names else repeat(None)
             for name in ("queue", "value", "key", "dedup_id", "attributes", "delay_seconds")

@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 from pyspark_quaymaster.client import TransactionKey
 from pyspark_quaymaster.errors import OptionIsInvalid
 from pyspark_quaymaster.options import SinkOptions
-from pyspark_quaymaster.schema import ATTRIBUTE_TYPE
+from pyspark_quaymaster.schema import ATTRIBUTE_TYPE, SCHEMA
 from pyspark_quaymaster.sink import staging
-from pyspark_quaymaster.sink.entries import rows_of
+from pyspark_quaymaster.sink.entries import QUEUES_OWN, rows_of
 from pyspark_quaymaster.sink.sending import send_rows
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionIsInvalid("a queue cannot be overwritten: use mode append")
-        check_sink_schema(schema, options)
+            raise OptionIsInvalid("a queue cannot be overwritten: use mode append, or INSERT INTO")
+        check_sink_schema(schema, options, is_batch=True)
         self._options = options
         # Made once on the driver: attempts of a task share it, so that they repeat the same deduplication ids.
         self._name = uuid.uuid4().hex
@@ -117,11 +117,18 @@ class BatchWriter(DataSourceArrowWriter):
         staging.abort(messages, self._options)
 
 
-def check_sink_schema(schema: StructType, options: SinkOptions) -> None:
-    """Return when rows of a schema can be sent; raises OptionIsInvalid naming the column and its types."""
+def check_sink_schema(schema: StructType, options: SinkOptions, *, is_batch: bool = False) -> None:
+    """Return when rows of a schema can be sent; raises OptionIsInvalid naming the column and its types.
+
+    A batch may have all columns of the source: that is what INSERT INTO a view gives, with null in those that the
+    statement does not name. `rows_of` refuses rows with more than that.
+    """
     fields = {field.name: field.dataType for field in schema}
+    is_view = is_batch and fields.keys() >= set(SCHEMA.fieldNames())
     for name, kind in fields.items():
         kinds = _COLUMNS.get(name)
+        if kinds is None and is_view and name in QUEUES_OWN:
+            continue
         if kinds is None:
             raise OptionIsInvalid(f"column {name!r} cannot be sent; select some of {', '.join(_COLUMNS)}")
         # Whether there are nulls inside does not matter here.
