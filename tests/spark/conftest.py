@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What every Spark of these tests finds, in this process and in those it starts."""
-    os.environ["PYSPARK_PYTHON"] = early_worker.program(tmp_path_factory.mktemp("python"))
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    program = early_worker.program(tmp_path_factory.mktemp("python"))
+    # Where both are set, the JVM of a driver takes the second for all workers of data sources.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = program
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 
