@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Mapping
 
 PYTHON = "PYSPARK_PYTHON"
-# PYSPARK_DRIVER_PYTHON wins on the driver. With a gateway, spark-submit or a notebook has started the JVM and chosen.
+# For data sources Spark prefers PYSPARK_DRIVER_PYTHON, also in tasks. With a gateway, spark-submit or a notebook has
+# started the JVM and chosen.
 _CHOSEN_BY = (PYTHON, "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT")
 
 
