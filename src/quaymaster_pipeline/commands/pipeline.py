@@ -18,6 +18,7 @@ from quaymaster.cli.connection import data_directory
 from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands.broker_counts import count_brokers
+from quaymaster_pipeline.commands.tables import tables as list_tables
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.commands.warehouse import (
@@ -183,6 +184,9 @@ def status(
         (name, f"{table['rows']} rows, {table['files']} files") for name, table in found["tables"].items()
     ]
     print_table(("WHAT", "VALUE"), lines)
+
+
+app.command("tables")(list_tables)
 
 
 @dataclass(frozen=True, kw_only=True)

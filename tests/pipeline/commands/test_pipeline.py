@@ -60,7 +60,9 @@ def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "command", [("usage",), ("pipeline", "status"), ("billing", "accounts")], ids=" ".join
+    "command",
+    [("usage",), ("pipeline", "status"), ("pipeline", "tables"), ("billing", "accounts")],
+    ids=" ".join,
 )
 def test_a_process_that_only_shows_tables_imports_no_pandas_and_shows_the_same(
     run: Run, tmp_path: Path, command: tuple[str, ...]
