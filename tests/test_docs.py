@@ -46,7 +46,7 @@ SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 TABLES = all_specs()
 NOT_SETTINGS = {
     "pyspark_quaymaster",
-    "register_views",
+    *("register_views", "open_tables", "to_pyarrow_dataset", "to_pandas", "scan_delta"),
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id"),

@@ -1,9 +1,10 @@
-"""Every table of the warehouse, for its readers: a list of them, and views of them in Spark.
+"""Every table of the warehouse, for its readers: a list of them, and all of them open in Arrow or in Spark.
 
     Warehouse ──list_tables──▶ name, place, version, rows, and the line that opens it in Python
-              ──register_views──▶ gold.usage_hourly as the temporary view `usage_hourly`
+              ──open_tables──▶ gold.usage_hourly as the Arrow dataset `usage_hourly`, for DuckDB, Polars, pandas
+              ──register_views──▶ the same as a temporary view of Spark
 
-A view has the rows of the version that the table had when the view was registered. Spark reads the Parquet files of a
+A dataset or view has the rows of the version that the table had when it was opened. Spark reads the Parquet files of a
 directory itself: only the columns and dates that a query needs. It has no library for object stores here, so its Python
 workers read the files of one, with all columns.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.dataset
 
 from quaymaster_pipeline.archive.tables import LEDGER, MESSAGES
 from quaymaster_pipeline.audit.audit import ANCHORS, HOLDS
@@ -90,8 +92,50 @@ def _opening(uri: str, *, is_local: bool) -> str:
 
 
 def view_name(spec: TableSpec) -> str:
-    """Return what a table's view is called: the name without its layer, as temporary views have no schema."""
+    """Return what a table is called in SQL: the name without its layer, as temporary views have no schema."""
     return spec.name.partition(".")[2]
+
+
+def open_tables(
+    warehouse_uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return each table of a warehouse as a `pyarrow.dataset.Dataset`, by the name that it has in SQL.
+
+    Tables that have not been written yet are empty. A dataset keeps its version; a second call gives the newest one.
+
+    `DeltaTable.to_pyarrow_dataset` is not used: deltalake 1.6 takes a column without statistics, as all texts are, for
+    one without values. A filter by such a column would give no rows.
+
+    Raises:
+        BrokenTable: the log of a table cannot be read.
+        StoreFails: the object store refuses.
+    """
+    warehouse = _warehouse(warehouse_uri, storage_options)
+    return {view_name(spec): _dataset(warehouse, spec) for spec in ALL_TABLES}
+
+
+def _warehouse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Warehouse:
+    text = os.fspath(uri)
+    return Warehouse(text if "://" in text else os.path.abspath(text), storage_options)
+
+
+def _dataset(warehouse: Warehouse, spec: TableSpec) -> Any:
+    table = warehouse.table(spec)
+    files = table.files()
+    parquet = pyarrow.dataset.ParquetFileFormat()
+    filesystem = table.place.filesystem() if files else None
+    fragments = [
+        parquet.make_fragment(file.path, filesystem, _date_of_file(spec, file.partition_value))
+        for file in files
+    ]
+    return pyarrow.dataset.FileSystemDataset(fragments, spec.schema, parquet, filesystem)
+
+
+def _date_of_file(spec: TableSpec, value: str | None) -> Any:
+    """Return what is true of all rows of a file, from which Arrow knows its date, and which files a query needs."""
+    if spec.partition_column is None:
+        return None
+    return pyarrow.dataset.field(spec.partition_column) == _date(value)
 
 
 def register_views(
@@ -113,8 +157,7 @@ def register_views(
         BrokenTable: the log of a table cannot be read.
         StoreFails: the object store refuses.
     """
-    uri = os.fspath(warehouse_uri)
-    warehouse = Warehouse(uri if "://" in uri else os.path.abspath(uri), storage_options)
+    warehouse = _warehouse(warehouse_uri, storage_options)
     for spec in ALL_TABLES:
         _frame(spark, warehouse, spec).createOrReplaceTempView(view_name(spec))
     return sorted(map(view_name, ALL_TABLES))
@@ -153,5 +196,9 @@ def _reading(place: TablePlace, spec: TableSpec) -> Any:
 def _with_partition(spec: TableSpec, rows: Any, value: str | None) -> Any:
     if spec.partition_column is None:
         return rows
-    date = pa.array([datetime.date.fromisoformat(value or "")] * rows.num_rows, pa.date32())
-    return rows.append_column(spec.schema.field(spec.partition_column), date).select(spec.schema.names)
+    dates = pa.repeat(_date(value), rows.num_rows)
+    return rows.append_column(spec.schema.field(spec.partition_column), dates).select(spec.schema.names)
+
+
+def _date(value: str | None) -> Any:
+    return pa.scalar(datetime.date.fromisoformat(value or ""), pa.date32())
