@@ -103,8 +103,7 @@ def open_tables(
 
     Tables that have not been written yet are empty. A dataset keeps its version; a second call gives the newest one.
 
-    `DeltaTable.to_pyarrow_dataset` is not used: deltalake 1.6 takes a column without statistics, as all texts are, for
-    one without values. A filter by such a column would give no rows.
+    Other than `DeltaTable.to_pyarrow_dataset` it gives columns that older files lack, as null.
 
     Raises:
         BrokenTable: the log of a table cannot be read.

@@ -13,10 +13,10 @@ from harness.usage_blocks import FrontEnd
 from pyspark.sql import SparkSession
 
 from quaymaster_pipeline.catalog import ALL_TABLES, register_views, view_name
-from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, REQUEST_EVENTS, USAGE_DAILY, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
-COMPARED = (REQUEST_EVENTS, AUDIT_EVENTS, USAGE_HOURLY, USAGE_DAILY)
+COMPARED = (USAGE_EVENTS, AUDIT_EVENTS, USAGE_HOURLY, USAGE_DAILY)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_views_of_an_object_store_have_the_same_rows_without_a_java_library(
 
         register_views(spark, "s3://usage/warehouse", store.storage_options)
 
-        for spec in (REQUEST_EVENTS, USAGE_HOURLY):
+        for spec in (USAGE_EVENTS, USAGE_HOURLY):
             rows = rows_by_spark(spark, warehouse.table(spec))
             assert rows.num_rows > 0
             assert rows_of(rows) == rows_of(warehouse.table(spec).read())

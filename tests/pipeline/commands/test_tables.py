@@ -20,8 +20,8 @@ def test_all_tables_are_listed_with_rows_and_the_line_that_opens_them(run: Run, 
 
     assert [one["table"] for one in as_json] == list(all_specs())
     assert tuple(as_json[0]) == ("table", "version", "rows", "files", "bytes", "uri", "python")
-    place = site.root / "bronze/request_events"
-    assert f'bronze.request_events\t1\t30\t1\tDeltaTable("{place}")' in lines
+    place = site.root / "bronze/blocks"
+    assert f'bronze.blocks\t1\t1\t1\tDeltaTable("{place}")' in lines
     assert "ops.dim_queue\t-\t0\t0\t-" in lines
     assert len(lines) == len(as_json)
 
