@@ -313,6 +313,9 @@ class Settings(BaseSettings):
     usage: bool = Field(True, json_schema_extra=USAGE_COMMON)
     """Record every request and keep the [records](../internals/usage.md) in the queue `quaymaster-usage` of account
     000000000000, for usage, billing and audit."""
+    usage_client: Literal["network", "full", "none"] = Field("network", json_schema_extra=USAGE)
+    """What records say of the client of a data action: its network (/24, /48) and its agent's product; address and
+    agent in full; or nothing. Management actions always have both in full."""
     usage_sync_ms: Annotated[int, Field(ge=10)] = Field(1_000, json_schema_extra=USAGE)
     """How often records are written and fsynced; a crash loses those of about this time."""
     usage_heartbeat_s: Count = Field(60, json_schema_extra=USAGE)

@@ -144,7 +144,7 @@ def make_usage_feed(settings: Settings, data: Path, *, node: str) -> UsageFeed:
     )
     return UsageFeed(
         spool,
-        UsageRecorder(now_us=_now_us),
+        UsageRecorder(now_us=_now_us, client_detail=settings.usage_client),
         sync_s=settings.usage_sync_ms / 1000,
         heartbeat_s=settings.usage_heartbeat_s,
         abandon_s=settings.usage_abandon_s,

@@ -20,6 +20,7 @@ from quaymaster.frontend.usage.recorder import ASKED_NAMES_MAX, REFUSED_KINDS_MA
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE
+from quaymaster.protocol.usage.client_details import ClientDetail
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
 from quaymaster.protocol.usage.usage_records import UsageRecord
 
@@ -72,7 +73,7 @@ async def test_a_send_is_recorded_with_who_asked_what_of_which_queue() -> None:
         answer = await service.client.json(
             "SendMessage",
             {"QueueUrl": url("orders"), "MessageBody": "grün", "MessageAttributes": attributes},
-            {"user-agent": "Test/1.0"},
+            {"user-agent": "Test/1.0 os/linux"},
         )
 
         (record,) = records_of(usage)
@@ -81,7 +82,7 @@ async def test_a_send_is_recorded_with_who_asked_what_of_which_queue() -> None:
         assert record.request_id == answer.headers["x-amzn-requestid"]
         assert (record.account_id, record.access_key_id) == (ACCOUNT, key.access_key_id)
         assert record.principal_id == key.principal_id
-        assert (record.source_ip, record.user_agent, record.protocol) == ("127.0.0.1", "Test/1.0", "json")
+        assert (record.source_ip, record.user_agent, record.protocol) == ("127.0.0.0/24", "Test/1.0", "json")
         assert (record.action, record.category, record.read_only) == ("SendMessage", "data", False)
         assert (record.queue_id, record.queue_name, record.queue_type) == (
             queue.queue_id,
@@ -257,6 +258,30 @@ async def test_requests_of_unknown_clients_are_one_record_for_each_kind_of_refus
         )
         assert (first.category, first.read_only) == ("management", True)
         assert first.response_bytes == 50 * len(unsigned.body)
+
+
+CLIENTS: dict[ClientDetail, tuple[str, str]] = {
+    "network": ("127.0.0.0/24", "Test/1.0"),
+    "full": ("127.0.0.1", "Test/1.0 os/linux"),
+    "none": ("", ""),
+}
+
+
+@on_a_loop
+async def test_how_much_is_said_of_a_client_is_a_setting_and_all_of_it_for_management_actions() -> None:
+    agent = {"user-agent": "Test/1.0 os/linux"}
+    for detail, client in CLIENTS.items():
+        usage = recorder(client_detail=detail)
+        async with serving_recorded(usage) as service:
+            await service.add_queue("orders")
+            message = {"QueueUrl": url("orders"), "MessageBody": "m"}
+            await service.client.json("SendMessage", message, agent)
+            await service.client.json("CreateQueue", {"QueueName": "more"}, agent)
+
+            sent, created = records_of(usage)
+
+            assert (sent.source_ip, sent.user_agent) == client
+            assert (created.source_ip, created.user_agent) == ("127.0.0.1", "Test/1.0 os/linux")
 
 
 def test_what_was_refused_is_recorded_once_a_minute_and_at_last() -> None:

@@ -42,6 +42,7 @@ from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
+from quaymaster.protocol.usage.client_details import ClientDetail, client_of
 from quaymaster.protocol.usage.dropped_records import DroppedCount, add_dropped
 from quaymaster.protocol.usage.usage_records import Category, Change, UsageContext
 
@@ -147,10 +148,12 @@ class UsageRecorder:
         now_us: Callable[[], int],
         monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
         rows_max: int = ROWS_MAX,
+        client_detail: ClientDetail = "network",
     ) -> None:
         self._now_us = now_us
         self._monotonic_ms = monotonic_ms
         self._rows_max = rows_max
+        self._client_detail = client_detail
         self._rows_to_write = min(ROWS_TO_WRITE, rows_max)
         self._cells: list[Any] = []
         self._count = 0
@@ -367,16 +370,20 @@ class UsageRecorder:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
         is_json, status, code = key[8:]
         number = self._numbers[key] = len(self._contexts)
+        agent = (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1")
+        category = category_of(action)
+        if category == "data":
+            peer, agent = client_of(self._client_detail, peer, agent)
         self._contexts.append(
             UsageContext(
                 account_id,
                 principal_id,
                 access_key_id,
                 peer,
-                (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1"),
+                agent,
                 is_json if isinstance(is_json, str) else "json" if is_json else "query",
                 action,
-                category_of(action),
+                category,
                 action in _READ_ONLY,
                 queue_id,
                 queue_name,
