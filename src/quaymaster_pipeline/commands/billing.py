@@ -66,7 +66,10 @@ class InvoiceOptions:
     month: Annotated[str, typer.Option("--month", help="Which month, as 2026-11.", metavar="MONTH")]
     data: options.Data = None
     account: Annotated[
-        str | None, typer.Option("--account", help="Only this account's; otherwise all.", metavar="ID")
+        list[str] | None,
+        typer.Option(
+            "--account", help="Only this account's, or these accounts'; otherwise all.", metavar="ID"
+        ),
     ] = None
     final: Annotated[
         bool,
@@ -105,7 +108,8 @@ def invoice(given: InvoiceOptions) -> None:
         raise WrongUsage("--format pdf needs --out DIR.")
     if given.out is not None and given.format_ is None:
         raise WrongUsage("--out needs --format json, csv or pdf.")
-    check_account(given.account)
+    for account_id in given.account or ():
+        check_account(account_id)
     period = _month(given.month)
     tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
     store = BillingStore(tables)
@@ -130,7 +134,8 @@ def invoice(given: InvoiceOptions) -> None:
 
 
 def _make(billing: Billing, month: Month, given: InvoiceOptions) -> list[Made]:
-    accounts = [given.account] if given.account else billing.accounts(month)
+    # In the order asked for, each once.
+    accounts = list(dict.fromkeys(given.account)) if given.account else billing.accounts(month)
     if given.final:
         return billing.close(month, accounts)
     made: list[Made] = []

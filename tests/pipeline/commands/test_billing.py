@@ -254,6 +254,20 @@ def test_the_price_book_is_shown_as_it_can_be_set(
     assert "example" in table.err
 
 
+def test_several_accounts_are_invoiced_at_once_each_once(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+    words = ("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+
+    both = run(*words, "--account", TWO, "--account", ONE, "--account", TWO)
+    wrong = run(*words, "--account", ONE, "--account", "999")
+
+    assert [made["account_id"] for made in both.json] == [TWO, ONE]
+    assert {made["account_id"]: made["billed_requests"] for made in both.json} == {
+        account: billed(one)[account] for account in (ONE, TWO)
+    }
+    assert (wrong.code, wrong.out) == (2, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
