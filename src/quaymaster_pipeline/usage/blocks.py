@@ -100,6 +100,7 @@ def block_rows(found: Sequence[ReadBlock], batch: BatchFacts) -> Any:
         "seal_reason": texts(lambda header: header.seal.reason if header.seal else None),
         "damage": pa.array([one.damage for one in found], pa.string()),
         "content": pa.array([one.content for one in found], pa.binary()),
+        "content_bytes": pa.array([len(one.content) for one in found], pa.int64()),
     }
     return pa.table([columns[name] for name in _BLOCKS.names], schema=_BLOCKS)
 

@@ -60,13 +60,16 @@ class Unreadable(NamedTuple):
 
 
 def open_blocks(blocks: Any) -> tuple[list[Opened], list[Unreadable]]:
-    """Return the blocks of rows of bronze.blocks that have requests, and those of which they cannot be read."""
+    """Return the blocks of rows of bronze.blocks that have requests, and those of which they cannot be read.
+
+    Blocks whose content has expired are in neither.
+    """
     opened: list[Opened] = []
     unreadable: list[Unreadable] = []
     names = ("log_partition", "log_offset", "batch_id", "rows", "content")
     columns = (blocks.column(name).to_pylist() for name in names)
     for at, (*origin, rows, content) in enumerate(zip(*columns, strict=True)):
-        if rows:
+        if rows and content is not None:
             try:
                 opened.append(Opened(open_block(content), Origin(*origin)))
             except CorruptBlock as error:
@@ -77,6 +80,8 @@ def open_blocks(blocks: Any) -> tuple[list[Opened], list[Unreadable]]:
 def changes_of(blocks: Any) -> Iterator[Any]:
     """Yield the management actions among the requests of rows of bronze.blocks. Those that cannot be read have none."""
     for at, content in enumerate(blocks.column("content").to_pylist()):
+        if content is None:  # it has expired
+            continue
         try:
             _, packed, _ = split_block(content)
         except CorruptBlock:

@@ -188,7 +188,7 @@ def silver_work(
 
 _TAKEN: Final = [
     *("log_partition", "log_offset", "batch_id", "taken_time", "closed_until", "damage", "content"),
-    *("front_end", "epoch", "seq_lo", "seq_hi", *MEASURES),
+    *("content_bytes", "front_end", "epoch", "seq_lo", "seq_hi", *MEASURES),
 ]
 
 
@@ -282,6 +282,9 @@ def _times_of(blocks: Any) -> tuple[int, int]:
 
 
 _REUSED = "another row has the same front end, incarnation and sequence, and other content"
+_EXPIRED = (
+    "a block with the same front end, incarnation and sequence came before, and its content has expired"
+)
 
 
 def _take_overlaps(output: _Output, blocks: Any, marked: Marked) -> None:
@@ -297,20 +300,33 @@ def _take_overlaps(output: _Output, blocks: Any, marked: Marked) -> None:
     # Of these batches themselves, what is neither marked came first.
     before = pc.and_(meets, pc.invert(pc.or_(is_mine, marked.are("duplicate", blocks))))
     seen: dict[int, Any] = {}
-    for row in request_rows(open_blocks(blocks.filter(before))[0]).select(_CONTENT).to_pylist():
+    earlier = blocks.filter(before)
+    for row in request_rows(open_blocks(earlier)[0]).select(_CONTENT).to_pylist():
         seen.setdefault(row["sequence"], row)
+    expired = earlier.filter(pc.equal(earlier.column("content_bytes"), 0))
+    for low, high in zip(*(expired.column(name).to_pylist() for name in ("seq_lo", "seq_hi")), strict=True):
+        for sequence in range(low, high):
+            seen.setdefault(sequence, _EXPIRED)
     for of_batch in _by_batch(mine):
         now_us, closed_until_us = _times_of(of_batch)
         rows = output.open(of_batch)
-        places: dict[str, list[int]] = {"fresh": [], "same": [], "other": []}
+        fresh: list[int] = []
+        same: list[int] = []
+        other: dict[str, list[int]] = {_REUSED: [], _EXPIRED: []}
         for at, row in enumerate(rows.select(_CONTENT).to_pylist()):
             first = seen.setdefault(row["sequence"], row)
-            places["fresh" if first is row else "same" if first == row else "other"].append(at)
-        fresh, same, other = (rows.take(pa.array(found, pa.int64())) for found in places.values())
-        output.take(fresh, now_us, closed_until_us)
-        output.counts.update(_counted("duplicates", same))
-        output.counts.update(_counted("quarantine", other))
-        output.write(QUARANTINE, quarantine_rows(other, "identity", _REUSED, now_us))
+            if first is row:
+                fresh.append(at)
+            elif first == row:
+                same.append(at)
+            else:
+                other[_EXPIRED if first is _EXPIRED else _REUSED].append(at)
+        output.take(rows.take(pa.array(fresh, pa.int64())), now_us, closed_until_us)
+        output.counts.update(_counted("duplicates", rows.take(pa.array(same, pa.int64()))))
+        for reason, places in other.items():
+            odd = rows.take(pa.array(places, pa.int64()))
+            output.counts.update(_counted("quarantine", odd))
+            output.write(QUARANTINE, quarantine_rows(odd, "identity", reason, now_us))
 
 
 def _heads_of_answer(text: str) -> Heads:

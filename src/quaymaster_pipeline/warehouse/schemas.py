@@ -107,17 +107,18 @@ BLOCKS = TableSpec(
             *_fields(pa.int64(), "seal_epoch", "seal_end"),
             *_fields(pa.string(), "seal_reason", "damage"),
             pa.field("content", pa.binary()),
+            pa.field("content_bytes", pa.int64()),
             pa.field("ingest_date", pa.date32()),
         ]
     ),
     "ingest_date",
-    bounded=("batch_id", "log_offset", "epoch"),
+    bounded=("batch_id", "log_offset", "epoch", "content_bytes"),
     stored_as_is=("content",),
 )
 """Every block of the usage queue, also those that came twice: its header (sequences from seq_lo up to seq_hi, rows and
 control totals), and all of its bytes. `taken_time` is the time of its batch, which rules go by; `closed_until` the time
 before which nothing was missing when the batch was taken. A block that could not be read has a `damage` and no header.
-Only appended to."""
+After some time the `content` expires: it is null then, and `content_bytes` 0 (`jobs/expiry`)."""
 
 BLOCK_MARKS = TableSpec(
     "ops.block_marks",
