@@ -21,8 +21,10 @@ from quaymaster.protocol.usage.usage_blocks import block_text
 from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.usage.bronze import SPLIT_BYTES
 from quaymaster_pipeline.usage.feed import BlockSource, FeedChanged, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
+from quaymaster_pipeline.warehouse.schemas import BLOCKS
 
 from .fake_server import FakeServer
 
@@ -63,6 +65,27 @@ def test_the_usage_queue_is_read_to_its_end_and_no_further_than_once(
     fake.make("quaymaster-usage", 0, 0)
     with pytest.raises(FeedChanged, match="quaymaster-usage"):
         run(site, workers, feed)
+
+
+def test_a_batch_of_the_usage_queue_is_divided_over_all_cores(
+    spark: SparkSession, fake: FakeServer, tmp_path: Path
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a", step_us=1_000)
+    log = fake.make("quaymaster-usage", 0)
+    log.partitions[0] += [block_text(one.block(4_096)).encode() for _ in range(40)]
+    assert sum(map(len, log.partitions[0])) > SPLIT_BYTES * 4 // 3  # they are base64
+    warehouse = site.warehouse
+    workers = SparkWorkers(spark)
+
+    with warehouse.writing():
+        feed = QueueFeed(fake.endpoint, fake.url("quaymaster-usage"))
+        batches = Pipeline(workers, warehouse, feed, clock=lambda: NOW).catch_up().batches
+
+    assert [(batch.layer, batch.rows) for batch in batches[:2]] == [("bronze", 163_840), ("silver", 163_840)]
+    assert workers.cores > 1
+    assert batches[0].tasks == batches[1].tasks == workers.cores
+    assert len(site.warehouse.table(BLOCKS).files()) == workers.cores
+    assert site.usage() == expected_usage(one)
 
 
 class KilledOnce:

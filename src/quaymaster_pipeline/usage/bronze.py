@@ -72,8 +72,8 @@ SPLIT_BYTES: Final = 4 << 20
 """From here on a batch is worth all cores."""
 GROUP_BYTES: Final = 8 << 20
 """About how much of a file is read at a time by the next layer."""
-BLOCK_BYTES_GUESSED: Final = 64 << 10
-"""How large a block is, before any was seen."""
+BLOCK_BYTES_GUESSED: Final = 256 << 10
+"""How large a block is, before any was seen: as large as they get, so that no task has too many."""
 COVERAGE_BATCHES: Final = 64
 COVERAGE_S: Final = 600
 """After so many batches, or seconds, ops.coverage is written again: a start reads the headers of what came since."""
