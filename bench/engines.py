@@ -216,19 +216,24 @@ def check(found: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
     """The pipeline's backfill: its tasks, its merge."""
-    from quaymaster_pipeline.usage import gold, silver
+    from quaymaster_pipeline.usage.gold import HOUR_KEYS, HOURLY
+    from quaymaster_pipeline.usage.partial_sums import WrittenSums, summing_work
     from quaymaster_pipeline.usage.tasks import SparkWorkers
     from quaymaster_pipeline.warehouse.session import spark_session
+    from quaymaster_pipeline.warehouse.sums import add_up_files
+    from quaymaster_pipeline.warehouse.tables import Warehouse
 
-    work = silver.usage_work(TablePlace(str(paths[0].parent), {}), 0, 1 << 62)
+    source, name = TablePlace(str(paths[0].parent), {}), HOURLY.spec.name
     with (
         tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder,
         spark_session(master, directory=Path(folder), driver_memory=PIPELINE["spark.driver.memory"]) as spark,
     ):
-        workers = SparkWorkers(spark)
+        workers, table = SparkWorkers(spark), Warehouse(Path(folder, "warehouse")).table(HOURLY.spec)
+        work = summing_work(source, {name: table.place}, "bench", 0, 1 << 62)
 
         def run(question: str) -> Digest:
-            sums = gold.merge_usage(workers.over([path.name for path in paths], work).tables("usage"))
+            written = WrittenSums.of(workers.over([path.name for path in paths], work)).files[name]
+            sums = add_up_files(table, written, HOUR_KEYS, HOURLY.spec.file_schema.names)
             return lambda: digest(sums)
 
         yield run

@@ -19,8 +19,9 @@ from pyspark.sql import SparkSession
 
 from quaymaster.protocol.usage.usage_blocks import block_text
 from quaymaster_pipeline.checks.reconciliation import compare_rows
+from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.jobs import Pipeline
-from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import SPLIT_BYTES
 from quaymaster_pipeline.usage.feed import BlockSource, FeedChanged, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
@@ -59,7 +60,7 @@ def test_the_usage_queue_is_read_to_its_end_and_no_further_than_once(
     assert site.usage() == expected_usage(one, two)
     with site.warehouse.writing():
         assert backfill(workers, site.warehouse, 0, 1 << 62).replaced == ()
-        compact(workers, site.warehouse, keep_hours=0)
+        compact(workers, site.warehouse, NOW, keep_hours=0)
     assert site.usage() == expected_usage(one, two)
     assert [compared.difference for compared in compare_rows(site.warehouse)] == [0] * 5
     fake.make("quaymaster-usage", 0, 0)

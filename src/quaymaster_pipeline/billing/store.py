@@ -35,7 +35,9 @@ from quaymaster_pipeline.billing.tables import (
     MONTH_COLUMN,
     PRICE_BOOK,
 )
+from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
+from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 Result = TypeVar("Result")
@@ -167,26 +169,36 @@ class BillingStore:
         ]
 
     def _usage_of(self, month: Month) -> _ByAccount:
-        return self._read_month(USAGE_HOURLY, month, "account_id", ["account_id", *_USAGE_COLUMNS])
+        def read() -> Any:
+            keys = ["account_id", *(name for name in _USAGE_COLUMNS if name != "billed_requests")]
+            files = self._files_of(USAGE_HOURLY, month)
+            return add_up_files(
+                self._warehouse.table(USAGE_HOURLY), files, keys, ["account_id", *_USAGE_COLUMNS]
+            )
+
+        return self._read_month(USAGE_HOURLY, month, "account_id", read)
 
     def _read_month(
-        self, spec: TableSpec, month: Month, account_column: str, names: Sequence[str] | None = None
+        self, spec: TableSpec, month: Month, account_column: str, read: Callable[[], Any]
     ) -> _ByAccount:
-        """Return the rows of a month of a table that is partitioned by days or months."""
+        """Return what is read of a month of a table; once, as long as the table does not change."""
         version = self._warehouse.table(spec).version
         key = spec.name, month
         known = self._reads.get(key)
         if known is None or known[0] != version:
             if len(self._reads) >= CACHED_READS_MAX:
                 self._reads.clear()
-            known = version, _ByAccount(self._rows_of(spec, month, names), account_column)
+            known = version, _ByAccount(read(), account_column)
             self._reads[key] = known
         return known[1]
 
     def _rows_of(self, spec: TableSpec, month: Month, names: Sequence[str] | None) -> Any:
-        table, prefix = self._warehouse.table(spec), f"{month}-"
-        files = [file for file in table.files() if (file.partition_value or "").startswith(prefix)]
-        return table.read(names, files=files)
+        return self._warehouse.table(spec).read(names, files=self._files_of(spec, month))
+
+    def _files_of(self, spec: TableSpec, month: Month) -> list[DataFile]:
+        """Return the files of a month of a table that is partitioned by days or months."""
+        files = self._warehouse.table(spec).files()
+        return [file for file in files if (file.partition_value or "").startswith(f"{month}-")]
 
     def _keep(self, what: Any, specs: Sequence[TableSpec], read: Callable[[], Result]) -> Result:
         """Return what is read of these tables; once, as long as none of them changes."""
@@ -351,9 +363,10 @@ class BillingStore:
 
     def _lines(self, spec: TableSpec, month: Month, account_id: str) -> list[dict[str, Any]]:
         """Return lines in the order in which they were written."""
-        found: list[dict[str, Any]] = (
-            self._read_month(spec, month, "BillingAccountId", _LINE_COLUMNS).rows_of(account_id).to_pylist()
+        lines = self._read_month(
+            spec, month, "BillingAccountId", partial(self._rows_of, spec, month, _LINE_COLUMNS)
         )
+        found: list[dict[str, Any]] = lines.rows_of(account_id).to_pylist()
         return found
 
     def _replace_month(

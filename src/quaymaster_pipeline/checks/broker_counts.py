@@ -31,6 +31,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_EVENTS,
     USAGE_HOURLY,
 )
+from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse, within
 from quaymaster_pipeline.warehouse.times import bound_of_time, time_of_us, us_of_time
 
@@ -119,7 +120,8 @@ class UsageByTime:
     def __init__(self, warehouse: Warehouse) -> None:
         self._warehouse = warehouse
         names = ["hour", "queue_sk", "action", "messages", "duplicates", "errors_5xx"]
-        self._hourly = _of_queues(warehouse.table(USAGE_HOURLY).read(names))
+        hourly = warehouse.table(USAGE_HOURLY)
+        self._hourly = _of_queues(add_up_files(hourly, hourly.files(), names[:3], names))
         self._known: dict[int, dict[int, UsageAt]] = {}
         self._ever = _sums(self._hourly.select(_COUNTED))
 

@@ -28,6 +28,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     TableSpec,
 )
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
+from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import text_of_time
 
@@ -78,7 +79,7 @@ def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerCo
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     quarantine = warehouse.table(QUARANTINE).read(["block_row"])
     counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
-    hourly = warehouse.table(USAGE_HOURLY).read()
+    hourly = _gold_rows(warehouse, USAGE_HOURLY, "hour", "account_id")
     compared = _compared(of_blocks, counted, of_silver, gold.control_totals(hourly))
     return compared + _hours_that_differ(warehouse, hourly, steps)
 
@@ -118,10 +119,10 @@ def compare_sums(warehouse: Warehouse) -> list[LayerComparison]:
     hourly, daily, latencies = (warehouse.table(spec) for spec in (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY))
     if len({table.last_batch(gold.APP) for table in (hourly, daily, latencies)}) > 1:
         return []
-    hours = hourly.read()
+    hours = _gold_rows(warehouse, USAGE_HOURLY, "usage_date", "account_id", "hour", "action")
     of_days, of_hours = (
         {group: Counter(gold.control_totals(rows)) for group, rows in _groups(table, "usage_date")}
-        for table in (daily.read(), hours)
+        for table in (_gold_rows(warehouse, USAGE_DAILY, "usage_date", "account_id"), hours)
     )
     found = []
     for day, account in sorted(of_days.keys() | of_hours.keys()):
@@ -136,6 +137,13 @@ def compare_sums(warehouse: Warehouse) -> list[LayerComparison]:
         here, there = (Counter(rows=groups[hour, action]) for groups in (requests, counted))
         found += _that_differ(scope, here, there)
     return found
+
+
+def _gold_rows(warehouse: Warehouse, spec: TableSpec, *keys: str) -> Any:
+    """Return the rows of a table of usage, added up by these columns, with what control totals need."""
+    table = warehouse.table(spec)
+    sums = ("requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
+    return add_up_files(table, table.files(), keys, [*keys, *sums])
 
 
 def _requests_by_action(rows: Any) -> Counter[tuple[datetime.datetime, str]]:

@@ -10,8 +10,8 @@ from quaymaster.cli.failures import CommandFailed, CommandRefused
 from quaymaster_pipeline.warehouse.errors import (
     BrokenTable,
     CommitConflict,
-    LayersDiffer,
     StoreFails,
+    SumsDiffer,
     WarehouseFull,
     why_no_room,
 )
@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 def tell(error: Exception) -> CommandFailed | None:
     """Say what an exception means, if it is of tables, of the disk that they are on, or of the store that has them."""
     match error:
-        case BrokenTable() | LayersDiffer() | StoreFails() | WarehouseFull():
+        case BrokenTable() | StoreFails() | SumsDiffer() | WarehouseFull():
             return CommandRefused(f"{error}.")
         case CommitConflict():
             return CommandRefused(f"{error}. What was done stays so; stop the other one, and run it again.")

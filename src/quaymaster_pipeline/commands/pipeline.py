@@ -30,12 +30,12 @@ from quaymaster_pipeline.commands.warehouse import (
     open_warehouse,
     write_metrics_of,
 )
-from quaymaster_pipeline.warehouse.errors import LayersDiffer, telling_full_disk
+from quaymaster_pipeline.warehouse.errors import SumsDiffer, telling_full_disk
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import Compared
     from quaymaster_pipeline.checks.reconciliation import LayerComparison
-    from quaymaster_pipeline.jobs.jobs import Pipeline
+    from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
     from quaymaster_pipeline.jobs.upkeep import Compacted
     from quaymaster_pipeline.usage.feed import BlockSource
     from quaymaster_pipeline.usage.tasks import SparkWorkers
@@ -49,6 +49,8 @@ SPARK_DIRECTORY = "spark"
 INTERVAL_S = 15.0
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
+MERGE_EVERY_BATCHES = 16
+"""How often partial sums are merged while there is more to take: a backlog may be of days."""
 STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
 
@@ -107,7 +109,13 @@ def run(given: PipelineRunOptions) -> None:
         while True:
             try:
                 report = _catch_up(
-                    pipeline, tables, feed, directory, quiet=given.as_json, counts_brokers=given.files is None
+                    pipeline,
+                    workers,
+                    tables,
+                    feed,
+                    directory,
+                    quiet=given.as_json,
+                    counts_brokers=given.files is None,
                 )
             except NoServer as error:
                 if given.once:
@@ -118,13 +126,14 @@ def run(given: PipelineRunOptions) -> None:
                 feed = _feed(directory, given.files)
                 pipeline = Pipeline(workers, tables, feed)
                 continue
-            except LayersDiffer as error:
+            except SumsDiffer as error:
                 if given.once:
                     raise
                 # Blocks are in bronze, so that the queue may let go of them; nothing is billed until this is mended.
                 note(f"{error}. Blocks are taken all the same; trying again.")
                 time.sleep(given.interval)
                 continue
+            _keep_up(workers, tables)
             if given.once:
                 break
             if report["batches"]:
@@ -301,7 +310,7 @@ class BackfillOptions:
 def backfill(given: BackfillOptions) -> None:
     """Sum up hours from the events again, and days, and replace wrong rows. A second run changes nothing."""
     need_tables()
-    from quaymaster_pipeline.jobs.upkeep import backfill as sum_up
+    from quaymaster_pipeline.jobs.backfill import backfill as sum_up
 
     first_us = hour_us(given.since, "--since", 0)
     end_us = hour_us(given.until, "--until", 1 << 62)
@@ -344,7 +353,7 @@ def compact(
     with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
         with progress_bar("Compacting: files and tables", quiet=as_json) as bar:
             watch = bar.show if bar.is_shown else None
-            done = compact_tables(workers, tables, keep_hours=keep_hours, watch=watch)
+            done = compact_tables(workers, tables, _now(), keep_hours=keep_hours, watch=watch)
         _delete_old_files_of_others(tables, keep_hours)
         done += _compact_ledger(tables, keep_hours)
     if as_json:
@@ -452,8 +461,30 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
         return None
 
 
+def _keep_up(workers: SparkWorkers, tables: Warehouse) -> None:
+    """Do what is due of merging and compacting, and once a day delete old files."""
+    from quaymaster_pipeline.jobs.upkeep import KEEP_HOURS, end_day, keep_up
+
+    with _giving_way():
+        keep_up(workers, tables, _now())
+        if end_day(tables, _now()):
+            _delete_old_files_of_others(tables, KEEP_HOURS)
+
+
+@contextlib.contextmanager
+def _giving_way() -> Iterator[None]:
+    """Leave files as they are where another process was first, or one cannot be read: batches need no upkeep."""
+    from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
+
+    try:
+        yield
+    except (BrokenTable, CommitConflict) as error:
+        note(f"{error}. Its files stay as they are until the next time.")
+
+
 def _catch_up(
     pipeline: Pipeline,
+    workers: SparkWorkers,
     tables: Warehouse,
     feed: BlockSource,
     directory: Path,
@@ -471,12 +502,19 @@ def _catch_up(
     )
     from quaymaster_pipeline.checks.reconciliation import write_look
     from quaymaster_pipeline.checks.status import METRICS_FILE, pipeline_metrics, read_status
+    from quaymaster_pipeline.jobs.merge import merge_sums
+
+    def on_batch(done: Summary) -> None:
+        bar.update(done.blocks)
+        if done.taken % MERGE_EVERY_BATCHES == 0:
+            with _giving_way():
+                merge_sums(workers, tables, _now(), ends_periods=False)
 
     started_s = time.monotonic()
     with _reading(feed):
         behind = pipeline.lag_blocks()
         with progress_bar("blocks", total=behind, quiet=quiet) as bar:
-            summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
+            summary = pipeline.catch_up(on_batch)
         lag = pipeline.lag_blocks()
     write_look(tables, _now())
     if counts_brokers:

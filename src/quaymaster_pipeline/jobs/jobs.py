@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quaymaster_pipeline.usage import bronze, gold, latency, silver
+from quaymaster_pipeline.usage import bronze, gold, partial_sums, silver
 from quaymaster_pipeline.usage.bronze import CoverageKeeper
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
-from quaymaster_pipeline.usage.silver import Sums
 from quaymaster_pipeline.usage.tasks import Workers
-from quaymaster_pipeline.warehouse.errors import LayersDiffer
-from quaymaster_pipeline.warehouse.schemas import LATENCY_HOURLY, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
+from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 
@@ -103,7 +102,7 @@ class Pipeline:
 
         Raises:
             FeedChanged, FeedIncomplete, NewerBlocks: see `bronze.take_batch`.
-            LayersDiffer: a layer has a mistake; bronze took what there was, first.
+            SumsDiffer: a layer has a mistake; bronze took what there was, first.
         """
         summary = Summary()
         # First: whoever was killed left a batch that only bronze has.
@@ -138,36 +137,31 @@ class Pipeline:
         summary.batches.append(watch.batch(bronze.APP, taken.batch_id, taken.tasks, taken.totals["rows"]))
         return True
 
-    def refine(self, summary: Summary) -> LayersDiffer | None:
+    def refine(self, summary: Summary) -> SumsDiffer | None:
         """Bring what bronze has into the tables that do not have it; return what was wrong with it, if anything."""
         # What a killed run left in silver alone: gold has all batches of silver before silver takes more.
-        self._sum_up(summary, None)
+        self._complete_gold(summary)
         watch = _Stopwatch()
         try:
             refined = silver.refine_batches(self._workers, self._warehouse)
-        except LayersDiffer as error:
+        except SumsDiffer as error:
             return error
         if refined is not None:
             rows = refined.rows.get("usage.rows", 0)
             summary.batches.append(watch.batch(silver.APP, refined.batch_id, refined.tasks, rows))
-            self._sum_up(summary, refined.sums)
+            watch = _Stopwatch()
+            # Silver's tasks wrote the sums of what they wrote.
+            partial_sums.commit_batch(self._warehouse, refined.batch_id, refined.sums)
+            summary.batches.append(watch.batch(gold.APP, refined.batch_id, 0, refined.sums.rows))
         return None
 
-    def _sum_up(self, summary: Summary, sums: Sums | None) -> None:
-        """Add to gold what silver has and gold has not: `sums`, if silver's tasks have just made them."""
-        warehouse, watch, tasks = self._warehouse, _Stopwatch(), 0
-        batch_id = warehouse.table(USAGE_EVENTS).last_batch(silver.APP)
-        had = min(warehouse.table(spec).last_batch(gold.APP) for spec in (USAGE_HOURLY, LATENCY_HOURLY))
-        if had < batch_id:
-            if sums is None:
-                sums = silver.sums_of_batches(self._workers, warehouse, had + 1, batch_id)
-            gold.add_batch(warehouse, batch_id, sums.usage)
-            latency.add_batch(warehouse, batch_id, sums.latency)
-        elif warehouse.table(USAGE_DAILY).last_batch(gold.APP) >= batch_id:
-            return
-        gold.add_days(warehouse, batch_id)
-        rows = 0 if sums is None else sums.usage.num_rows
-        summary.batches.append(watch.batch(gold.APP, batch_id, tasks, rows))
+    def _complete_gold(self, summary: Summary) -> None:
+        """Add to gold what silver has and gold has not."""
+        batch_id = self._warehouse.table(USAGE_EVENTS).last_batch(silver.APP)
+        watch = _Stopwatch()
+        completed = partial_sums.complete(self._workers, self._warehouse, batch_id)
+        if completed is not None:
+            summary.batches.append(watch.batch(gold.APP, batch_id, completed.tasks, completed.rows))
 
     def _commit_positions(self) -> None:
         """Tell the feed how far all tables are. Only after a look at it: it may have turned out to be another one."""

@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,12 +26,11 @@ from quaymaster_pipeline.usage.bronze import (
     files_of_batches,
     in_batches,
 )
-from quaymaster_pipeline.usage.gold import USED, merge_usage, partial_usage
-from quaymaster_pipeline.usage.latency import merge_latency, partial_latency
+from quaymaster_pipeline.usage.partial_sums import SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import DAY_US, Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.sequences import IncarnationId
-from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
     FileWriter,
@@ -39,7 +38,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     read_file,
     read_row_groups,
 )
-from quaymaster_pipeline.warehouse.errors import LayersDiffer
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCK_MARKS,
@@ -49,7 +48,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_EVENTS,
     TableSpec,
 )
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 from quaymaster_pipeline.warehouse.times import us_of_time
 
 APP = "silver"
@@ -69,28 +68,22 @@ class Refined:
 
     batch_id: int
     tasks: int
-    sums: Sums
+    sums: WrittenSums
     rows: dict[str, int]
-
-
-class Sums(NamedTuple):
-    """What gold takes of a batch: usage by hour, and counts of latencies."""
-
-    usage: Any
-    latency: Any
 
 
 def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     """Commit the batches of bronze that silver does not have to its tables; None when it has all.
 
     Raises:
-        LayersDiffer: what came out is not what went in; nothing is committed.
+        SumsDiffer: what came out is not what went in; nothing is committed.
     """
     blocks, usage = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
     first, last = usage.last_batch(APP) + 1, blocks.last_batch(BRONZE)
     if last < first:
         return None
-    places = {spec.name: warehouse.place(spec) for spec in SILVER_TABLES}
+    specs = (*SILVER_TABLES, *(sums.spec for sums in SUM_TABLES))
+    places = {spec.name: warehouse.place(spec) for spec in specs}
     marks = warehouse.table(BLOCK_MARKS)
     marked = Marked(marks.place, [file.path for file in files_of_batches(marks, first, last)], first, last)
     overlapping = marked.overlapping()
@@ -99,7 +92,8 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     answers = workers.over([*items, *(json.dumps(list(owner)) for owner in overlapping)], work)
     counts = answers.counts("counts")
     heads = newest_heads(_heads_of_answer(text) for text in answers.texts(HEADS))
-    _check(counts, usage.note(APP).get("totals", {}), blocks.note(BRONZE).get("headers", {}))
+    sums = WrittenSums.of(answers)
+    _check(counts, usage.note(APP).get("totals", {}), blocks.note(BRONZE).get("headers", {}), sums.totals)
     # usage_events is last: when it has the batch, all of silver has.
     for spec in (QUARANTINE, AUDIT_EVENTS, USAGE_EVENTS):
         table = warehouse.table(spec)
@@ -107,29 +101,28 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
         totals.update(counts)
         note = {"totals": dict(totals), HEADS: newest_heads([heads_in(table), heads])}
         table.commit(APP, last, answers.files(spec.name), note=note)
-    sums = Sums(merge_usage(answers.tables("usage")), merge_latency(answers.tables("latency")))
     return Refined(last, answers.tasks, sums, dict(counts))
 
 
-def _check(counts: Mapping[str, int], before: Mapping[str, int], headers: Mapping[str, int]) -> None:
-    """Raise LayersDiffer unless each request that headers count went somewhere, and only one way."""
+def _check(
+    counts: Mapping[str, int], before: Mapping[str, int], headers: Mapping[str, int], sums: Mapping[str, int]
+) -> None:
+    """Raise SumsDiffer unless each request that headers count went somewhere, and only one way, and sums have it."""
     for measure in MEASURES:
+        used = counts.get(f"usage.{measure}", 0)
+        if sums.get(measure, 0) != used:
+            raise SumsDiffer(
+                f"gold would have {sums.get(measure, 0)} {measure} of {used} in the rows of this batch: nothing was "
+                "committed to it, nor to silver"
+            )
         went = sum(counts.get(f"{way}.{measure}", 0) for way in ("usage", "quarantine", "duplicates"))
         came = counts.get(f"blocks.{measure}", 0)
         all_came = came + before.get(f"blocks.{measure}", 0)
         if went != came or all_came != headers.get(measure, 0):
-            raise LayersDiffer(
+            raise SumsDiffer(
                 f"silver would have {went} {measure} of {came} in the blocks of this batch, and {all_came} of "
                 f"{headers.get(measure, 0)} in all: nothing was committed to it"
             )
-
-
-def sums_of_batches(workers: Workers, warehouse: Warehouse, first: int, last: int) -> Sums:
-    """Return the sums of batches that silver has, both included: what `Refined.sums` was."""
-    table = warehouse.table(USAGE_EVENTS)
-    paths = [file.path for file in files_of_batches(table, first, last)]
-    answers = workers.over(paths, usage_work(table.place, first, last))
-    return Sums(merge_usage(answers.tables("usage")), merge_latency(answers.tables("latency")))
 
 
 class Marked:
@@ -201,8 +194,7 @@ class _Output:
         self._prefix = prefix
         self._stack = stack
         self._writers: dict[tuple[str, str], FileWriter] = {}
-        self._sums: list[Any] = []
-        self._latencies: list[Any] = []
+        self._sums = PartialSums(places, prefix.rpartition("-")[2])
         self._heads: Heads = {}
 
     def take(self, rows: Any, now_us: int, closed_until_us: int) -> None:
@@ -210,8 +202,7 @@ class _Output:
         silver = refine(rows, now_us=now_us, closed_until_us=closed_until_us)
         self.counts.update(_counts_of(rows, silver))
         self._heads = newest_heads([self._heads, heads_of(silver.audit)])
-        self._sums.append(partial_usage(silver.usage))
-        self._latencies.append(partial_latency(silver.usage))
+        self._sums.add(silver.usage)
         for spec, table in zip(SILVER_TABLES, silver, strict=True):
             self.write(spec, table)
 
@@ -242,8 +233,7 @@ class _Output:
         for name, file in written:
             yield from answer_files(name, [file])
         yield answer_counts("counts", self.counts)
-        yield answer_table("usage", merge_usage(self._sums))
-        yield answer_table("latency", merge_latency(self._latencies))
+        yield from self._sums.write().answers()
         yield answer(HEADS, json.dumps(self._heads).encode())
 
 
@@ -355,28 +345,6 @@ def newest_heads(found: Iterable[Heads]) -> Heads:
         for name, head in heads.items():
             newest[name] = max(newest.get(name, head), head)
     return newest
-
-
-def usage_work(
-    source: TablePlace, first_batch: int, last_batch: int, hours_us: tuple[int, int] | None = None
-) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does to sum up a file of usage_events: batches inclusive, hours half open."""
-
-    def work(path: str) -> Iterator[Any]:
-        parts, latencies = [], []
-        for rows in read_row_groups(source, USAGE_EVENTS, path, ["batch_id", *USED]):
-            batches = rows.column("batch_id")
-            mask = within(batches, first_batch, last_batch + 1)
-            if hours_us is not None:
-                hours = rows.column("hour").cast(pa.int64())
-                mask = pc.and_(mask, within(hours, *hours_us))
-            mine = rows.filter(mask)
-            parts.append(partial_usage(mine))
-            latencies.append(partial_latency(mine))
-        yield answer_table("usage", merge_usage(parts))
-        yield answer_table("latency", merge_latency(latencies))
-
-    return work
 
 
 def control_totals_of_usage(rows: Any) -> dict[str, int]:

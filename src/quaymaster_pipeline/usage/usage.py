@@ -1,10 +1,12 @@
-"""Usage as people and programs ask for it: lines of gold, read without Spark."""
+"""Usage as people and programs ask for it: lines of gold, added up, read without Spark."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from quaymaster_pipeline.usage.gold import HOUR_KEYS
 from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
+from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import text_of_time
 
@@ -33,8 +35,14 @@ def read_usage(
 ) -> list[UsageLine]:
     """Return lines by hour, account, queue and action. `since` and `until` are hours as in the lines, half open."""
     table = warehouse.table(USAGE_HOURLY)
-    names = ["hour", "account_id", "queue_name", "action", "requests", "messages", "bytes", "chunks"]
-    rows = table.read([*names, "errors_4xx", "errors_5xx"])
+    # ISO 8601 is in the order of the times, whatever follows the seconds.
+    files = [
+        file
+        for file in table.files()
+        if (since is None or file.bounds["hour"][1] >= since.rstrip("Z"))
+        and (until is None or file.bounds["hour"][0] < until)
+    ]
+    rows = add_up_files(table, files, HOUR_KEYS, [*HOUR_KEYS, "queue_name", *_SUMS])
     lines = []
     for row in rows.to_pylist():
         line = _line(row)
@@ -47,6 +55,9 @@ def read_usage(
         if wanted:
             lines.append(line)
     return sorted(lines, key=lambda line: (line.hour, line.account, line.queue, line.action))
+
+
+_SUMS: Final = ("requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
 
 
 def _line(row: dict[str, Any]) -> UsageLine:

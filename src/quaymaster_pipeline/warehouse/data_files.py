@@ -12,7 +12,7 @@ import datetime
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,8 @@ from quaymaster_pipeline.warehouse.schemas import SUMMED_UP, TableSpec
 from quaymaster_pipeline.warehouse.times import bound_of_time
 
 ROW_GROUP_ROWS = 131_072
+ROW_GROUP_BYTES = 64 << 20
+"""Of rows in memory: what is read together must fit there."""
 UNIQUE_TEXTS = frozenset(
     {"event_id", "request_id", "request_params", "response_elements", "request_parameters"}
 )
@@ -45,6 +47,11 @@ class DataFile:
     bounds: Mapping[str, tuple[Any, Any]]
     nulls: Mapping[str, int] = field(default_factory=dict)
     """How many values of the columns with bounds are null."""
+
+    def may_have(self, column: str, low: Any, high: Any) -> bool:
+        """Return whether it may have rows with values of a column from `low` up to `high`, both included."""
+        first, last = self.bounds[column]
+        return bool(first <= high and low <= last)
 
     @property
     def stats(self) -> str:
@@ -140,7 +147,7 @@ class FileWriter:
                 self._discard()
                 raise
         self._waiting: list[Any] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +162,8 @@ class FileWriter:
         """Add the rows of a `pyarrow.Table` with exactly the columns of a data file."""
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
-        if self._waiting_rows >= ROW_GROUP_ROWS:
+        self._waiting_bytes += table.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write_row_group()
 
     def end_row_group(self) -> None:
@@ -182,7 +190,7 @@ class FileWriter:
             self._waiting = []
             return
         table = pa.concat_tables(self._waiting)
-        self._waiting, self._waiting_rows = [], 0
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         with writing_to(self._place.uri):
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows += table.num_rows
@@ -269,14 +277,39 @@ def read_row_groups(
         there = set(file.schema_arrow.names)
         names = [name for name in schema.names if name in there]
         for at in range(file.num_row_groups):
-            found = file.read_row_group(at, columns=names)
-            arrays = [
-                found.column(field.name).cast(field.type)
-                if field.name in there
-                else pa.nulls(found.num_rows, field.type)
-                for field in schema
-            ]
-            yield pa.table(arrays, schema=schema)
+            yield _with_columns(file.read_row_group(at, columns=names), schema, there)
+
+
+def read_batches(
+    place: TablePlace, spec: TableSpec, path: str, columns: Sequence[str], rows: int
+) -> Iterator[Any]:
+    """Yield the rows of a data file, at most so many at a time.
+
+    Raises:
+        BrokenTable: the file is gone, or is none.
+    """
+    schema = _wanted(spec, columns)
+    with (
+        _telling_broken_file(spec, path),
+        telling_store(place.uri),
+        place.filesystem().open_input_file(path) as source,
+    ):
+        file = pq.ParquetFile(source)
+        there = set(file.schema_arrow.names)
+        names = [name for name in schema.names if name in there]
+        for batch in file.iter_batches(rows, columns=names):
+            yield _with_columns(pa.Table.from_batches([batch]), schema, there)
+
+
+def _with_columns(found: Any, schema: Any, there: Collection[str]) -> Any:
+    """Return rows with the columns of a schema; those that the file does not have are null."""
+    arrays = [
+        found.column(field.name).cast(field.type)
+        if field.name in there
+        else pa.nulls(found.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(arrays, schema=schema)
 
 
 @contextlib.contextmanager

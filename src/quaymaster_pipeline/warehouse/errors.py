@@ -22,12 +22,12 @@ class StoreFails(Exception):
     """An object store cannot be reached, or refuses what was asked. Of the tables in it that says nothing."""
 
 
-class LayersDiffer(Exception):
-    """What a job made does not add up to what it was made of; nothing was committed."""
-
-
 class CommitConflict(Exception):
     """Another process committed to a table meanwhile, so nothing was committed here."""
+
+
+class SumsDiffer(Exception):
+    """What a job made does not add up to what it was made of, so nothing was committed. The message names the table."""
 
 
 class WarehouseFull(Exception):

@@ -249,8 +249,8 @@ _USAGE_COUNTS = _fields(
         "errors_4xx",
         "errors_5xx",
     ),
-    *("bytes_in", "bytes_out", "latency_us_sum", "latency_us_max", "source_rows", "revision"),
-    "duplicates",
+    *("bytes_in", "bytes_out", "latency_us_sum", "latency_us_max", "source_rows"),
+    *("first_batch", "last_batch", "duplicates"),
 )
 _USAGE_KEYS = [
     *_fields(pa.string(), "region", "account_id"),
@@ -262,17 +262,20 @@ USAGE_HOURLY = TableSpec(
     "gold.usage_hourly",
     pa.schema([pa.field("hour", TIME), *_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
     "usage_date",
+    bounded=("hour", "first_batch", "last_batch"),
 )
-"""What was used in an hour, by account, queue, action. `revision` grows each time that the hour's rows were replaced.
-`chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that named no queue have `queue_sk` 0
-and an empty `queue_name`; those that found none go by the name that was asked for, with a `queue_sk` below 0."""
+"""What was used in an hour, by account, queue, action: partial sums of the batches from `first_batch` to `last_batch`,
+which readers add up. `chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that named no queue have
+`queue_sk` 0 and an empty `queue_name`; those that found none go by the name that was asked for, with a `queue_sk` below
+0."""
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",
     pa.schema([*_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
     "usage_date",
+    bounded=("first_batch", "last_batch"),
 )
-"""The sums of `gold.usage_hourly` by day."""
+"""The same by day."""
 
 LATENCY_HOURLY = TableSpec(
     "gold.latency_hourly",
@@ -280,13 +283,15 @@ LATENCY_HOURLY = TableSpec(
         [
             pa.field("hour", TIME),
             *_fields(pa.string(), "region", "action", "queue_type"),
-            *_fields(pa.int64(), "below_us", "requests"),
+            *_fields(pa.int64(), "below_us", "requests", "first_batch", "last_batch"),
             pa.field("usage_date", pa.date32()),
         ]
     ),
     "usage_date",
+    bounded=("hour", "first_batch", "last_batch"),
 )
-"""How many requests took less than `below_us` microseconds, a power of two, and at least half of it."""
+"""How many requests took less than `below_us` microseconds, a power of two, and at least half of it; partial sums as in
+`gold.usage_hourly`."""
 
 RECONCILIATION = TableSpec(
     "ops.reconciliation",
@@ -342,7 +347,7 @@ TABLES = (
 )
 
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
-"""Tables that are sums of others, and can be made anew."""
+"""Tables of partial sums: of others, so they can be made again."""
 
 _OPS = [
     *((action.usage_op, action.name) for action in (UNKNOWN_ACTION, *ACTIONS.values())),

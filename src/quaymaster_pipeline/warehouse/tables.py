@@ -101,14 +101,21 @@ class Table:
         note: dict[str, Any] = self._notes().get(app, {})
         return note
 
-    def files(self) -> list[DataFile]:
-        """Return the files of this version."""
+    def file_lines(self) -> Any:
+        """Return what the log says of the files of this version, a row each: to choose from without Python objects.
+
+        Columns are `path`, `size_bytes`, `num_records`, `partition.<column>`, `min.<column>`, `max.<column>`; none when
+        there is no table.
+        """
         if self._delta is None:
-            return []
-        found = []
+            return pa.table({})
         with self._telling_broken_log():
-            actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
-        for action in actions:
+            return pa.table(self._delta.get_add_actions(flatten=True))
+
+    def files(self, lines: Any = None) -> list[DataFile]:
+        """Return the files of this version, or those of these rows of `file_lines`."""
+        found = []
+        for action in (self.file_lines() if lines is None else lines).to_pylist():
             lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
             bounds = {
                 name: (_plain(low), _plain(action[f"max.{name}"]))
@@ -158,13 +165,15 @@ class Table:
         removes: Iterable[DataFile] = (),
         note: Mapping[str, Any] | None = None,
         shared_notes: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Mapping[str, int]] | None = None,
         changes_data: bool = True,
         is_alone: bool = False,
         follows: int | None = None,
     ) -> bool:
         """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
 
-        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it fails
+        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `counts` are added to
+        the numbers of such notes, as they are in the version before: others may add to them, too. `is_alone`: it fails
         when anybody committed since this table was last looked at; else only when that was the same job, or it took
         a file that is removed here. `follows`: nothing is done either unless this is the job's last batch.
 
@@ -183,7 +192,8 @@ class Table:
         adds, removes = list(adds), list(removes)
         for _ in range(1 if is_alone else COMMIT_TRIES):
             try:
-                self._commit_next(app, batch_id, adds, removes, note, shared_notes or {}, changes_data)
+                notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
+                self._commit_next(app, batch_id, adds, removes, notes, changes_data)
             except CommitFailedError:
                 if is_alone:
                     break
@@ -207,8 +217,7 @@ class Table:
         batch_id: int,
         adds: Iterable[DataFile],
         removes: Iterable[DataFile],
-        note: Mapping[str, Any] | None,
-        shared_notes: Mapping[str, Any],
+        notes: Mapping[str, Any],
         changes_data: bool,
     ) -> None:
         """Write the version that follows the one last looked at; CommitFailedError when there is one.
@@ -225,7 +234,6 @@ class Table:
             AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
             for file in adds
         ]
-        notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes)
         with writing_to(self.place.uri):
             self._delta.create_write_transaction(
                 actions,
@@ -292,6 +300,18 @@ class Table:
                 notes: dict[str, Any] = json.loads(commit[NOTE])
                 return notes
         return {}
+
+    def _next_notes(
+        self,
+        note: Mapping[str, Any],
+        shared_notes: Mapping[str, Any] | None,
+        counts: Mapping[str, Mapping[str, int]] | None,
+    ) -> dict[str, Any]:
+        notes = self._notes() | dict(note) | dict(shared_notes or {})
+        for name, added in (counts or {}).items():
+            before = notes.get(name, {})
+            notes[name] = before | {key: before.get(key, 0) + count for key, count in added.items()}
+        return notes
 
     @contextlib.contextmanager
     def _telling_broken_log(self) -> Iterator[None]:

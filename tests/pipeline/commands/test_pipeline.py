@@ -26,6 +26,7 @@ from quaymaster_pipeline.commands import pipeline
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.feed import FileFeed
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, java_version
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -222,6 +223,45 @@ def test_a_run_keeps_when_layers_began_to_differ_and_when_they_agreed_again(
     assert still == (1, [])
     assert more == (1, [("all", measure, 5 if measure == "rows" else 0) for measure in measures])
     assert mended == (0, [("all", measure, 0) for measure in measures])
+
+
+def test_a_run_merges_the_sums_of_hours_that_are_over_and_compaction_finds_them_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(pipeline, "_now", lambda: datetime.datetime(2026, 11, 24, tzinfo=datetime.UTC))
+    site, one = Site(tmp_path), FrontEnd("a", step_us=60_000_000)
+    site.ship(one.block(100))
+    site.run()
+    site.ship(one.block(50))
+    partial = len(site.warehouse.table(USAGE_HOURLY).files())
+
+    ended = run("pipeline", "run", "--data", tmp_path, "--files", site.feed, "--once")
+    compacted = run("pipeline", "compact", "--data", tmp_path)
+
+    assert ended.code == 0
+    assert partial > 1
+    assert len(site.warehouse.table(USAGE_HOURLY).files()) == 1
+    assert "gold" not in compacted.out
+    assert site.usage() == expected_usage(one)
+
+
+def test_a_merge_that_gives_way_to_another_process_does_not_end_the_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise CommitConflict("another process wrote to the table")
+
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr("quaymaster_pipeline.jobs.upkeep.merge_sums", lost)
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(10))
+
+    ended = run("pipeline", "run", "--data", tmp_path, "--files", site.feed, "--once")
+
+    assert ended.code == 0
+    assert "until the next time" in ended.err
+    assert site.usage() == expected_usage(one)
 
 
 def test_compaction_with_nothing_to_do_says_so(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
-from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.jobs.backfill import backfill
+from quaymaster_pipeline.jobs.upkeep import compact
+from quaymaster_pipeline.usage.gold import DAY_KEYS, HOUR_KEYS
+from quaymaster_pipeline.usage.latency import KEYS as LATENCY_KEYS
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
@@ -37,26 +42,59 @@ SUMS = {
 }
 """Columns that are summed up, and rows are counted besides."""
 
-Totals = dict[str, tuple[int, ...]]
-Reader = Callable[[Table, list[DataFile], tuple[str, ...]], tuple[int, ...]]
+KEYS = {USAGE_HOURLY: HOUR_KEYS, USAGE_DAILY: DAY_KEYS, LATENCY_HOURLY: LATENCY_KEYS}
+"""By what rows of partial sums are grouped. Of these tables each group is read, and counted."""
+
+Group = tuple[Any, ...]
+Totals = dict[str, tuple[Group, ...]]
+Reader = Callable[[Table, list[DataFile], tuple[str, ...]], tuple[Group, ...]]
 
 
-def by_duckdb(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[int, ...]:
+def by_duckdb(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[Group, ...]:
     paths = [f"{table.place.uri}/{file.path}" for file in files]
-    sums = ", ".join(f"sum({name})" for name in names)
-    (row,) = duckdb.execute(f"select count(*), {sums} from read_parquet({paths})").fetchall()
-    return tuple(map(int, row))
+    sums = ", ".join(f"sum({name})::bigint" for name in names)
+    keys = KEYS.get(table.spec, ())
+    shown = [f"epoch_us({name})" if name == "hour" else name for name in keys]
+    counted = [] if keys else ["count(*)"]
+    grouping = f"group by {', '.join(keys)} order by {', '.join(keys)}" if keys else ""
+    query = f"select {', '.join([*shown, *counted])}, {sums} from read_parquet({paths}) {grouping}"
+    return tuple(duckdb.execute(query).fetchall())
 
 
-def by_polars(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[int, ...]:
+def by_polars(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[Group, ...]:
     """Read the version of the log that has these files."""
-    frame = polars.read_delta(table.place.uri, version=table.version, columns=list(names))
-    return (frame.height, *(int(frame[name].sum()) for name in names))
+    keys = KEYS.get(table.spec, ())
+    frame = polars.read_delta(table.place.uri, version=table.version, columns=[*keys, *names])
+    if not keys:
+        return ((frame.height, *(int(frame[name].sum()) for name in names)),)
+    if "hour" in keys:
+        frame = frame.with_columns(polars.col("hour").dt.epoch("us"))
+    return tuple(frame.group_by(keys).agg(polars.col(*names).sum()).sort(keys).rows())
 
 
-def by_us(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[int, ...]:
-    rows = table.read(names, files=files)
-    return (rows.num_rows, *(int(sum(rows.column(name).to_pylist())) for name in names))
+def by_us(table: Table, files: list[DataFile], names: tuple[str, ...]) -> tuple[Group, ...]:
+    keys = KEYS.get(table.spec, ())
+    rows = table.read([*keys, *names], files=files)
+    if not keys:
+        return ((rows.num_rows, *(int(sum(rows.column(name).to_pylist())) for name in names)),)
+    columns = [rows.column(name) for name in keys]
+    columns = [
+        column.cast(pa.int64()) if name == "hour" else column
+        for name, column in zip(keys, columns, strict=True)
+    ]
+    sums: Counter[tuple[Group, str]] = Counter()
+    for name in names:
+        groups = zip(*(column.to_pylist() for column in columns), strict=True)
+        for group, count in zip(groups, rows.column(name).to_pylist(), strict=True):
+            sums[group, name] += count
+    return tuple(
+        (*group, *(sums[group, name] for name in names)) for group in sorted({one for one, _ in sums})
+    )
+
+
+def sums_of(groups: tuple[Group, ...], count: int) -> list[int]:
+    """Return the sums over all groups of their last columns."""
+    return [sum(column) for column in list(zip(*groups, strict=True))[-count:]]
 
 
 READERS: tuple[Reader, ...] = (by_duckdb, by_polars, by_us)
@@ -103,7 +141,7 @@ def test_all_readers_find_the_same_totals_before_and_after_each_commit_of_a_comp
 
     with monkeypatch.context() as patched, (warehouse := site.warehouse).writing():
         patched.setattr(Table, "commit", watched)
-        done = compact(InProcess(), warehouse)
+        done = compact(InProcess(), warehouse, NOW + datetime.timedelta(days=1))
 
     assert {"bronze.blocks", "silver.usage_events"} <= {one.table for one in done}
     assert {when for when, _, _ in found} == {
@@ -113,9 +151,11 @@ def test_all_readers_find_the_same_totals_before_and_after_each_commit_of_a_comp
     # Who looked at the logs before the compaction still reads what it saw: the files are kept for a day.
     assert [files for _, files in before] != [files for _, files in opened(site)]
     assert [totals_of(before, reader) for reader in READERS] == [expected] * len(READERS)
-    usage = expected["silver.usage_events"]
-    assert usage == (500, *expected["gold.usage_hourly"][2:])
-    assert expected["gold.usage_daily"][1:] == expected["gold.usage_hourly"][1:]
+    (usage,) = expected["silver.usage_events"]
+    assert list(usage) == sums_of(expected["gold.usage_hourly"], 5)
+    assert sums_of(expected["gold.usage_daily"], 5) == sums_of(expected["gold.usage_hourly"], 5)
+    assert sums_of(expected["gold.latency_hourly"], 1) == [500]
+    assert {"gold.usage_hourly", "gold.usage_daily", "gold.latency_hourly"} <= {one.table for one in done}
 
 
 def orphan(table: Table, *, bytes_kept: int) -> Path:
@@ -154,9 +194,9 @@ def test_batches_backfills_and_compaction_go_on_beside_truncated_files_and_compa
     warehouse = site.warehouse
     with warehouse.writing():
         mended = backfill(InProcess(), warehouse, 0, 1 << 62)
-        compact(InProcess(), warehouse)
+        compact(InProcess(), warehouse, NOW)
         kept = [path.exists() for path in torn]
-        compact(InProcess(), warehouse, keep_hours=0)
+        compact(InProcess(), warehouse, NOW, keep_hours=0)
 
     assert (mended.replaced, mended.days_replaced, mended.latency_replaced) == ((), (), ())
     assert (kept, [path.exists() for path in torn]) == ([True] * len(torn), [False] * len(torn))

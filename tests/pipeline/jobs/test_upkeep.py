@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import (
@@ -22,13 +23,16 @@ from quaymaster_pipeline.checks.reconciliation import (
     write_comparisons,
 )
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
-from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.jobs.backfill import backfill
+from quaymaster_pipeline.jobs.merge import merge_sums
+from quaymaster_pipeline.jobs.upkeep import SMALL_FILES_MIN, compact, end_day, is_new_day, keep_up
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
     LATENCY_HOURLY,
     RECONCILIATION,
+    TABLES,
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
@@ -37,6 +41,9 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.tables import Table
 
 ALWAYS = (0, 1 << 62)
+NOON = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
+NEXT_DAY = NOW + datetime.timedelta(days=1)
+"""Then hours and days of the site have ended."""
 
 
 @pytest.fixture
@@ -87,6 +94,22 @@ def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(si
     assert compare_sums(site.warehouse) == []
 
 
+def test_an_hour_that_is_wrong_in_the_file_of_its_day_is_mended_and_the_others_stay(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        merge_sums(InProcess(), warehouse, NEXT_DAY)
+        before = warehouse.table(USAGE_HOURLY).read().to_pylist()
+        vandalise(warehouse.table(USAGE_HOURLY), lambda rows: rows.slice(1))
+        other_hour = backfill(InProcess(), warehouse, NOON_US + HOUR_US, NOON_US + 2 * HOUR_US)
+        done = backfill(InProcess(), warehouse, NOON_US, NOON_US + HOUR_US)
+
+    assert (other_hour.hours, other_hour.replaced) == (1, ())
+    assert (done.hours, done.replaced) == (1, ("2026-11-22T12:00:00Z",))
+    assert site.warehouse.table(USAGE_HOURLY).read().to_pylist() == before
+    assert compare_notes(site.warehouse) == compare_rows(site.warehouse)
+    assert compare_sums(site.warehouse) == []
+
+
 def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(site: Site) -> None:
     warehouse = site.warehouse
     with warehouse.writing():
@@ -109,11 +132,15 @@ def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
 
 
-def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site) -> None:
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site, is_merged: bool) -> None:
     warehouse = site.warehouse
     with warehouse.writing():
+        if is_merged:
+            merge_sums(InProcess(), warehouse, NOON + datetime.timedelta(hours=4))
         hourly = warehouse.table(USAGE_HOURLY)
-        junk, gone = sorted(hourly.files(), key=lambda file: file.bounds["hour"])
+        before = gold.merge_usage([hourly.read(gold.PARTIAL_SCHEMA.names)])
+        junk, *_, gone = sorted(hourly.files(), key=lambda file: file.bounds["hour"])
         Path(hourly.place.uri, junk.path).write_bytes(b"junk")
         Path(hourly.place.uri, gone.path).unlink()
 
@@ -128,14 +155,14 @@ def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Si
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
     assert sum(one.difference for one in compare_notes(site.warehouse)) == 0
     assert compare_sums(site.warehouse) == []
-    revisions = site.warehouse.table(USAGE_HOURLY).read(["revision"]).column("revision").to_pylist()
-    assert min(revisions) > junk.bounds["revision"][0]
+    assert gold.merge_usage([site.warehouse.table(USAGE_HOURLY).read(gold.PARTIAL_SCHEMA.names)]) == before
 
 
 def test_days_and_latencies_that_are_wrong_are_found_and_mended(site: Site) -> None:
     specs = USAGE_DAILY, LATENCY_HOURLY
     warehouse = site.warehouse
     with warehouse.writing():
+        merge_sums(InProcess(), warehouse, NEXT_DAY)
         daily, latencies = (warehouse.table(spec) for spec in specs)
         before = [table.read().to_pylist() for table in (daily, latencies)]
         vandalise(daily, lambda rows: rows.slice(1))
@@ -170,6 +197,7 @@ def test_a_file_of_days_or_latencies_that_cannot_be_read_is_made_anew_by_a_backf
     site: Site, spec: TableSpec
 ) -> None:
     warehouse = site.warehouse
+    merge_sums(InProcess(), warehouse, NEXT_DAY)
     table = warehouse.table(spec)
     before = table.read().to_pylist()
     (file,) = table.files()
@@ -188,6 +216,7 @@ def test_a_file_of_days_or_latencies_that_cannot_be_read_is_made_anew_by_a_backf
 
 def test_latencies_of_hours_that_were_not_asked_for_are_not_lost_with_a_broken_file(site: Site) -> None:
     warehouse = site.warehouse
+    merge_sums(InProcess(), warehouse, NEXT_DAY)
     table = warehouse.table(LATENCY_HOURLY)
     Path(table.place.uri, table.files()[0].path).write_bytes(b"junk")
 
@@ -195,7 +224,7 @@ def test_latencies_of_hours_that_were_not_asked_for_are_not_lost_with_a_broken_f
         backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
 
 
-@pytest.mark.parametrize("spec", [LATENCY_HOURLY, USAGE_DAILY], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [USAGE_HOURLY, LATENCY_HOURLY, USAGE_DAILY], ids=lambda spec: spec.name)
 def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_twice(
     site: Site, spec: TableSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,23 +254,29 @@ def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_tw
     assert site.usage() == expected_usage(*site.front_ends)
 
 
-def test_a_revision_is_raised_when_an_hour_changes_and_only_then(site: Site) -> None:
-    rows = site.warehouse.table(USAGE_HOURLY).read(["hour", "revision"])
-    revisions = {
-        str(hour.as_py())[11:13]: set(
-            rows.filter(pc.equal(rows.column("hour"), hour)).column("revision").to_pylist()
-        )
-        for hour in pc.unique(rows.column("hour"))
-    }
+def test_rows_say_of_which_batches_they_are_also_after_a_merge_and_a_backfill(site: Site) -> None:
+    as_appended = site.warehouse.table(USAGE_HOURLY).read(["first_batch", "last_batch"])
+    warehouse = site.warehouse
+    with warehouse.writing():
+        merge_sums(InProcess(), warehouse, NOW)
+        merged = site.warehouse.table(USAGE_HOURLY).read().to_pylist()
+        hourly = warehouse.table(USAGE_HOURLY)
+        hourly.commit("vandal", 0, [], removes=hourly.files())
+        backfill(InProcess(), warehouse, *ALWAYS)
 
-    assert revisions == {"12": {3}, "13": {1}}
+    assert as_appended.column("first_batch") == as_appended.column("last_batch")
+    assert site.warehouse.table(USAGE_HOURLY).read().to_pylist() == merged
+    assert {row["first_batch"] for row in merged} | {row["last_batch"] for row in merged} == {0, 1, 2}
+    assert any(row["first_batch"] < row["last_batch"] for row in merged)
 
 
 def test_compaction_changes_files_and_no_row(site: Site) -> None:
     before = compare_rows(site.warehouse)
     warehouse = site.warehouse
     with warehouse.writing():
-        done = {one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, keep_hours=0)}
+        done = {
+            one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, NOW, keep_hours=0)
+        }
 
     assert done["bronze.blocks"][1] == done["silver.usage_events"][1] == 1
     assert compare_rows(site.warehouse) == before == compare_notes(site.warehouse)
@@ -252,7 +287,7 @@ def test_compaction_changes_files_and_no_row(site: Site) -> None:
 def test_batches_go_on_after_compaction(site: Site) -> None:
     warehouse = site.warehouse
     with warehouse.writing():
-        compact(InProcess(), warehouse, keep_hours=0)
+        compact(InProcess(), warehouse, NOW, keep_hours=0)
     one, two = site.front_ends
     site.ship(two.block(77), one.block(200))
 
@@ -260,6 +295,45 @@ def test_batches_go_on_after_compaction(site: Site) -> None:
 
     assert site.usage() == expected_usage(one, two)
     assert sum(one.difference for one in compare_rows(site.warehouse)) == 0
+
+
+def test_many_small_files_of_a_date_and_size_are_compacted_while_batches_are_taken(site: Site) -> None:
+    warehouse = site.warehouse
+    table = warehouse.table(USAGE_EVENTS)
+    rows = table.read()
+    large = pa.concat_tables([rows] * 20)
+    at = large.schema.get_field_index("error_code")
+    texts = pa.array([os.urandom(100).hex() for _ in range(large.num_rows)])  # or it would compress too well
+    table.commit("larger", 0, table.write("larger", large.set_column(at, "error_code", texts)))
+    small = [table.write("more", rows.slice(number, 1))[0] for number in range(SMALL_FILES_MIN)]
+    table.commit("more", 0, small[:-10])
+    before = table.rows
+    with warehouse.writing():
+        few = [one.table for one in keep_up(InProcess(), warehouse, NOON)]
+        warehouse.table(USAGE_EVENTS).commit("more", 1, small[-10:])
+        many = [one.table for one in keep_up(InProcess(), warehouse, NOON)]
+        again = [one.table for one in keep_up(InProcess(), warehouse, NOON)]
+
+    assert (few, many, again) == ([], [USAGE_EVENTS.name], [])
+    table = site.warehouse.table(USAGE_EVENTS)
+    assert table.rows == before + 10
+    # What is larger by far is not written again for the sake of small ones.
+    assert any(file.path.split("/")[-1].startswith("larger") for file in table.files())
+
+
+def test_old_files_are_deleted_once_a_day_and_not_on_the_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vacuumed: list[str] = []
+    monkeypatch.setattr(Table, "vacuum", lambda table, hours: vacuumed.append(f"{table.spec.name} {hours}"))
+    warehouse = site.warehouse
+    hours = (0, 1, 24, 25, 24 * 9)
+    with warehouse.writing():
+        done = [end_day(warehouse, NOON + datetime.timedelta(hours=hour)) for hour in hours]
+
+    assert done == [False, False, True, False, True]
+    assert vacuumed == [f"{spec.name} 24" for spec in TABLES] * 2
+    assert not is_new_day(site.warehouse, NOON)
 
 
 def test_duckdb_and_polars_read_the_same_totals(site: Site) -> None:

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from quaymaster_pipeline.usage import gold
-from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, MAXIMA, PARTIAL_SCHEMA, SUMS, merge_usage
+from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, PARTIAL_SCHEMA, merge_usage
+from quaymaster_pipeline.warehouse import sums
+from quaymaster_pipeline.warehouse.sums import MAXIMA, MINIMA, SUMS
 
 NOON = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 
@@ -23,7 +25,7 @@ def partial_sums(seed: int, count: int, *, far: bool, nulls: bool) -> pa.Table:
         account = chance.choice(["000000000001", "000000000002", "ä", ""])
         queue = chance.randrange(4) * ((1 << 61) if far else 1) - 5
         numbers: dict[str, object] = {name: chance.randrange(-3, 1 << 40) for name in SUMS}
-        numbers |= {name: chance.randrange(1 << 40) for name in MAXIMA}
+        numbers |= {name: chance.randrange(1 << 40) for name in (*MAXIMA, *MINIMA)}
         if nulls and chance.random() < 0.3:
             numbers["duplicates"] = None
         return {
@@ -46,7 +48,7 @@ def partial_sums(seed: int, count: int, *, far: bool, nulls: bool) -> pa.Table:
 def test_rows_with_the_same_keys_become_one_in_the_order_of_keys(
     count: int, far: bool, nulls: bool, code_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gold, "_CODE_MAX", code_max)
+    monkeypatch.setattr(sums, "_CODE_MAX", code_max)
     rows = partial_sums(count, count, far=far, nulls=nulls)
 
     found = merge_usage([rows.slice(0, count // 2), rows.slice(count // 2)])
@@ -54,10 +56,11 @@ def test_rows_with_the_same_keys_become_one_in_the_order_of_keys(
     wanted: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows.to_pylist():
         row["duplicates"] = row["duplicates"] or 0
-        sums = wanted.setdefault(tuple(row[name] for name in HOUR_KEYS), row)
-        if sums is not row:
-            sums.update({name: sums[name] + row[name] for name in SUMS})
-            sums.update({name: max(sums[name], row[name]) for name in MAXIMA})
+        found_before = wanted.setdefault(tuple(row[name] for name in HOUR_KEYS), row)
+        if found_before is not row:
+            found_before.update({name: found_before[name] + row[name] for name in SUMS})
+            found_before.update({name: max(found_before[name], row[name]) for name in MAXIMA})
+            found_before.update({name: min(found_before[name], row[name]) for name in MINIMA})
     # Arrow sorts nulls last.
     keys = sorted(wanted, key=lambda key: [(part is None, part if part is not None else 0) for part in key])
     assert found.schema == PARTIAL_SCHEMA

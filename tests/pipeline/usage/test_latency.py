@@ -12,7 +12,7 @@ from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import HOUR_US, FrontEnd
 
 from quaymaster.protocol.usage.usage_records import UsageRecord
-from quaymaster_pipeline.jobs.upkeep import BACKFILL_APP, backfill
+from quaymaster_pipeline.jobs.backfill import APP, backfill
 from quaymaster_pipeline.usage.latency import PARTIAL_SCHEMA, merge_latency, partial_latency
 from quaymaster_pipeline.warehouse.schemas import LATENCY_HOURLY, USAGE_EVENTS
 
@@ -57,12 +57,14 @@ def test_the_bounds_are_powers_of_two(latency_us: int, below_us: int) -> None:
         "action": "SendMessage",
         "queue_type": "log",
         "latency_us": latency_us,
+        "batch_id": 7,
     }
     schema = pa.schema([USAGE_EVENTS.schema.field(name) for name in row])
 
     (counted,) = partial_latency(pa.Table.from_pylist([row], schema=schema)).to_pylist()
 
     assert (counted["below_us"], counted["requests"]) == (below_us, 1)
+    assert (counted["first_batch"], counted["last_batch"]) == (7, 7)
 
 
 def test_counts_of_nothing_are_nothing() -> None:
@@ -78,7 +80,7 @@ def test_a_backfill_mends_counts_and_leaves_right_ones(tmp_path: Path) -> None:
     warehouse = site.warehouse
     with warehouse.writing():
         backfill(InProcess(), warehouse, 0, 1 << 62)
-        untouched = warehouse.table(LATENCY_HOURLY).last_batch(BACKFILL_APP)
+        untouched = warehouse.table(LATENCY_HOURLY).last_batch(APP)
         table = warehouse.table(LATENCY_HOURLY)
         table.commit("mistake", 0, [], removes=table.files())
         backfill(InProcess(), warehouse, 0, 1 << 62)

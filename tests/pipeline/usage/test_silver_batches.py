@@ -15,7 +15,7 @@ from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_row
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, request_rows
-from quaymaster_pipeline.warehouse.errors import LayersDiffer
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE, USAGE_EVENTS, USAGE_HOURLY
 
 
@@ -78,10 +78,10 @@ def test_a_batch_that_does_not_add_up_is_not_committed_and_bronze_goes_on(
     site.ship(one.block(30))
     with monkeypatch.context() as patched:
         patched.setattr("quaymaster_pipeline.usage.silver.request_rows", losing_one)
-        with pytest.raises(LayersDiffer, match="29 rows of 30 in the blocks of this batch"):
+        with pytest.raises(SumsDiffer, match="29 rows of 30 in the blocks of this batch"):
             site.run()
         site.ship(one.block(10))
-        with pytest.raises(LayersDiffer):
+        with pytest.raises(SumsDiffer):
             site.run()
     batches = [
         table.last_batch(app)
@@ -103,5 +103,5 @@ def test_a_block_that_bronze_lost_stops_silver(tmp_path: Path) -> None:
     table = site.warehouse.table(BLOCKS)
     table.commit("somebody", 0, table.write("x", table.read().slice(1)), removes=table.files())
 
-    with pytest.raises(LayersDiffer, match="30 of 50 in all"):
+    with pytest.raises(SumsDiffer, match="30 of 50 in all"):
         site.run()

@@ -12,6 +12,7 @@ from harness.object_store import ObjectStore, object_store
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
+from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.jobs import Summary
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.tasks import Answers
@@ -174,14 +175,31 @@ def test_a_backfill_beside_a_run_does_not_take_its_totals(
     site.ship(one.block(50))
     site.run()
     site.ship(one.block(60))
-    backfill = site.warehouse
-    hourly = backfill.table(USAGE_HOURLY)
+    hourly = site.warehouse.table(USAGE_HOURLY)
+    hourly.commit("vandal", 0, [], removes=hourly.files()[:1])
     between_notes_and_commit(monkeypatch, site.run)
 
     with pytest.raises(CommitConflict):
-        gold.commit_hours(backfill, "backfill", 0, hourly.read(gold.PARTIAL_SCHEMA.names), hourly.files())
+        backfill(InProcess(), site.warehouse, 0, 1 << 62)
+    assert site.warehouse.table(USAGE_HOURLY).note(gold.TOTALS)["rows"] == 110
+    backfill(InProcess(), site.warehouse, 0, 1 << 62)
     assert site.usage() == expected_usage(one)
     assert site.warehouse.table(USAGE_HOURLY).note(gold.TOTALS)["rows"] == 110
+
+
+def test_a_batch_beside_another_commit_adds_to_the_totals_that_there_are_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    one.commit("run", 0, one.write("a", rows(1)), counts={"totals": {"rows": 1}})
+    other.refresh()
+    between_notes_and_commit(
+        monkeypatch, lambda: one.commit("mend", 0, [], shared_notes={"totals": {"rows": 10, "bytes": 5}})
+    )
+
+    other.commit("run", 1, other.write("a", rows(2)), counts={"totals": {"rows": 1}})
+
+    assert Warehouse(tmp_path).table(SPEC).note("totals") == {"rows": 11, "bytes": 5}
 
 
 def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import polars
 import pyarrow as pa
 import pytest
-from harness.pipeline_site import Site, expected_usage
+from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.table_specs import all_specs
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
+from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.warehouse.data_files import read_file
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY, TableSpec
@@ -75,7 +76,8 @@ def old_hourly(warehouse: Warehouse) -> Table:
         "messages": 70,
         "bytes": 700,
         "chunks": 7,
-        "revision": 1,
+        "first_batch": 0,
+        "last_batch": 0,
         "source_rows": 7,
         "usage_date": HOUR.date(),
     }
@@ -88,25 +90,22 @@ def test_rows_of_before_are_read_and_added_to(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path)
     before = old_hourly(warehouse)
     found = warehouse.table(USAGE_HOURLY).read()
-    usage = gold.PARTIAL_SCHEMA.empty_table().to_pylist()
-    row = found.select(gold.PARTIAL_SCHEMA.names).to_pylist()[0] | {
-        "requests": 3,
-        "duplicates": 2,
-        "revision": 0,
-    }
-    usage = pa.Table.from_pylist([row], schema=gold.PARTIAL_SCHEMA)
+    row = found.to_pylist()[0] | {"requests": 3, "duplicates": 2, "first_batch": 1, "last_batch": 1}
+    table = warehouse.table(USAGE_HOURLY)
+    added = table.write("new", pa.Table.from_pylist([row], schema=USAGE_HOURLY.schema))
 
-    gold.add_batch(warehouse, 1, usage)
+    table.commit(gold.APP, 1, added)
+    merge_sums(InProcess(), warehouse, HOUR + datetime.timedelta(hours=2))
 
-    (merged,) = warehouse.table(USAGE_HOURLY).read().to_pylist()
+    ((file,), (merged,)) = table.files(), table.read().to_pylist()
     assert found.column("duplicates").null_count == 1
-    assert (merged["requests"], merged["duplicates"], merged["revision"]) == (10, 2, 2)
+    assert (merged["requests"], merged["duplicates"]) == (10, 2)
+    assert (merged["first_batch"], merged["last_batch"]) == (0, 1)
     # And the program of before goes on reading.
     before.refresh()
     (as_before,) = before.read().to_pylist()
     assert as_before == {name: merged[name] for name in before.spec.schema.names}
-    gold.add_days(warehouse, 1)
-    (day,) = warehouse.table(USAGE_DAILY).read().to_pylist()
+    (day,) = gold.daily_rows(table.read(files=[file])).to_pylist()
     assert (day["requests"], day["duplicates"]) == (10, 2)
 
 
