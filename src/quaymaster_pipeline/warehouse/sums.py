@@ -41,7 +41,7 @@ SUMS: Final = (
 """Columns that are added."""
 MAXIMA: Final = ("latency_us_max", "last_batch")
 MINIMA: Final = ("first_batch",)
-ROWS_IN_MEMORY: Final = 1 << 20
+ROWS_IN_MEMORY: Final = 1 << 18
 """So many rows of all files together are read at a time when files are added up."""
 ROWS_OF_FILE_MIN: Final = 1_024
 HOUR_US: Final = 3_600_000_000
@@ -101,20 +101,16 @@ def add_up_files(table: Table, files: Iterable[DataFile], keys: Sequence[str], n
     """Return the rows of files of a table, added up by `keys`, with the columns `names`; part after part."""
     schema = pa.schema([table.spec.schema.field(name) for name in names])
     found = schema.empty_table()
-    for part in _parts_of(files):
-        found = add_up(pa.concat_tables([found, table.read(names, files=part)]), keys, schema)
-    return found
-
-
-def _parts_of(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
-    """Yield files, as many at a time as have no more rows than fit in memory."""
     part: list[DataFile] = []
+    rows = 0
     for file in files:
-        if part and sum(one.rows for one in part) + file.rows > ROWS_IN_MEMORY:
-            yield part
-            part = []
+        # At least as many as were found: else these are added up again and again.
+        if part and rows + file.rows > max(ROWS_IN_MEMORY, found.num_rows):
+            found = add_up(pa.concat_tables([found, table.read(names, files=part)]), keys, schema)
+            part, rows = [], 0
         part.append(file)
-    yield part
+        rows += file.rows
+    return add_up(pa.concat_tables([found, table.read(names, files=part)]), keys, schema)
 
 
 def totals_of(rows: Any, names: Iterable[str]) -> Counter[str]:
