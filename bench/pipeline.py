@@ -132,7 +132,7 @@ def measure_layers(workers: SparkWorkers, place: Path, blocks: Path) -> dict[str
     """Return figures of bronze alone, and of the layers after it."""
     warehouse = Warehouse(place)
     now = datetime(2026, 11, 22, 18, tzinfo=UTC)
-    with warehouse.writing():
+    with warehouse.ingesting():
         feed = FileFeed(blocks)
         pipeline, rows = Pipeline(workers, warehouse, feed, clock=lambda: now), 0
         in_bronze, in_others = Meter(), Meter()

@@ -64,7 +64,7 @@ class Site:
     def run(self, *, now: datetime.datetime = NOW) -> Summary:
         """Take all that is there."""
         warehouse = self.warehouse
-        with warehouse.writing():
+        with warehouse.ingesting():
             return self.pipeline(warehouse, now=now).catch_up()
 
     def pipeline(self, warehouse: Warehouse, *, now: datetime.datetime = NOW) -> Pipeline:

@@ -125,7 +125,7 @@ def _queue(queue_id: int, name: str) -> QueueCount:
 
 def split_sums(warehouse: Warehouse) -> None:
     """Make two rows of each row of gold that add up to it: readers may not count on one row for a key."""
-    with warehouse.writing():
+    with warehouse.ingesting():
         for spec in SUMMED_UP:
             table = warehouse.table(spec)
             rows = table.read()

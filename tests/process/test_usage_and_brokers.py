@@ -64,7 +64,7 @@ def compare_usage(blocks: list[bytes], directory: Path, counts: list[QueueCount]
     warehouse = site.warehouse
     # Nothing happens in between: so much later all that was answered is answered by any clock.
     counted = datetime.datetime.now(datetime.UTC) + datetime.timedelta(microseconds=2 * SKEW_US)
-    with warehouse.writing():
+    with warehouse.ingesting():
         write_counts(warehouse, counts, counted, counted)
         found = compare_brokers(warehouse, coverage_of(warehouse), now=counted)
     assert found is not None

@@ -79,7 +79,7 @@ def test_usage_is_what_clients_did_also_when_the_server_is_killed(
         warehouse = Warehouse(tmp_path / "warehouse")
         found: Counter[tuple[str, str, str]] = Counter()
         deadline_s = time.monotonic() + WAIT_S
-        with warehouse.writing():
+        with warehouse.ingesting():
             pipeline = Pipeline(SparkWorkers(spark), warehouse, QueueFeed(endpoint, fields["queue_url"]))
             while found != made and time.monotonic() < deadline_s:
                 pipeline.catch_up()

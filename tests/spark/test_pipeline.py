@@ -36,7 +36,7 @@ NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
 
 def run(site: Site, workers: Any, feed: BlockSource) -> int:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         return Pipeline(workers, warehouse, feed, clock=lambda: NOW).catch_up().rows
 
 
@@ -58,7 +58,7 @@ def test_the_usage_queue_is_read_to_its_end_and_no_further_than_once(
     assert (first, second, third) == (150, 50, 0)
     assert fake.committed["quaymaster-usage@pipeline"] == {0: 4, 1: 1}
     assert site.usage() == expected_usage(one, two)
-    with site.warehouse.writing():
+    with site.warehouse.ingesting():
         assert backfill(workers, site.warehouse, 0, 1 << 62).replaced == ()
         compact(workers, site.warehouse, NOW, keep_hours=0)
     assert site.usage() == expected_usage(one, two)
@@ -78,7 +78,7 @@ def test_a_batch_of_the_usage_queue_is_divided_over_all_cores(
     warehouse = site.warehouse
     workers = SparkWorkers(spark)
 
-    with warehouse.writing():
+    with warehouse.ingesting():
         feed = QueueFeed(fake.endpoint, fake.url("quaymaster-usage"))
         batches = Pipeline(workers, warehouse, feed, clock=lambda: NOW).catch_up().batches
 

@@ -282,12 +282,12 @@ class Audit:
         """Delete events older than `before` that no hold keeps, and say what was done.
 
         Raises:
-            WarehouseBusy: the pipeline runs, which writes the same table.
+            CommitConflict: a compaction replaced the same files meanwhile.
             AuditMistake: a chain is broken; what proves the break must not be deleted.
         """
         if dry_run:
             return self._expire(before, now, dry_run=True)
-        with self._warehouse.writing(), self._writing():
+        with self._writing():
             return self._expire(before, now, dry_run=False)
 
     def _expire(self, before: datetime.datetime, now: datetime.datetime, *, dry_run: bool) -> Expiry:

@@ -197,7 +197,7 @@ def write_counts(
     if fresh:
         adds += table.write(BASELINE, _table([*(known | fresh).values()]))
         removes += baselines
-    table.commit(APP, table.last_batch(APP) + 1, adds, removes=removes)
+    table.commit(APP, None, adds, removes=removes)
 
 
 def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
@@ -342,9 +342,7 @@ def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime
     )
     app = RECONCILIATION_APP
     note = [one._asdict() | {"counted_time": one.counted_time.isoformat()} for one in found.totals]
-    table.commit(
-        app, table.last_batch(app) + 1, table.write(app, rows), shared_notes={SCOPE: {"totals": note}}
-    )
+    table.commit(app, None, table.write(app, rows), shared_notes={SCOPE: {"totals": note}})
 
 
 def last_comparison(warehouse: Warehouse) -> tuple[BrokerComparison, ...]:

@@ -7,6 +7,7 @@ Either way a difference of anything but 0 is a mistake somewhere, and nothing is
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import MEASURES
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
     LATENCY_HOURLY,
@@ -34,6 +36,9 @@ from quaymaster_pipeline.warehouse.times import text_of_time
 
 APP = "reconciliation"
 ALL = "all"
+SETTLE_TRIES = 40
+SETTLE_PAUSE_S = 0.25
+"""How long gold may take to have what silver has, when layers are compared while a pipeline runs."""
 LOOKS = "looks"
 """The note of ops.reconciliation with what differed when a run looked last, by control totals."""
 
@@ -57,31 +62,64 @@ class LayerComparison(NamedTuple):
 
 
 def compare_notes(warehouse: Warehouse) -> list[LayerComparison]:
-    """Compare the control totals that commits carry along: quick, whatever the tables' size."""
-    return _compared(
-        warehouse.table(BLOCKS).note(bronze.APP).get("headers", {}),
-        warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}),
-        None,
-        warehouse.table(USAGE_HOURLY).note(gold.TOTALS),
+    """Compare the control totals that commits carry along: quick, whatever the tables' size.
+
+    A layer that has taken more batches than silver, or fewer, is not compared: a pipeline may run meanwhile.
+    """
+    blocks, events, hourly = (warehouse.table(spec) for spec in (BLOCKS, USAGE_EVENTS, USAGE_HOURLY))
+    counted = events.note(silver.APP).get("totals", {})
+    of_blocks, of_gold = (
+        {measure: counted.get(f"{what}.{measure}", 0) for measure in MEASURES} for what in ("blocks", "usage")
     )
+    if blocks.last_batch(bronze.APP) == events.last_batch(silver.APP):
+        of_blocks = blocks.note(bronze.APP).get("headers", {})
+    if hourly.last_batch(gold.APP) == events.last_batch(silver.APP):
+        of_gold = hourly.note(gold.TOTALS)
+    return _compared(of_blocks, counted, None, of_gold)
 
 
 def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerComparison]:
     """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ.
 
-    A step is one reading of a file of rows of requests; those of silver are read twice.
+    A pipeline may run beside it: blocks are compared up to the last batch that the other layers have. A step is one
+    reading of a file of blocks or rows of requests; those of silver are read twice.
+
+    Raises:
+        CommitConflict: gold did not get to have what silver has.
     """
+    through = _settled(warehouse)
     files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (BLOCKS, USAGE_EVENTS)}
     steps = Steps(files_of[BLOCKS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
-    of_blocks = _sum_files(warehouse, BLOCKS, list(MEASURES), _headers_of, steps)
+    of_blocks = _sum_files(
+        warehouse,
+        BLOCKS,
+        ["batch_id", *MEASURES],
+        lambda rows: _headers_of(bronze.in_batches(rows, 0, through)),
+        steps,
+    )
     usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
     of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage, steps)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
-    quarantine = warehouse.table(QUARANTINE).read(["block_row"])
+    quarantine = bronze.in_batches(warehouse.table(QUARANTINE).read(["block_row", "batch_id"]), 0, through)
     counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
     hourly = _gold_rows(warehouse, USAGE_HOURLY, "hour", "account_id")
     compared = _compared(of_blocks, counted, of_silver, gold.control_totals(hourly))
     return compared + _hours_that_differ(warehouse, hourly, steps)
+
+
+def _settled(warehouse: Warehouse) -> int:
+    """Look at silver and gold until both have the same batches, and return the last of them."""
+    events, hourly = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
+    for _ in range(SETTLE_TRIES):
+        through = events.last_batch(silver.APP)
+        if hourly.last_batch(gold.APP) == through:
+            for spec in (BLOCKS, QUARANTINE):
+                warehouse.table(spec).refresh()
+            return through
+        time.sleep(SETTLE_PAUSE_S)
+        events.refresh()
+        hourly.refresh()
+    raise CommitConflict(f"a batch is under way that {USAGE_HOURLY.name} does not have")
 
 
 def write_comparisons(
@@ -95,7 +133,7 @@ def write_comparisons(
     table = warehouse.table(RECONCILIATION)
     lines = [{"checked_time": now, **one._asdict(), "difference": one.difference} for one in found]
     rows = pa.Table.from_pylist(lines, schema=RECONCILIATION.schema)
-    table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows), shared_notes=shared_notes)
+    table.commit(APP, None, table.write(APP, rows), shared_notes=shared_notes)
 
 
 def write_look(warehouse: Warehouse, now: datetime.datetime) -> None:

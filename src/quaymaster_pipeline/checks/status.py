@@ -9,6 +9,7 @@ from typing import Any
 from quaymaster_pipeline.checks.broker_counts import MEASURES, last_comparison
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
+from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.warehouse.metrics_file import Labelled, render_metrics
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS
@@ -41,7 +42,7 @@ def read_status(
     `lag_seconds` is how long ago everything was there that front ends recorded; None when all of them have ended.
     """
     now_s = time.time() if now_s is None else now_s
-    coverage = bronze.coverage_of(warehouse) if coverage is None else coverage
+    coverage = whole_coverage(warehouse) if coverage is None else coverage
     events = warehouse.table(BLOCKS)
     note = events.note(bronze.APP)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})

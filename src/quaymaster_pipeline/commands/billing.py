@@ -278,12 +278,14 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
 
 def _closed_until(tables: Warehouse) -> datetime.datetime | None:
     """Return the time below which every hour is closed; now when all front ends have ended in order."""
-    from quaymaster_pipeline.usage import bronze
-    from quaymaster_pipeline.warehouse.schemas import BLOCKS
+    from quaymaster_pipeline.usage import gold
+    from quaymaster_pipeline.usage.partial_sums import whole_coverage
+    from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 
-    if tables.table(BLOCKS).last_batch(bronze.APP) < 0:
+    # The last table that a batch gets to.
+    if tables.table(USAGE_DAILY).last_batch(gold.APP) < 0:
         return None
-    closed_us = bronze.coverage_of(tables).closed_until_us()
+    closed_us = whole_coverage(tables).closed_until_us()
     return (
         _now() if closed_us is None else datetime.datetime.fromtimestamp(closed_us / 1_000_000, datetime.UTC)
     )

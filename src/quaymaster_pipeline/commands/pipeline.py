@@ -30,7 +30,7 @@ from quaymaster_pipeline.commands.warehouse import (
     open_warehouse,
     write_metrics_of,
 )
-from quaymaster_pipeline.warehouse.errors import SumsDiffer, telling_full_disk
+from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer, telling_full_disk
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import Compared
@@ -49,14 +49,28 @@ SPARK_DIRECTORY = "spark"
 INTERVAL_S = 15.0
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
+LOSSES_MAX = 3
+"""So often in a row another process may be first with a commit; then two of them take the same queue."""
 MERGE_EVERY_BATCHES = 16
 """How often partial sums are merged while there is more to take: a backlog may be of days."""
 STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
+CONTENT_DAYS = 35
+KEEP_HOURS = 24
+"""What a version of a table had is kept for so long, and what nobody committed: other jobs may be about to."""
 
 Master = Annotated[
     str,
     typer.Option("--master", help="Spark's master: local[*], spark://..., yarn, k8s://...", metavar="URL"),
+]
+ContentDays = Annotated[
+    int,
+    typer.Option(
+        "--content-days",
+        min=1,
+        help="Keep the content of blocks, with addresses and agents, for so long; headers and sums stay.",
+        metavar="N",
+    ),
 ]
 DriverMemory = Annotated[
     str,
@@ -72,6 +86,7 @@ class PipelineRunOptions:
     once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False
     master: Master = "local[*]"
     interval: options.Interval = INTERVAL_S
+    content_days: ContentDays = CONTENT_DAYS
     files: Annotated[
         Path | None,
         typer.Option(
@@ -102,10 +117,11 @@ def run(given: PipelineRunOptions) -> None:
     feed = _feed(directory, given.files)
     tables = open_warehouse(directory, given.warehouse, given.storage_option, makes_tables=True)
     with (
-        only_writer(tables.writing()),
+        only_writer(tables.ingesting()),
         _spark(directory, given.master, given.driver_memory, verbose=given.verbose) as workers,
     ):
         pipeline = Pipeline(workers, tables, feed)
+        losses = 0
         while True:
             try:
                 report = _catch_up(
@@ -133,7 +149,16 @@ def run(given: PipelineRunOptions) -> None:
                 note(f"{error}. Blocks are taken all the same; trying again.")
                 time.sleep(given.interval)
                 continue
-            _keep_up(workers, tables)
+            except CommitConflict as error:
+                losses += 1
+                if losses == LOSSES_MAX:
+                    raise
+                note(f"{error}. What was not committed is taken again.")
+                tables.refresh()
+                pipeline = Pipeline(workers, tables, feed)
+                continue
+            losses = 0
+            _keep_up(workers, tables, given.content_days)
             if given.once:
                 break
             if report["batches"]:
@@ -231,19 +256,18 @@ def reconcile(given: ReconcileOptions) -> None:
         write_broker_comparison,
     )
     from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
-    from quaymaster_pipeline.usage.bronze import coverage_of
+    from quaymaster_pipeline.usage.partial_sums import whole_coverage
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with only_writer(tables.writing()):
-        with progress_bar("Comparing: files", quiet=given.as_json) as bar:
-            found = compare_rows(tables, bar.show) + compare_sums(tables)
-        write_comparisons(tables, found, _now())
-        count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
-        compared = compare_brokers(tables, coverage_of(tables), now=_now())
-        set_back = set_back_from(tables, _now())
-        if compared is not None:
-            write_broker_comparison(tables, compared, _now())
+    with progress_bar("Comparing: files", quiet=given.as_json) as bar:
+        found = compare_rows(tables, bar.show) + compare_sums(tables)
+    write_comparisons(tables, found, _now())
+    count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
+    compared = compare_brokers(tables, whole_coverage(tables), now=_now())
+    set_back = set_back_from(tables, _now())
+    if compared is not None:
+        write_broker_comparison(tables, compared, _now())
     _print_comparisons(found, compared, as_json=given.as_json)
     if set_back is not None:
         note(
@@ -317,7 +341,6 @@ def backfill(given: BackfillOptions) -> None:
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
     with (
-        only_writer(tables.writing()),
         _spark(directory, given.master, given.driver_memory) as workers,
         progress_bar("Summing up: files", quiet=given.as_json) as bar,
     ):
@@ -337,22 +360,32 @@ def compact(
     keep_hours: Annotated[
         int,
         typer.Option("--keep-hours", min=0, help="Keep files that left a table for this long.", metavar="N"),
-    ] = 24,
+    ] = KEEP_HOURS,
+    content_days: ContentDays = CONTENT_DAYS,
     master: Master = "local[*]",
     warehouse: WarehouseURI = None,
     storage_option: StorageOptions = None,
     driver_memory: DriverMemory = DRIVER_MEMORY,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Make small files of tables into large ones, and delete those that no table has had for a while."""
+    """Make small files of tables into large ones, and delete those that no table has had for a while.
+
+    `pipeline run` does so by itself, a part at a time. This may run beside it, but for --keep-hours below 24.
+    """
     need_tables()
+    from quaymaster_pipeline.jobs.expiry import expire_content
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
-    with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
+    with contextlib.ExitStack() as stack:
+        if keep_hours < KEEP_HOURS:
+            # Files that another job has written and commits next would be deleted as well.
+            stack.enter_context(only_writer(tables.ingesting()))
+        workers = stack.enter_context(_spark(directory, master, driver_memory))
         with progress_bar("Compacting: files and tables", quiet=as_json) as bar:
             watch = bar.show if bar.is_shown else None
+            expired = expire_content(workers, tables, _now(), days=content_days)
             done = compact_tables(workers, tables, _now(), keep_hours=keep_hours, watch=watch)
         _delete_old_files_of_others(tables, keep_hours)
         done += _compact_ledger(tables, keep_hours)
@@ -360,6 +393,10 @@ def compact(
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
         return
     print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
+    if expired.blocks:
+        note(
+            f"The content of {expired.blocks} blocks has expired: they were taken over {content_days} days ago."
+        )
     if not done:
         note(
             f"No table has small files to make larger ones of; what none has had for {keep_hours} h is deleted."
@@ -461,12 +498,15 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
         return None
 
 
-def _keep_up(workers: SparkWorkers, tables: Warehouse) -> None:
-    """Do what is due of merging and compacting, and once a day delete old files."""
-    from quaymaster_pipeline.jobs.upkeep import KEEP_HOURS, end_day, keep_up
+def _keep_up(workers: SparkWorkers, tables: Warehouse, content_days: int) -> None:
+    """Do what is due of merging and compacting; once a day let content expire, and delete old files."""
+    from quaymaster_pipeline.jobs.expiry import expire_content
+    from quaymaster_pipeline.jobs.upkeep import end_day, is_new_day, keep_up
 
     with _giving_way():
         keep_up(workers, tables, _now())
+        if is_new_day(tables, _now()):
+            expire_content(workers, tables, _now(), days=content_days)
         if end_day(tables, _now()):
             _delete_old_files_of_others(tables, KEEP_HOURS)
 

@@ -27,7 +27,7 @@ from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import WrittenSums, complete, summing_work
 from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_file
-from quaymaster_pipeline.warehouse.errors import BrokenTable
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.sums import DAY_US, SumTable, add_up, read_sorted, summed
@@ -39,6 +39,8 @@ _CHECK: Final = "check"
 _REPLACED: Final = "replaced"
 _TOTALS: Final = "totals"
 _FILES_OF_TASK: Final = 64
+PLANS_MAX: Final = 3
+"""How often it begins anew where others replaced files of gold meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,28 @@ def backfill(
 ) -> Backfilled:
     """Sum up the hours in [first_us, end_us) again from silver, and their days; replace those that gold has otherwise.
 
-    Files of gold that cannot be read are replaced, too. A step is a file of events.
+    Files of gold that cannot be read are replaced, too. A step is a file of events. A pipeline may run beside it: what
+    silver has at the beginning is compared, and batches that gold gets meanwhile stay as they are.
 
     Raises:
         BrokenTable: such a file may have hours that were not asked for, or another table is broken.
+        CommitConflict: others replaced the files again and again.
     """
-    events, hours_us = warehouse.table(USAGE_EVENTS), (first_us, end_us)
+    for plans_left in reversed(range(PLANS_MAX)):
+        try:
+            return _backfill(workers, warehouse, (first_us, end_us), watch)
+        except CommitConflict:
+            if not plans_left:
+                raise
+            for spec in (USAGE_EVENTS, *(sums.spec for sums in (HOURLY, LATENCY, DAILY))):
+                warehouse.table(spec).refresh()
+    raise AssertionError("the last plan returns or raises")
+
+
+def _backfill(
+    workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int], watch: Watch | None
+) -> Backfilled:
+    events = warehouse.table(USAGE_EVENTS)
     through = events.last_batch(silver.APP)
     # What a killed run left: summed up here and appended by the next run, it would count twice.
     complete(workers, warehouse, through)
@@ -92,16 +110,16 @@ def backfill(
     steps = None if watch is None else Steps(len(paths), watch)
     right = WrittenSums.of(workers.over(paths, work, None if steps is None else steps.take))
     try:
-        latencies = _compare_hours(workers, warehouse, LATENCY, right, hours_us)
+        latencies = _compare_hours(workers, warehouse, LATENCY, right, hours_us, through)
         _replace(warehouse.table(LATENCY.spec), latencies)
-        hours = _compare_hours(workers, warehouse, HOURLY, right, hours_us)
+        hours = _compare_hours(workers, warehouse, HOURLY, right, hours_us, through)
         _replace_hours(workers, warehouse.table(HOURLY.spec), hours)
     finally:
         for name, place in places.items():
             filesystem = place.filesystem()
             for file in right.files.get(name, ()):
                 filesystem.delete_file(file.path)
-    days = _compare_days(workers, warehouse, hours_us)
+    days = _compare_days(workers, warehouse, hours_us, through)
     _replace(warehouse.table(DAILY.spec), days)
     return Backfilled(len(hours.periods), hours.wrong, days.wrong, latencies.wrong)
 
@@ -112,21 +130,36 @@ def _compare_hours(
     sums: SumTable,
     right: WrittenSums,
     hours_us: tuple[int, int],
+    through: int,
 ) -> _Compared:
     table = warehouse.table(sums.spec)
     low, high = (bound_of_time(_time(time_us)) for time_us in (hours_us[0], hours_us[1] - 1))
-    found = [file for file in table.files() if file.may_have("hour", low, high)]
+    found = [file for file in _files_through(table, through) if file.may_have("hour", low, high)]
     items = items_of_hours(right.files.get(sums.spec.name, []), found)
     return _compared(
         workers, items, sums, comparing_work(table.place, sums, sums.spec, table.place, hours_us)
     )
 
 
-def _compare_days(workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int]) -> _Compared:
+def _files_through(table: Table, through: int) -> list[DataFile]:
+    """Return the files of batches up to `through`; CommitConflict if one has later batches as well: it was merged."""
+    found = []
+    for file in table.files():
+        first, last = (file.bounds.get(name, (0, 0)) for name in ("first_batch", "last_batch"))
+        if first[0] <= through < last[1]:
+            raise CommitConflict(f"{file.path} of {table.spec.name} has batches after {through}, too")
+        if last[1] <= through:
+            found.append(file)
+    return found
+
+
+def _compare_days(
+    workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int], through: int
+) -> _Compared:
     hourly, daily = warehouse.table(HOURLY.spec), warehouse.table(DAILY.spec)
     days: dict[str, tuple[list[DataFile], list[DataFile]]] = {}
     for at, table in enumerate((hourly, daily)):
-        for file in table.files():
+        for file in _files_through(table, through):
             if _touches(file.partition_value, hours_us):
                 days.setdefault(str(file.partition_value), ([], []))[at].append(file)
     items = [_Item(tuple(right), tuple(found)) for _, (right, found) in sorted(days.items())]
@@ -273,28 +306,24 @@ def _plain_columns(column: Any) -> list[bytes]:
 
 def _replace(table: Table, compared: _Compared) -> None:
     if compared.adds or compared.removes:
-        table.commit(APP, table.last_batch(APP) + 1, compared.adds, removes=compared.removes)
+        table.commit(APP, None, compared.adds, removes=compared.removes)
 
 
 def _replace_hours(workers: Workers, table: Table, compared: _Compared) -> None:
-    """Put the right hours in place of wrong ones, with the control totals of all that there is then.
+    """Put the right hours in place of wrong ones, and the control totals of all that there is then in the note.
 
-    The totals of the wrong rows are not known: nobody says whether the note of before was of them.
+    The totals of the wrong rows are not known: nobody says whether the note of before was of them. So all files are
+    summed up, and by as much as the note of the same version is off, it is corrected; batches add to it meanwhile.
     """
     if not compared.adds and not compared.removes:
         return
+    noted = table.note(gold.TOTALS)
     gone = {file.path for file in compared.removes}
     paths = [file.path for file in (*table.files(), *compared.adds) if file.path not in gone]
     items = [json.dumps(paths[at : at + _FILES_OF_TASK]) for at in range(0, len(paths), _FILES_OF_TASK)]
     totals = _totals_of(workers.over(items, _totals_work(table.place)))
-    table.commit(
-        APP,
-        table.last_batch(APP) + 1,
-        compared.adds,
-        removes=compared.removes,
-        shared_notes={gold.TOTALS: totals},
-        is_alone=True,  # or the totals would be without what others added meanwhile
-    )
+    off = {measure: count - noted.get(measure, 0) for measure, count in totals.items()}
+    table.commit(APP, None, compared.adds, removes=compared.removes, counts={gold.TOTALS: off})
 
 
 def _totals_of(answers: Answers) -> dict[str, int]:

@@ -50,7 +50,7 @@ def expire_content(
             break
         answers = workers.over([file.path for file in files], expiry_work(table.place, files))
         try:
-            table.commit(APP, table.last_batch(APP) + 1, answers.files(BLOCKS.name), removes=files)
+            table.commit(APP, None, answers.files(BLOCKS.name), removes=files)
         except CommitConflict:
             if not plans_left:
                 raise

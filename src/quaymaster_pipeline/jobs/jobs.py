@@ -76,7 +76,7 @@ class _Stopwatch:
 
 
 class Pipeline:
-    """The jobs over one warehouse and one feed. Its owner holds `Warehouse.writing()` for as long as it uses this."""
+    """The jobs over one warehouse and one feed. Its owner holds `Warehouse.ingesting()` for as long as it uses this."""
 
     def __init__(
         self,
@@ -111,6 +111,8 @@ class Pipeline:
             mistake = self.refine(summary)
             if mistake is None:
                 self._commit_positions()
+                # Not before silver has the batch: readers ask what all layers have.
+                self._keeper.keep(self.coverage, summary.batches[-1].batch_id, self._clock())
             on_batch(summary)
         if mistake is not None:
             raise mistake
@@ -130,7 +132,6 @@ class Pipeline:
         if taken is None:
             return False
         self._block_bytes = max(1, taken.content_bytes // taken.blocks)
-        self._keeper.keep(self.coverage, taken.batch_id, now)
         summary.blocks += taken.blocks
         summary.rows += taken.totals["rows"]
         summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}

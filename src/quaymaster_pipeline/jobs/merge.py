@@ -115,7 +115,7 @@ def _merge(workers: Workers, table: Table, sums: SumTable, groups: Sequence[Merg
             f"files of {sums.spec.name} were not merged: of {len(groups)} groups {len(adds)} became a file"
         )
     removes = [file for group in groups for file in group.files]
-    table.commit(APP, table.last_batch(APP) + 1, adds, removes=removes, changes_data=False)
+    table.commit(APP, None, adds, removes=removes, changes_data=False)
     return Merged(sums.spec.name, len(removes), len(adds))
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, merge_sums
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, SUMMED_UP, TABLES, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
@@ -28,6 +29,7 @@ FILE_BYTES: Final = 128 << 20
 """What compaction makes files as large as."""
 KEEP_HOURS: Final = 24
 """How long files that no table has any more are kept for those who still read them."""
+PLANS_MAX: Final = 3
 SMALL_FILES_MIN: Final = 32
 """So many small files of one date and about one size are due to become one."""
 SIZE_STEP_BITS: Final = 4
@@ -59,10 +61,13 @@ def compact(
 
     Raises: see `merge_sums`.
     """
-    plans = [(spec, plan_compaction(warehouse.table(spec).files())) for spec in _COMPACTED]
-    steps = None if watch is None else Steps(sum(len(groups) for _, groups in plans) + len(TABLES), watch)
+    planned = sum(len(plan_compaction(warehouse.table(spec).files())) for spec in _COMPACTED)
+    steps = None if watch is None else Steps(planned + len(TABLES), watch)
     on_done = None if steps is None else steps.take
-    done = [_compact(workers, warehouse.table(spec), groups, on_done) for spec, groups in plans if groups]
+    done = []
+    for spec in _COMPACTED:
+        one = _compact(workers, warehouse.table(spec), lambda table: plan_compaction(table.files()), on_done)
+        done += [] if one is None else [one]
     merged = merge_sums(workers, warehouse, now, is_thorough=True, groups_max=None)
     done += [Compacted(one.table, one.before, one.after) for one in merged]
     for spec in TABLES:
@@ -80,10 +85,8 @@ def keep_up(workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> l
     merged = merge_sums(workers, warehouse, now, is_thorough=is_new_day(warehouse, now))
     done = [Compacted(one.table, one.before, one.after) for one in merged]
     for spec in _COMPACTED:
-        table = warehouse.table(spec)
-        groups = plan_due_compaction(table)
-        if groups:
-            done.append(_compact(workers, table, groups, None))
+        one = _compact(workers, warehouse.table(spec), plan_due_compaction, None)
+        done += [] if one is None else [one]
     return done
 
 
@@ -110,14 +113,26 @@ def end_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
 def _compact(
     workers: Workers,
     table: Table,
-    groups: list[list[DataFile]],
+    plan: Callable[[Table], list[list[DataFile]]],
     on_done: Callable[[int], None] | None,
-) -> Compacted:
-    items = [json.dumps([file.to_json() for file in group]) for group in groups]
-    adds = workers.over(items, compact_work(table.place, table.spec), on_done).files(table.spec.name)
-    removes = [file for group in groups for file in group]
-    table.commit(COMPACT_APP, table.last_batch(COMPACT_APP) + 1, adds, removes=removes, changes_data=False)
-    return Compacted(table.spec.name, len(removes), len(adds))
+) -> Compacted | None:
+    """Make files into few as planned; where others replaced one of them meanwhile, plan again. None: nothing is due."""
+    for plans_left in reversed(range(PLANS_MAX)):
+        groups = plan(table)
+        if not groups:
+            break
+        items = [json.dumps([file.to_json() for file in group]) for group in groups]
+        adds = workers.over(items, compact_work(table.place, table.spec), on_done).files(table.spec.name)
+        removes = [file for group in groups for file in group]
+        try:
+            table.commit(COMPACT_APP, None, adds, removes=removes, changes_data=False)
+        except CommitConflict:
+            if not plans_left:
+                raise
+            table.refresh()
+            continue
+        return Compacted(table.spec.name, len(removes), len(adds))
+    return None
 
 
 def plan_due_compaction(table: Table) -> list[list[DataFile]]:

@@ -467,8 +467,11 @@ def _answer_marks(place: TablePlace, batch_id: int, blocks: Any, states: Sequenc
 # What came so far
 
 
-def coverage_of(warehouse: Warehouse) -> Coverage:
-    """Return what all blocks taken so far cover: as ops.coverage says, and the headers of what came since."""
+def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
+    """Return what all blocks taken so far cover: as ops.coverage says, and the headers of what came since.
+
+    `through`: only up to this batch, which other layers have.
+    """
     saved = warehouse.table(COVERAGE).read()
     columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
     coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
@@ -480,6 +483,8 @@ def coverage_of(warehouse: Warehouse) -> Coverage:
                 later = pc.and_(
                     pc.greater(rows.column("batch_id"), since), pc.is_valid(rows.column("front_end"))
                 )
+                if through is not None:
+                    later = pc.and_(later, pc.less_equal(rows.column("batch_id"), through))
                 for block in block_ranges(rows.filter(later)):
                     coverage.add(block)
     return coverage

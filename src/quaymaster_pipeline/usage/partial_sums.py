@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.usage.gold import (
     APP,
     DAILY,
@@ -31,14 +32,18 @@ from quaymaster_pipeline.usage.gold import (
 )
 from quaymaster_pipeline.usage.latency import LATENCY, merge_latency, partial_latency
 from quaymaster_pipeline.usage.latency import with_date as latency_with_date
+from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 from quaymaster_pipeline.warehouse.sums import ROWS_IN_MEMORY, SumTable, write_sums
 from quaymaster_pipeline.warehouse.tables import Warehouse, within
 
 SUM_TABLES: Final = (HOURLY, LATENCY, DAILY)
 """In the order of their commits."""
+SILVER: Final = "silver"
+"""The job that fills usage_events."""
 _TOTALS_ANSWER: Final = "gold totals"
 
 
@@ -124,7 +129,20 @@ def commit_batch(warehouse: Warehouse, batch_id: int, written: WrittenSums) -> N
     for sums in SUM_TABLES:
         if sums.spec.name in written.files:
             counts = {TOTALS: written.totals} if sums is HOURLY else None
-            warehouse.table(sums.spec).commit(APP, batch_id, written.files[sums.spec.name], counts=counts)
+            table = warehouse.table(sums.spec)
+            try:
+                table.commit(APP, batch_id, written.files[sums.spec.name], counts=counts)
+            except CommitConflict:
+                # A backfill completes what it finds under way, with the same sums.
+                if table.last_batch(APP) < batch_id:
+                    raise
+
+
+def whole_coverage(warehouse: Warehouse) -> Coverage:
+    """Return what the blocks cover that all layers have: usage up to its `closed_until_us` is whole in gold."""
+    tables = [(warehouse.table(sums.spec), APP) for sums in SUM_TABLES]
+    tables.append((warehouse.table(USAGE_EVENTS), SILVER))
+    return coverage_of(warehouse, min(table.last_batch(app) for table, app in tables))
 
 
 def complete(workers: Workers, warehouse: Warehouse, through: int) -> WrittenSums | None:

@@ -26,7 +26,7 @@ from quaymaster_pipeline.usage.bronze import (
     files_of_batches,
     in_batches,
 )
-from quaymaster_pipeline.usage.partial_sums import SUM_TABLES, PartialSums, WrittenSums
+from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import DAY_US, Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.sequences import IncarnationId
@@ -51,7 +51,7 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 from quaymaster_pipeline.warehouse.times import us_of_time
 
-APP = "silver"
+APP: Final = SILVER
 _CONTENT = [field.name for field in REQUEST_COLUMNS]
 HEADS = "heads"
 """In the notes of audit_events and usage_events: the last audit event of each front end."""

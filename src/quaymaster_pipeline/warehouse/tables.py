@@ -159,7 +159,7 @@ class Table:
     def commit(
         self,
         app: str,
-        batch_id: int,
+        batch_id: int | None,
         adds: Iterable[DataFile],
         *,
         removes: Iterable[DataFile] = (),
@@ -172,6 +172,7 @@ class Table:
     ) -> bool:
         """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
 
+        Without `batch_id` it is the job's next, whatever others who do the same job commit meanwhile.
         `shared_notes` are notes under other names than the job's, for what several jobs keep up. `counts` are added to
         the numbers of such notes, as they are in the version before: others may add to them, too. `is_alone`: it fails
         when anybody committed since this table was last looked at; else only when that was the same job, or it took
@@ -181,25 +182,27 @@ class Table:
             CommitConflict: another process was first.
             StoreFails: the object store refuses. Whether it committed is seen by who looks at the table anew.
         """
-        if self.last_batch(app) >= batch_id:
+        if batch_id is not None and self.last_batch(app) >= batch_id:
             return False
         with writing_to(self.place.uri):
             self._open_to_write()
         # Asked again: it may have been made, and by another one, since it was looked at.
         last = self.last_batch(app)
-        if last >= batch_id or follows not in (None, last):
+        if (batch_id is not None and last >= batch_id) or follows not in (None, last):
             return False
         adds, removes = list(adds), list(removes)
         for _ in range(1 if is_alone else COMMIT_TRIES):
             try:
                 notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
-                self._commit_next(app, batch_id, adds, removes, notes, changes_data)
+                number = self.last_batch(app) + 1 if batch_id is None else batch_id
+                self._commit_next(app, number, adds, removes, notes, changes_data)
             except CommitFailedError:
                 if is_alone:
                     break
                 self.refresh()
-                there = {file.path for file in self.files()}
-                if self.last_batch(app) >= batch_id or not there.issuperset(file.path for file in removes):
+                there = {file.path for file in self.files()} if removes else set()
+                is_done = batch_id is not None and self.last_batch(app) >= batch_id
+                if is_done or not there.issuperset(file.path for file in removes):
                     break
                 continue
             self.refresh()
@@ -355,20 +358,25 @@ class Warehouse:
             table = self._tables[spec.name] = Table(spec, self.place(spec))
         return table
 
+    def refresh(self) -> None:
+        """See what others committed, in all tables."""
+        for table in self._tables.values():
+            table.refresh()
+
     def place(self, spec: TableSpec) -> TablePlace:
         """Return where a table's files are."""
         return TablePlace(f"{self.root}/{spec.name.replace('.', '/')}", self.storage_options)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Be the only writer while the block runs.
+    def ingesting(self) -> Iterator[None]:
+        """Be the only one that takes blocks while the block runs. All other jobs may run beside.
 
         In an object store there is no lock; there a commit beside ours fails, by Delta's own rules.
 
         Raises:
             WarehouseBusy: another process is.
         """
-        with self.only_writer("lock", "writes the tables"):
+        with self.only_writer("lock", "takes usage into the tables"):
             self._tables.clear()
             yield
 

@@ -519,7 +519,7 @@ def test_nothing_expires_while_a_chain_is_broken(site: Site) -> None:
 def test_events_do_not_expire_while_the_pipeline_writes(site: Site) -> None:
     audit = shipped(site, front_end())
 
-    with site.warehouse.writing(), pytest.raises(WarehouseBusy):
+    with site.warehouse.ingesting(), pytest.raises(WarehouseBusy):
         audit.expire(LATER, LATER)
 
 

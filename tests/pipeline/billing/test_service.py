@@ -471,7 +471,7 @@ def test_only_one_process_bills_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_pipeline_may_write_usage_while_billing_writes(tmp_path: Path) -> None:
-    with BillingStore(Warehouse(tmp_path)).writing(), Warehouse(tmp_path).writing():
+    with BillingStore(Warehouse(tmp_path)).writing(), Warehouse(tmp_path).ingesting():
         fill(Warehouse(tmp_path), [used(5)])
 
 

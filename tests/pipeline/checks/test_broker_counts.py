@@ -82,7 +82,7 @@ def count_of(
 
 def keep(site: Site, counts: list[QueueCount], time_us: int, *, accept: bool = False) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         write_counts(warehouse, counts, time_of(time_us), time_of(time_us + SECOND_US), accept=accept)
 
 
@@ -471,7 +471,7 @@ def test_what_was_compared_is_kept(tmp_path: Path) -> None:
     found = compare(site)
     assert found is not None
 
-    with warehouse.writing():
+    with warehouse.ingesting():
         write_broker_comparison(warehouse, found, time_of(LATE_US))
 
     rows = site.warehouse.table(RECONCILIATION).read().to_pylist()

@@ -400,12 +400,25 @@ def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_wha
     assert site.usage() == expected_usage(one)
 
 
-def test_a_second_writer_is_refused(run: Run, tmp_path: Path) -> None:
-    with Warehouse(tmp_path / "warehouse").writing():
-        done = run("pipeline", "reconcile", "--data", tmp_path)
+def test_a_second_run_is_refused_and_what_operators_do_is_not(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(10))
+    site.run()
+    with Warehouse(tmp_path / "warehouse").ingesting():
+        second = run("pipeline", "run", "--once", "--data", tmp_path, "--files", site.feed)
+        hasty = run("pipeline", "compact", "--data", tmp_path, "--keep-hours", 0)
+        others = [
+            run("pipeline", *words, "--data", tmp_path)
+            for words in (("reconcile",), ("backfill",), ("compact",))
+        ]
 
-    assert done.code == 1
-    assert "another process writes the tables" in done.err
+    assert (second.code, hasty.code) == (1, 1)
+    assert "another process takes usage into the tables" in second.err
+    assert "another process takes usage into the tables" in hasty.err
+    assert [done.code for done in others] == [0, 0, 0]
 
 
 def write_pipeline_file(directory: Path, endpoint_url: str, key_id: str, *, age_s: int) -> None:

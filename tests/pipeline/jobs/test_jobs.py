@@ -106,7 +106,7 @@ def test_a_damaged_block_goes_to_quarantine_and_leaves_a_gap(tmp_path: Path) -> 
     good, bad, last = one.block(50), one.block(60), one.block(70)
     site.ship(good, bad[:-1] + bytes([bad[-1] ^ 1]), last)
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         pipeline = site.pipeline(warehouse)
         pipeline.catch_up()
 

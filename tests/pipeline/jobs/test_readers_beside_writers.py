@@ -139,7 +139,7 @@ def test_all_readers_find_the_same_totals_before_and_after_each_commit_of_a_comp
         look(f"after {table.spec.name}")
         return is_new
 
-    with monkeypatch.context() as patched, (warehouse := site.warehouse).writing():
+    with monkeypatch.context() as patched, (warehouse := site.warehouse).ingesting():
         patched.setattr(Table, "commit", watched)
         done = compact(InProcess(), warehouse, NOW + datetime.timedelta(days=1))
 
@@ -192,7 +192,7 @@ def test_batches_backfills_and_compaction_go_on_beside_truncated_files_and_compa
 
     site.run()
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         mended = backfill(InProcess(), warehouse, 0, 1 << 62)
         compact(InProcess(), warehouse, NOW)
         kept = [path.exists() for path in torn]

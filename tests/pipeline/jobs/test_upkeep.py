@@ -73,7 +73,7 @@ def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
 
 def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(site: Site) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         hourly = warehouse.table(USAGE_HOURLY)
         file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
         broken = gold.with_date(hourly.read(gold.PARTIAL_SCHEMA.names, files=[file]).slice(1))
@@ -96,7 +96,7 @@ def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(si
 
 def test_an_hour_that_is_wrong_in_the_file_of_its_day_is_mended_and_the_others_stay(site: Site) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         merge_sums(InProcess(), warehouse, NEXT_DAY)
         before = warehouse.table(USAGE_HOURLY).read().to_pylist()
         vandalise(warehouse.table(USAGE_HOURLY), lambda rows: rows.slice(1))
@@ -112,7 +112,7 @@ def test_an_hour_that_is_wrong_in_the_file_of_its_day_is_mended_and_the_others_s
 
 def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(site: Site) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         hourly = warehouse.table(USAGE_HOURLY)
         file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
         rows = hourly.read(gold.PARTIAL_SCHEMA.names, files=[file])
@@ -135,7 +135,7 @@ def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site, is_merged: bool) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         if is_merged:
             merge_sums(InProcess(), warehouse, NOON + datetime.timedelta(hours=4))
         hourly = warehouse.table(USAGE_HOURLY)
@@ -161,7 +161,7 @@ def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Si
 def test_days_and_latencies_that_are_wrong_are_found_and_mended(site: Site) -> None:
     specs = USAGE_DAILY, LATENCY_HOURLY
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         merge_sums(InProcess(), warehouse, NEXT_DAY)
         daily, latencies = (warehouse.table(spec) for spec in specs)
         before = [table.read().to_pylist() for table in (daily, latencies)]
@@ -205,7 +205,7 @@ def test_a_file_of_days_or_latencies_that_cannot_be_read_is_made_anew_by_a_backf
     with pytest.raises(BrokenTable, match="`quaymaster pipeline backfill` makes it anew"):
         table.read()
 
-    with warehouse.writing():
+    with warehouse.ingesting():
         done = backfill(InProcess(), warehouse, *ALWAYS)
 
     assert site.warehouse.table(spec).read().to_pylist() == before
@@ -220,7 +220,7 @@ def test_latencies_of_hours_that_were_not_asked_for_are_not_lost_with_a_broken_f
     table = warehouse.table(LATENCY_HOURLY)
     Path(table.place.uri, table.files()[0].path).write_bytes(b"junk")
 
-    with warehouse.writing(), pytest.raises(BrokenTable, match=r"gold\.latency_hourly"):
+    with warehouse.ingesting(), pytest.raises(BrokenTable, match=r"gold\.latency_hourly"):
         backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
 
 
@@ -245,7 +245,7 @@ def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_tw
             site.run()
     before = compare_sums(site.warehouse)
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         backfill(InProcess(), warehouse, *ALWAYS)
     site.run()
 
@@ -257,7 +257,7 @@ def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_tw
 def test_rows_say_of_which_batches_they_are_also_after_a_merge_and_a_backfill(site: Site) -> None:
     as_appended = site.warehouse.table(USAGE_HOURLY).read(["first_batch", "last_batch"])
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         merge_sums(InProcess(), warehouse, NOW)
         merged = site.warehouse.table(USAGE_HOURLY).read().to_pylist()
         hourly = warehouse.table(USAGE_HOURLY)
@@ -273,7 +273,7 @@ def test_rows_say_of_which_batches_they_are_also_after_a_merge_and_a_backfill(si
 def test_compaction_changes_files_and_no_row(site: Site) -> None:
     before = compare_rows(site.warehouse)
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         done = {
             one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, NOW, keep_hours=0)
         }
@@ -286,7 +286,7 @@ def test_compaction_changes_files_and_no_row(site: Site) -> None:
 
 def test_batches_go_on_after_compaction(site: Site) -> None:
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         compact(InProcess(), warehouse, NOW, keep_hours=0)
     one, two = site.front_ends
     site.ship(two.block(77), one.block(200))
@@ -308,7 +308,7 @@ def test_many_small_files_of_a_date_and_size_are_compacted_while_batches_are_tak
     small = [table.write("more", rows.slice(number, 1))[0] for number in range(SMALL_FILES_MIN)]
     table.commit("more", 0, small[:-10])
     before = table.rows
-    with warehouse.writing():
+    with warehouse.ingesting():
         few = [one.table for one in keep_up(InProcess(), warehouse, NOON)]
         warehouse.table(USAGE_EVENTS).commit("more", 1, small[-10:])
         many = [one.table for one in keep_up(InProcess(), warehouse, NOON)]
@@ -328,7 +328,7 @@ def test_old_files_are_deleted_once_a_day_and_not_on_the_first(
     monkeypatch.setattr(Table, "vacuum", lambda table, hours: vacuumed.append(f"{table.spec.name} {hours}"))
     warehouse = site.warehouse
     hours = (0, 1, 24, 25, 24 * 9)
-    with warehouse.writing():
+    with warehouse.ingesting():
         done = [end_day(warehouse, NOON + datetime.timedelta(hours=hour)) for hour in hours]
 
     assert done == [False, False, True, False, True]

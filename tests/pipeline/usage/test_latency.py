@@ -78,7 +78,7 @@ def test_a_backfill_mends_counts_and_leaves_right_ones(tmp_path: Path) -> None:
     site.ship(one.block(400))
     site.run()
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         backfill(InProcess(), warehouse, 0, 1 << 62)
         untouched = warehouse.table(LATENCY_HOURLY).last_batch(APP)
         table = warehouse.table(LATENCY_HOURLY)

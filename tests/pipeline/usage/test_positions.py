@@ -32,7 +32,7 @@ class ToldFeed(FileFeed):
 def run(site: Site) -> ToldFeed:
     warehouse = site.warehouse
     feed = ToldFeed(site.feed, warehouse)
-    with warehouse.writing():
+    with warehouse.ingesting():
         Pipeline(InProcess(), warehouse, feed, clock=lambda: NOW).catch_up()
     return feed
 
@@ -77,7 +77,7 @@ def test_another_feed_is_not_told_of_this_ones_offsets(tmp_path: Path) -> None:
     warehouse = site.warehouse
     feed = ToldFeed(site.feed, warehouse)
 
-    with warehouse.writing(), pytest.raises(FeedChanged):
+    with warehouse.ingesting(), pytest.raises(FeedChanged):
         Pipeline(InProcess(), warehouse, feed, clock=lambda: NOW).catch_up()
 
     assert feed.told == []

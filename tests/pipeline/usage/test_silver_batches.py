@@ -22,7 +22,7 @@ from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE, USAGE_EVEN
 def take_into_bronze(site: Site) -> None:
     """Take what is there into bronze alone, as a run does that is killed then."""
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         coverage = bronze.coverage_of(warehouse)
         assert bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW) is not None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from harness.usage_questions import (
     ANSWERS,
@@ -46,6 +47,8 @@ def db(asked: Asked) -> Any:
 def run(name: str, **given: Any) -> dict[str, Any]:
     """Run a Python block of the page and return its names."""
     names = dict(given)
+    # As in a new process: what a test before left unfinished on DuckDB's default connection would be in the way.
+    duckdb.set_default_connection(duckdb.connect())
     exec(compile(PYTHON[name], name, "exec"), names)
     return names
 

@@ -179,10 +179,8 @@ def test_a_backfill_beside_a_run_does_not_take_its_totals(
     hourly.commit("vandal", 0, [], removes=hourly.files()[:1])
     between_notes_and_commit(monkeypatch, site.run)
 
-    with pytest.raises(CommitConflict):
-        backfill(InProcess(), site.warehouse, 0, 1 << 62)
-    assert site.warehouse.table(USAGE_HOURLY).note(gold.TOTALS)["rows"] == 110
     backfill(InProcess(), site.warehouse, 0, 1 << 62)
+
     assert site.usage() == expected_usage(one)
     assert site.warehouse.table(USAGE_HOURLY).note(gold.TOTALS)["rows"] == 110
 
@@ -226,9 +224,9 @@ def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) ->
 def test_a_store_that_overwrites_what_is_to_be_new_is_refused_to_writers(store: ObjectStore) -> None:
     careless = Warehouse("s3://careless/w", store.storage_options)
 
-    with pytest.raises(StoreFails, match="no conditional writes"), careless.writing():
+    with pytest.raises(StoreFails, match="no conditional writes"), careless.ingesting():
         pass
-    with Warehouse("s3://bucket/w", store.storage_options).writing():
+    with Warehouse("s3://bucket/w", store.storage_options).ingesting():
         pass
 
     assert store.list_keys() == []

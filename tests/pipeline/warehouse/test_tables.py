@@ -132,8 +132,8 @@ def test_duckdb_and_polars_read_what_was_written(tmp_path: Path) -> None:
 
 
 def test_there_is_one_writer(tmp_path: Path) -> None:
-    with Warehouse(tmp_path).writing(), pytest.raises(WarehouseBusy), Warehouse(tmp_path).writing():
+    with Warehouse(tmp_path).ingesting(), pytest.raises(WarehouseBusy), Warehouse(tmp_path).ingesting():
         pass
 
-    with Warehouse(tmp_path).writing():
+    with Warehouse(tmp_path).ingesting():
         pass
