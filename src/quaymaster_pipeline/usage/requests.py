@@ -7,9 +7,9 @@ is looked up by index. So a row costs no Python object but its request id, and a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,6 @@ from quaymaster.protocol.usage.usage_rows import CorruptBlock, UsageRows, check_
 from quaymaster_pipeline.warehouse.schemas import REQUEST_COLUMNS, REQUEST_SCHEMA
 
 _CONTEXT_COLUMNS = UsageContext.__struct_fields__
-_ACTION, _STATUS = (_CONTEXT_COLUMNS.index(name) for name in ("action", "http_status"))
 _KINDS = {field.name: field.type for field in REQUEST_COLUMNS}
 _COLUMNS = [name for name in UsageRows.__struct_fields__ if name not in ("contexts", "changes")]
 _CHANGED = ("request_params", "response_elements", "prev_hash", "record_hash")
@@ -141,20 +140,17 @@ def request_rows(opened: Sequence[Opened]) -> Any:
         return REQUEST_SCHEMA.empty_table()
     blocks = _Blocks(opened)
     contexts = [context for one in opened for context in one.block.rows.contexts]
-    values = list(zip(*map(msgspec.structs.astuple, contexts), strict=True))
+    # A column at a time: tuples, a context each, would cost the garbage collector twice what all else here does.
+    of_contexts = {
+        name: pa.array(list(map(attrgetter(name), contexts)), _KINDS[name]) for name in _CONTEXT_COLUMNS
+    }
     context = pa.array(blocks.contexts())
-    is_receive = pa.array(
-        [
-            action == "ReceiveMessage" and status == 200
-            for action, status in zip(values[_ACTION], values[_STATUS], strict=True)
-        ],
-        pa.bool_(),
+    is_receive = pc.and_(
+        pc.equal(of_contexts["action"], "ReceiveMessage"), pc.equal(of_contexts["http_status"], 200)
     )
     event_us, latency_us = blocks.numbers("event_time_us"), blocks.numbers("latency_us")
     messages, payload = blocks.numbers("message_count"), blocks.numbers("payload_bytes")
-    columns: dict[str, Any] = {
-        name: pa.array(values[at], _KINDS[name]).take(context) for at, name in enumerate(_CONTEXT_COLUMNS)
-    }
+    columns: dict[str, Any] = {name: column.take(context) for name, column in of_contexts.items()}
     columns |= {
         "front_end": blocks.repeated([one.block.header.front_end for one in opened], pa.string()),
         "epoch": blocks.repeated([one.block.header.incarnation for one in opened], pa.int64()),
