@@ -1,7 +1,8 @@
 """Requests of blocks as Arrow tables, many blocks at a time.
 
 Rows are taken column by column, numbers as they lie in the blocks; what a block has once for many rows (its contexts)
-is looked up by index. So a row costs no Python object but its request id, and a block few.
+is looked up by index, and decoded once for all blocks. A small block has a context for nearly each of its rows, and
+most of them are those of other blocks, too. So a row costs no Python object but its request id, and a block few.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.protocol.usage.usage_blocks import UsageBlock, check_sums, split_block
+from quaymaster.protocol.usage.usage_blocks import UsageBlock, check_sums, inflate_block, split_block
 from quaymaster.protocol.usage.usage_records import (
     CHUNK_BYTES,
     SCHEMA_VERSION,
@@ -22,7 +24,7 @@ from quaymaster.protocol.usage.usage_records import (
     event_id,
     event_seed,
 )
-from quaymaster.protocol.usage.usage_rows import CorruptBlock, UsageRows, check_rows
+from quaymaster.protocol.usage.usage_rows import CorruptBlock, PackedRows, UsageRows, check_rows
 from quaymaster_pipeline.warehouse.schemas import REQUEST_COLUMNS, REQUEST_SCHEMA
 
 _CONTEXT_COLUMNS = UsageContext.__struct_fields__
@@ -51,6 +53,33 @@ class Opened(NamedTuple):
     origin: Origin
 
 
+class _RawRows(PackedRows, array_like=True):
+    """The rows of a block with their contexts as bytes."""
+
+    contexts: list[msgspec.Raw]  # type: ignore[assignment]
+
+
+_raw_rows = msgspec.msgpack.Decoder(_RawRows)
+_context = msgspec.msgpack.Decoder(UsageContext)
+
+
+class Contexts:
+    """Contexts that were decoded: the same bytes are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, UsageContext] = {}
+
+    def of(self, found: Sequence[msgspec.Raw]) -> list[UsageContext]:
+        """Return contexts. Raises MsgspecError."""
+        known, contexts = self._known, []
+        for data in map(bytes, found):
+            context = known.get(data)
+            if context is None:
+                context = known[data] = _context.decode(data)
+            contexts.append(context)
+        return contexts
+
+
 class Unreadable(NamedTuple):
     """A block whose rows cannot be read, though its bytes are those that came: the how manyth it was, and why."""
 
@@ -67,10 +96,11 @@ def open_blocks(blocks: Any) -> tuple[list[Opened], list[Unreadable]]:
     unreadable: list[Unreadable] = []
     names = ("log_partition", "log_offset", "batch_id", "rows", "content")
     columns = (blocks.column(name).to_pylist() for name in names)
+    contexts = Contexts()
     for at, (*origin, rows, content) in enumerate(zip(*columns, strict=True)):
         if rows and content is not None:
             try:
-                opened.append(Opened(open_block(content), Origin(*origin)))
+                opened.append(Opened(open_block(content, contexts), Origin(*origin)))
             except CorruptBlock as error:
                 unreadable.append(Unreadable(at, str(error)))
     return opened, unreadable
@@ -90,8 +120,8 @@ def changes_of(blocks: Any) -> Iterator[Any]:
             yield rows.filter(pc.equal(rows.column("category"), "management"))
 
 
-def open_block(data: bytes) -> UsageBlock:
-    """Return a block with its rows.
+def open_block(data: bytes, known: Contexts | None = None) -> UsageBlock:
+    """Return a block with its rows. Contexts that are `known` are the same objects.
 
     It is what `decode_block` gives, checked in the same way, but for its columns of numbers: arrays of numpy.
 
@@ -99,12 +129,17 @@ def open_block(data: bytes) -> UsageBlock:
         CorruptBlock: it cannot be read.
         UnknownBlockVersion: a newer program wrote it.
     """
-    header, packed, digest = split_block(data)
-    if packed is None:
+    header, body, digest = inflate_block(data)
+    if body is None:
         check_sums(header, 0, 0, 0)
         return UsageBlock(header, UsageRows([], [], [], [], [], [], [], [], [], [], [], []), digest)
+    try:
+        packed = _raw_rows.decode(body)
+        contexts = (known or Contexts()).of(packed.contexts)
+    except msgspec.MsgspecError as error:
+        raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
     rows = UsageRows(
-        packed.contexts,
+        contexts,
         _numbers(packed.context),
         _numbers(packed.event_time) + header.time_min_us,
         _numbers(packed.latency),
@@ -139,12 +174,11 @@ def request_rows(opened: Sequence[Opened]) -> Any:
     if not opened:
         return REQUEST_SCHEMA.empty_table()
     blocks = _Blocks(opened)
-    contexts = [context for one in opened for context in one.block.rows.contexts]
+    contexts, context = blocks.contexts()
     # A column at a time: tuples, a context each, would cost the garbage collector twice what all else here does.
     of_contexts = {
         name: pa.array(list(map(attrgetter(name), contexts)), _KINDS[name]) for name in _CONTEXT_COLUMNS
     }
-    context = pa.array(blocks.contexts())
     is_receive = pc.and_(
         pc.equal(of_contexts["action"], "ReceiveMessage"), pc.equal(of_contexts["http_status"], 200)
     )
@@ -202,10 +236,20 @@ class _Blocks:
         """Return a column with a block's value in each of its rows."""
         return pa.array(values, kind).take(self._taken)
 
-    def contexts(self) -> Any:
-        """Return the numbers of the rows' contexts among those of all blocks, one after the other."""
-        counts = np.array([len(one.block.rows.contexts) for one in self.opened])
-        return self.numbers("context") + np.repeat(np.cumsum(counts) - counts, self.counts)
+    def contexts(self) -> tuple[list[UsageContext], Any]:
+        """Return the different contexts of all blocks, and the number among them of each row's."""
+        places: dict[int, int] = {}
+        contexts: list[UsageContext] = []
+        numbers = []
+        for one in self.opened:
+            mine = []
+            for context in one.block.rows.contexts:
+                at = places.setdefault(id(context), len(contexts))
+                if at == len(contexts):
+                    contexts.append(context)
+                mine.append(at)
+            numbers.append(np.array(mine, np.int64)[np.asarray(one.block.rows.context)])
+        return contexts, pa.array(np.concatenate(numbers))
 
 
 def _changes(blocks: _Blocks) -> dict[str, Any]:

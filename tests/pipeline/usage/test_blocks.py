@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from harness.forged_blocks import forged
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import FrontEnd, context_of
 
 from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster.protocol.usage.usage_rows import CorruptBlock, PackedRows, UsageRows
-from quaymaster_pipeline.usage.requests import Opened, Origin, open_block, request_rows
+from quaymaster_pipeline.usage.requests import Contexts, Opened, Origin, open_block, request_rows
 from quaymaster_pipeline.usage.rules import usage_rows
 from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
@@ -39,9 +39,21 @@ def test_columns_are_those_of_the_plain_decoder(rows: int) -> None:
         assert request_rows([Opened(opened, ORIGIN)]).equals(request_rows([Opened(plain, ORIGIN)]))
 
 
+def test_rows_of_blocks_that_share_contexts_are_those_of_each_block_by_itself() -> None:
+    front_ends = FrontEnd("a"), FrontEnd("b", besides=(context_of("SendMessage", 2, status=500),))
+    data = [front_end.block(rows) for front_end in front_ends for rows in (30, 1, 7)]
+    known = Contexts()
+
+    together = request_rows([Opened(open_block(one, known), ORIGIN) for one in data])
+
+    alone = [request_rows([Opened(open_block(one), ORIGIN)]) for one in data]
+    assert together.equals(pa.concat_tables(alone))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda rows: rows.contexts.__setitem__(0, None), "cannot be read"),
         (lambda rows: setattr(rows, "latency", rows.latency[:-1]), "cannot be read"),
         (lambda rows: setattr(rows, "latency", b"x" + rows.latency[1:]), "cannot be read"),
         (lambda rows: setattr(rows, "latency", b""), "cannot be read"),

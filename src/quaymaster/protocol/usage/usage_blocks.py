@@ -255,14 +255,25 @@ def split_block(data: bytes | memoryview) -> tuple[BlockHeader, PackedRows | Non
 
     The CRC is checked; what the rows say is not, see `check_rows` and `check_sums`. Raises as `decode_header`.
     """
+    header, body, digest = inflate_block(data)
+    if body is None:
+        return header, None, digest
+    try:
+        return header, _bodies.decode(body), digest
+    except msgspec.MsgspecError as error:
+        raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
+
+
+def inflate_block(data: bytes | memoryview) -> tuple[BlockHeader, bytes | None, bytes]:
+    """Return what `split_block` does, with the MessagePack of `PackedRows` in place of the rows."""
     header, packed = _split(data)
-    rows = None
+    body = None
     if header.rows:
         try:
-            rows = _bodies.decode(zlib.decompressobj().decompress(packed, BODY_BYTES_MAX))
-        except (zlib.error, msgspec.MsgspecError) as error:
+            body = zlib.decompressobj().decompress(packed, BODY_BYTES_MAX)
+        except zlib.error as error:
             raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
-    return header, rows, block_digest(data)
+    return header, body, block_digest(data)
 
 
 def block_digest(data: bytes | memoryview) -> bytes:
