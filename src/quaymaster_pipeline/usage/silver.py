@@ -99,7 +99,9 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
         table = warehouse.table(spec)
         totals = Counter(table.note(APP).get("totals", {}))
         totals.update(counts)
-        note = {"totals": dict(totals), HEADS: newest_heads([heads_in(table), heads])}
+        note: dict[str, Any] = {"totals": dict(totals)}
+        if spec is not QUARANTINE:  # nobody looks for them there, and they are most of a fleet's log
+            note[HEADS] = newest_heads([heads_in(table), heads])
         table.commit(APP, last, answers.files(spec.name), note=note)
     return Refined(last, answers.tasks, sums, dict(counts))
 
