@@ -2,7 +2,8 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | commit_turns | pipeline | engines | freshness [its options]
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet |
+        freshness [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -24,6 +25,7 @@ from bench import (
     compare,
     depth,
     engines,
+    fleet,
     freshness,
     frontend_cost,
     http_limit,
@@ -50,6 +52,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "commit_turns": commit_turns.main,
     "pipeline": pipeline.main,
     "engines": engines.main,
+    "fleet": fleet.main,
     "freshness": freshness.main,
 }
 

@@ -429,8 +429,11 @@ ON_CLUSTERS = ("spark", "hybrid")
 
 
 @contextlib.contextmanager
-def cluster(workers: int) -> Iterator[Cluster]:
-    """Run a standalone cluster of so many workers; each, and all that it starts, has one core and keeps to it."""
+def cluster(workers: int, *, cores: int = 1) -> Iterator[Cluster]:
+    """Run a standalone cluster of so many workers; each, and all that it starts, keeps to one core.
+
+    `cores` is how many each says that it has.
+    """
     import pyspark
 
     home = os.path.dirname(pyspark.__file__)
@@ -450,7 +453,7 @@ def cluster(workers: int) -> Iterator[Cluster]:
 
         pids = [start("master.Master", "--webui-port", str(page), "--port", str(port))]
         for number in range(workers):
-            size = ("--cores", "1", "--memory", "3g", "--work-dir", f"{folder}/{number}")
+            size = ("--cores", str(cores), "--memory", "3g", "--work-dir", f"{folder}/{number}")
             pids.append(start("worker.Worker", "--webui-port", "0", *size, url, core=number))
 
         def is_ready() -> bool:

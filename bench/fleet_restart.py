@@ -1,0 +1,185 @@
+"""How long the pipeline takes to start over a long history, which is made here without a queue and without Spark.
+
+`ops.coverage` says what had come up to some batch; a start reads it, and the headers of later batches. Where it is
+lost, a start reads the headers of all blocks. History is made cheaply: bronze.blocks as its log has it after
+compaction, files of headers without content. Old files are links to one file, for only their number, and how many
+headers they have, is of interest; those of the last batches have the headers of whole passes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.pipeline import NOON_US
+from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.feed import BlockReader
+from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
+from quaymaster_pipeline.usage.tasks import Answers
+from quaymaster_pipeline.warehouse.data_files import DataFile, write_rows
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE
+from quaymaster_pipeline.warehouse.tables import Warehouse
+
+FRONT_ENDS = 1_000
+PASSES_A_DAY = 1_440
+PASS_BLOCKS = 60_000
+FILES_A_DAY = 800
+"""Of compacted files, so that 35 days have 28,000."""
+OLD_HEADERS = 100
+"""In an old file; one that was compacted would have 100,000."""
+PASS_FILES = 8
+RECENT_PASSES = 10
+"""Since ops.coverage was written, which is at most so many minutes ago."""
+ROWS = 116
+
+
+class NoWorkers:
+    """Runs no task: a start needs none."""
+
+    cores = 0
+
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        raise AssertionError("a start runs no tasks")
+
+
+class NoFeed:
+    """Is not looked at by a start."""
+
+    identity = "none"
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def reader(self) -> BlockReader:
+        raise AssertionError("a start reads no blocks")
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        raise AssertionError("a start commits nothing")
+
+
+def restart(root: str) -> dict[str, Any]:
+    """Start a pipeline over tables; return how long that took, without Spark and the imports."""
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    warehouse = Warehouse(root)
+    with warehouse.writing():
+        pipeline = Pipeline(NoWorkers(), warehouse, NoFeed())
+    took_s, used_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    return {
+        "batches": warehouse.table(BLOCKS).last_batch(bronze.APP) + 1,
+        "seconds": round(took_s, 2),
+        "cpu_s": round(used_s, 2),
+        "open_incarnations": len(pipeline.coverage.open_incarnations()),
+    }
+
+
+def measure(
+    days: int, *, files_a_day: int = FILES_A_DAY, front_ends: int = FRONT_ENDS, pass_blocks: int = PASS_BLOCKS
+) -> dict[str, Any]:
+    """Return how long a start takes over so many days, with ops.coverage and without."""
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder:
+        root = str(Path(folder, "warehouse"))
+        write_history(root, days, files_a_day, front_ends, pass_blocks)
+        with_coverage = restart(root)
+        warehouse = Warehouse(root)
+        began_s = time.process_time()
+        files = warehouse.table(BLOCKS).files()
+        listing_s = time.process_time() - began_s
+        shutil.rmtree(warehouse.place(COVERAGE).uri)
+        without = restart(root)
+    headers = days * files_a_day * OLD_HEADERS + RECENT_PASSES * pass_blocks
+    header_us = with_coverage["cpu_s"] / (RECENT_PASSES * pass_blocks) * 1e6
+    return {
+        "days": days,
+        "files": len(files),
+        "listing_cpu_s": round(listing_s, 2),
+        "with_coverage": with_coverage | {"headers": RECENT_PASSES * pass_blocks},
+        "without_coverage": without | {"headers": headers},
+        "us_a_header": round(header_us, 2),
+        "all_headers_s": round(days * PASSES_A_DAY * pass_blocks * header_us / 1e6),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_blocks: int) -> None:
+    """Write bronze.blocks and ops.coverage as a pipeline would have them after so many days of passes."""
+    warehouse = Warehouse(root)
+    with warehouse.writing():
+        table = warehouse.table(BLOCKS)
+        old = headers(0, 0, OLD_HEADERS, front_ends)
+        last = days * PASSES_A_DAY - 1
+        for day in range(days):
+            first = day * PASSES_A_DAY
+            model = write_rows(table.place, BLOCKS, f"{bronze.APP}-{first}", old)[0]
+            links = [
+                _link(table.place.uri, model, number, first + number * PASSES_A_DAY // files_a_day)
+                for number in range(1, files_a_day)
+            ]
+            table.commit(bronze.APP, first + PASSES_A_DAY - 1, [model, *links], note={"taken_us": NOON_US})
+        coverage = Coverage()
+        had = -(-pass_blocks // front_ends) * (last + 1) * ROWS
+        for number in range(front_ends):
+            coverage.add(BlockRange(IncarnationId(_name(number), 1), 0, had, b"", NOON_US))
+        bronze.CoverageKeeper(warehouse).keep(coverage, last, datetime.fromtimestamp(NOON_US / 1e6, UTC))
+        for batch_id in range(last + 1, last + 1 + RECENT_PASSES):
+            files: list[DataFile] = []
+            for part in range(PASS_FILES):
+                rows = headers(
+                    batch_id, part * pass_blocks // PASS_FILES, pass_blocks // PASS_FILES, front_ends
+                )
+                files += write_rows(table.place, BLOCKS, f"{bronze.APP}-{batch_id}", rows)
+            table.commit(bronze.APP, batch_id, files, note={"taken_us": NOON_US})
+
+
+def headers(batch_id: int, first: int, count: int, front_ends: int) -> Any:
+    """Return rows of bronze.blocks of a batch: from a place in it on, without content, by front end."""
+    place = np.arange(first, first + count)
+    front_end, turn = place % front_ends, place // front_ends
+    order = np.argsort(front_end, kind="stable")
+    front_end, turn = front_end[order], turn[order]
+    turns = PASS_BLOCKS // FRONT_ENDS * batch_id + turn
+    columns = {
+        "front_end": pa.array([_name(number) for number in front_end.tolist()]),
+        "epoch": np.ones(count, np.int64),
+        "batch_id": np.full(count, batch_id),
+        "log_offset": batch_id * PASS_BLOCKS + place,
+        "seq_lo": turns * ROWS,
+        "seq_hi": (turns + 1) * ROWS,
+        "low_watermark": NOON_US + turns * 1_000_000,
+        "sha256": pa.array([os.urandom(32) for _ in range(count)], pa.binary()),
+        "ingest_date": np.full(count, NOON_US // 86_400_000_000, np.int32),
+    }
+    return pa.table(
+        [
+            pa.array(columns[field.name]).cast(field.type)
+            if field.name in columns
+            else pa.nulls(count, field.type)
+            for field in BLOCKS.schema
+        ],
+        schema=BLOCKS.schema,
+    )
+
+
+def _link(uri: str, model: DataFile, number: int, batch_id: int) -> DataFile:
+    path = model.path.replace(".parquet", f"-{number}.parquet")
+    os.link(Path(uri, model.path), Path(uri, path))
+    return replace(model, path=path, bounds={**model.bounds, "batch_id": (batch_id, batch_id)})
+
+
+def _name(number: int) -> str:
+    return f"front-end-{number:04}"
