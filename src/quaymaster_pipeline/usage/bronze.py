@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -485,9 +486,36 @@ def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
                 )
                 if through is not None:
                     later = pc.and_(later, pc.less_equal(rows.column("batch_id"), through))
-                for block in block_ranges(rows.filter(later)):
-                    coverage.add(block)
+                for run in runs_of_rows(rows.filter(later)):
+                    coverage.add(run)
     return coverage
+
+
+def runs_of_rows(rows: Any) -> Iterator[BlockRange]:
+    """Yield the runs of rows of bronze.blocks, as a task answers them, and then the seals.
+
+    There are as many as front ends, where a start reads a million blocks.
+    """
+    if not rows.num_rows:
+        return
+    rows = rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "seq_lo", "seq_hi")])
+    names = rows.column("front_end").combine_chunks().dictionary_encode()
+    front_end = names.indices.to_numpy()
+    epoch, low, high, low_us = (
+        rows.column(name).cast(pa.int64()).to_numpy()
+        for name in ("epoch", "seq_lo", "seq_hi", "low_watermark")
+    )
+    is_next = (front_end[1:] == front_end[:-1]) & (epoch[1:] == epoch[:-1]) & (low[1:] == high[:-1])
+    firsts = np.flatnonzero(np.concatenate(([True], ~is_next)))
+    lasts = np.append(firsts[1:], len(low)) - 1
+    for owner, number, seq_lo, seq_hi, watermark_us in zip(
+        names.dictionary.take(pa.array(front_end[firsts])).to_pylist(),
+        *(column.tolist() for column in (epoch[firsts], low[firsts], high[lasts])),
+        np.maximum.reduceat(low_us, firsts).tolist(),
+        strict=True,
+    ):
+        yield BlockRange(IncarnationId(owner, number), seq_lo, seq_hi, b"", watermark_us)
+    yield from block_ranges(rows.filter(pc.is_valid(rows.column("seal_reason"))))
 
 
 LINE_COLUMNS: Final = ("front_end", "epoch", "ranges", "watermarks", "is_sealed", "seal_end")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import FrontEnd
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from quaymaster.protocol.usage.usage_blocks import decode_header
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.blocks import ReadBlock, read_block
+from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, ReadBlock, block_ranges, read_block
 from quaymaster_pipeline.usage.bronze import (
     BATCH_BYTES_MAX,
     FILE_BYTES,
@@ -23,6 +24,7 @@ from quaymaster_pipeline.usage.bronze import (
     plan_batch,
     plan_tasks,
     runs_of,
+    runs_of_rows,
 )
 from quaymaster_pipeline.usage.feed import NewerBlocks
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
@@ -137,6 +139,44 @@ def test_a_coverage_that_is_kept_is_the_same_again(
     assert list(again.lines()) == list(coverage.lines())
     assert (again.gaps(), again.closed_until_us()) == (coverage.gaps(), coverage.closed_until_us())
     assert again.open_incarnations() == coverage.open_incarnations()
+
+
+HEADERS = st.lists(
+    st.tuples(
+        *(st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 40), st.integers(0, 9)), st.integers(0, 99)
+    ),
+    max_size=12,
+)
+
+
+@given(HEADERS, st.one_of(st.none(), st.tuples(st.integers(1, 2), st.one_of(st.none(), st.integers(0, 60)))))
+def test_rows_of_bronze_cover_as_runs_what_they_cover_one_by_one(
+    headers: list[tuple[str, int, int, int, int]], seal: tuple[int, int | None] | None
+) -> None:
+    names = ("front_end", "epoch", "seq_lo", "seq_hi", "low_watermark")
+    lines = [
+        dict(zip(names, (owner, number, low, low + count, low_us), strict=True))
+        for owner, number, low, count, low_us in headers
+    ]
+    if seal is not None:
+        sealing = {"seal_epoch": seal[0], "seal_end": seal[1], "seal_reason": "lost"}
+        lines.append(dict(zip(names, ("a", 3, 0, 0, 7), strict=True)) | sealing)
+    rows = pa.table(
+        {name: [line.get(name) for line in lines] for name in BLOCK_RANGE_COLUMNS},
+        schema=pa.schema([BLOCKS.schema.field(name) for name in BLOCK_RANGE_COLUMNS]),
+    )
+    whole, by_runs = Coverage(), Coverage()
+
+    for block in block_ranges(rows):
+        whole.add(block)
+    for one in runs_of_rows(rows):
+        by_runs.add(one)
+
+    assert by_runs.gaps() == whole.gaps()
+    assert by_runs.open_incarnations() == whole.open_incarnations()
+    assert by_runs.closed_until_us() == whole.closed_until_us()
+    for owner in {IncarnationId(*header[:2]) for header in headers}:
+        assert by_runs.ranges_of(owner) == whole.ranges_of(owner)
 
 
 def test_a_start_reads_the_headers_of_what_came_since_the_coverage_was_kept(
