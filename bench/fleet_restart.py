@@ -77,7 +77,7 @@ def restart(root: str) -> dict[str, Any]:
     """Start a pipeline over tables; return how long that took, without Spark and the imports."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     warehouse = Warehouse(root)
-    with warehouse.writing():
+    with warehouse.ingesting():
         pipeline = Pipeline(NoWorkers(), warehouse, NoFeed())
     took_s, used_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     return {
@@ -119,7 +119,7 @@ def measure(
 def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_blocks: int) -> None:
     """Write bronze.blocks and ops.coverage as a pipeline would have them after so many days of passes."""
     warehouse = Warehouse(root)
-    with warehouse.writing():
+    with warehouse.ingesting():
         table = warehouse.table(BLOCKS)
         old = headers(0, 0, OLD_HEADERS, front_ends)
         last = days * PASSES_A_DAY - 1

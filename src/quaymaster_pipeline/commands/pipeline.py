@@ -46,7 +46,14 @@ app = options.new_group(
 )
 
 SPARK_DIRECTORY = "spark"
-INTERVAL_S = 15.0
+PAUSE_MIN_S, PAUSE_MAX_S = 5.0, 60.0
+PAUSE_OF_BATCH = 4
+"""Batches begin so many times as long apart as the last took, within these bounds: few and large ones under load."""
+LOOK_S = 1.0
+"""How often an idle run asks whether there is more, and after IDLE_S it looks at everything, also if there is not."""
+IDLE_S = 15.0
+AWAY_S = 15.0
+"""How often a server that is away is asked again."""
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
 LOSSES_MAX = 3
@@ -85,7 +92,15 @@ class PipelineRunOptions:
     data: options.Data = None
     once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False
     master: Master = "local[*]"
-    interval: options.Interval = INTERVAL_S
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            help="Look for more this often; otherwise every second, and 5 to 60 s after a batch began.",
+            metavar="SECONDS",
+            min=0,
+        ),
+    ] = None
     content_days: ContentDays = CONTENT_DAYS
     files: Annotated[
         Path | None,
@@ -137,7 +152,7 @@ def run(given: PipelineRunOptions) -> None:
                 if given.once:
                     raise
                 note(f"{error} Trying again until it answers.")
-                time.sleep(given.interval)
+                time.sleep(AWAY_S if given.interval is None else given.interval)
                 # What a batch had begun is found where the tables are; the server may be back at another address.
                 feed = _feed(directory, given.files)
                 pipeline = Pipeline(workers, tables, feed)
@@ -147,7 +162,7 @@ def run(given: PipelineRunOptions) -> None:
                     raise
                 # Blocks are in bronze, so that the queue may let go of them; nothing is billed until this is mended.
                 note(f"{error}. Blocks are taken all the same; trying again.")
-                time.sleep(given.interval)
+                time.sleep(AWAY_S if given.interval is None else given.interval)
                 continue
             except CommitConflict as error:
                 losses += 1
@@ -164,7 +179,7 @@ def run(given: PipelineRunOptions) -> None:
             if report["batches"]:
                 rows, seconds, lag = report["rows"], report["seconds"], report["lag_blocks"]
                 note(f"{rows} requests in {seconds:.1f} s; {lag} blocks behind")
-            time.sleep(given.interval)
+            _wait_for_more(pipeline, given.interval, report["seconds"])
     if given.as_json:
         print_json(report)
     else:
@@ -496,6 +511,26 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
         return lag_of(tables, feed)
     except (NoServer, QuaymasterError):
         return None
+
+
+def _wait_for_more(pipeline: Pipeline, interval_s: float | None, took_s: float) -> None:
+    """Wait until the next batch is due and there is something to take, or it is time to look at everything again."""
+    from pyspark_quaymaster.errors import QuaymasterError
+
+    if interval_s is not None:
+        time.sleep(interval_s)
+        return
+    waited_s = max(0.0, min(PAUSE_MAX_S, max(PAUSE_MIN_S, PAUSE_OF_BATCH * took_s)) - took_s)
+    time.sleep(waited_s)
+    while waited_s < IDLE_S:
+        try:
+            if pipeline.lag_blocks():
+                return
+        except QuaymasterError:
+            # The next look at everything tells.
+            return
+        time.sleep(LOOK_S)
+        waited_s += LOOK_S
 
 
 def _keep_up(workers: SparkWorkers, tables: Warehouse, content_days: int) -> None:

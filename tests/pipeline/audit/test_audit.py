@@ -34,7 +34,7 @@ from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import audit_rows, records_of
 from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, QUARANTINE, TableSpec
-from quaymaster_pipeline.warehouse.tables import Warehouse, WarehouseBusy
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 DAY_S = 86_400
@@ -516,11 +516,31 @@ def test_nothing_expires_while_a_chain_is_broken(site: Site) -> None:
         audit.expire(LATER, LATER)
 
 
-def test_events_do_not_expire_while_the_pipeline_writes(site: Site) -> None:
-    audit = shipped(site, front_end())
+def test_events_expire_while_the_pipeline_takes_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = front_end(days_between=0.5)
+    audit = shipped(site, one)
+    commit = Table.commit
+    ran: list[str] = []
 
-    with site.warehouse.ingesting(), pytest.raises(WarehouseBusy):
-        audit.expire(LATER, LATER)
+    def interrupted(table: Table, *arguments: Any, **named: Any) -> bool:
+        if not ran:
+            ran.append(table.spec.name)
+            site.ship(one.block(40))
+            site.run(now=LATER)
+        return commit(table, *arguments, **named)
+
+    with site.warehouse.ingesting(), monkeypatch.context() as patched:
+        # The run beside it is this process's.
+        patched.setattr(Site, "run", lambda site, now: site.pipeline(site.warehouse, now=now).catch_up())
+        patched.setattr(Table, "commit", interrupted)
+        expired = audit.expire(NOON + timedelta(days=20), LATER)
+
+    proof = Audit(site.warehouse).verify()
+    assert ran == ["ops.audit_anchors"]
+    assert expired.deleted > 0
+    assert proof.breaks == []
+    managed = [record for record in one.records if record.category == "management"]
+    assert proof.events == len(managed) - expired.deleted
 
 
 def test_old_files_of_holds_and_anchors_are_deleted_and_what_they_say_stays(site: Site) -> None:
