@@ -62,6 +62,8 @@ from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 APP: Final = "bronze"
+PASSED: Final = "passed"
+"""In the note of bronze.blocks: stretches of offsets, by partition, that the queue no longer had."""
 MEASURES: Final = ("rows", "messages", "bytes", "chunks", "errors")
 """The control totals of a layer."""
 BATCH_BLOCKS_MAX = 200_000
@@ -87,6 +89,9 @@ RUN_SCHEMA: Final = pa.schema(
         pa.field("is_seal", pa.bool_()),
     ]
 )
+
+PASSED_MAX: Final = 1_000
+"""So many stretches of a partition that the queue no longer had are told apart; the oldest become one."""
 
 Stretch = tuple[int, int, int]
 """A partition and a half-open range of its offsets."""
@@ -128,7 +133,8 @@ def take_batch(
     bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
-    ranges = plan_batch(bounds, positions_of(warehouse), block_bytes)
+    positions = positions_of(warehouse)
+    ranges = plan_batch(bounds, positions, block_bytes)
     if not ranges:
         return None
     # A clock that was set back must not make what is taken now older than what was taken before.
@@ -160,6 +166,7 @@ def take_batch(
                 **note.get("next", {}),
                 **{str(partition): high for partition, (_, high) in ranges.items()},
             },
+            PASSED: passed_over(ranges, positions, note.get(PASSED, {})),
             "taken_us": taken_us,
             "headers": dict(headers),
             "marks": [file.to_json() for file in marks],
@@ -208,6 +215,26 @@ def plan_batch(
             ranges[partition] = (low, high)
             left -= high - low
     return ranges
+
+
+def passed_over(
+    ranges: Mapping[int, tuple[int, int]],
+    positions: Mapping[int, int],
+    before: Mapping[str, list[list[int]]],
+) -> dict[str, list[list[int]]]:
+    """Return the offsets that are not in the table because the queue no longer had them: half open, by partition.
+
+    All others below the position are rows, so a row that somebody deleted is told apart.
+    """
+    passed = {partition: list(stretches) for partition, stretches in before.items()}
+    for partition, (low, _) in ranges.items():
+        position = positions.get(partition, 0)
+        if position < low:
+            stretches = passed.setdefault(str(partition), [])
+            stretches.append([position, low])
+            if len(stretches) > PASSED_MAX:
+                stretches[:2] = [[stretches[0][0], stretches[1][1]]]
+    return passed
 
 
 def plan_tasks(ranges: Mapping[int, tuple[int, int]], block_bytes: int, cores: int) -> list[list[Stretch]]:

@@ -81,3 +81,18 @@ def test_another_feed_is_not_told_of_this_ones_offsets(tmp_path: Path) -> None:
         Pipeline(InProcess(), warehouse, feed, clock=lambda: NOW).catch_up()
 
     assert feed.told == []
+
+
+def test_what_the_queue_no_longer_had_is_noted_and_the_oldest_of_very_much_becomes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bronze, "PASSED_MAX", 2)
+
+    first = bronze.passed_over({0: (5, 9), 1: (0, 3)}, {}, {})
+    second = bronze.passed_over({0: (9, 12)}, {0: 9, 1: 3}, first)
+    third = bronze.passed_over({0: (15, 20), 1: (4, 6)}, {0: 12, 1: 3}, second)
+    fourth = bronze.passed_over({0: (23, 30)}, {0: 20}, third)
+
+    assert first == second == {"0": [[0, 5]]}
+    assert third == {"0": [[0, 5], [12, 15]], "1": [[3, 4]]}
+    assert fourth == {"0": [[0, 15], [20, 23]], "1": [[3, 4]]}
