@@ -298,7 +298,9 @@ class Table:
             return {}
         with self._telling_broken_log():
             history = self._delta.history(HISTORY_SEEN)
-        for commit in history:
+        # deltalake begins with the newest there is, and goes as far back as from this version.
+        newer = len(history) - min(HISTORY_SEEN, self.version + 1)
+        for commit in history[max(0, newer) :]:
             if NOTE in commit:
                 notes: dict[str, Any] = json.loads(commit[NOTE])
                 return notes

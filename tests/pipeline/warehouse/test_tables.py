@@ -78,6 +78,21 @@ def test_notes_outlive_vacuum(tmp_path: Path) -> None:
     assert numbers_in(table) == [1]
 
 
+def test_a_note_is_that_of_the_version_that_is_read_whatever_others_committed_since(tmp_path: Path) -> None:
+    for batch_id in range(30):
+        table = Warehouse(tmp_path).table(SPEC)
+        table.commit("job", batch_id, table.write("x", rows(batch_id)), note={"batch": batch_id})
+        if batch_id == 1:
+            few = Warehouse(tmp_path).table(SPEC)
+        if batch_id == 26:
+            many = Warehouse(tmp_path).table(SPEC)
+
+    assert [(table.last_batch("job"), table.note("job")) for table in (few, many)] == [
+        (1, {"batch": 1}),
+        (26, {"batch": 26}),
+    ]
+
+
 def test_rows_are_replaced_in_one_commit(tmp_path: Path) -> None:
     table = Warehouse(tmp_path).table(SPEC)
     table.commit("job", 0, table.write("a", rows(1, 2)))
