@@ -19,13 +19,14 @@ from pyspark.sql import SparkSession
 
 from quaymaster.protocol.usage.usage_blocks import block_text
 from quaymaster_pipeline.checks.reconciliation import compare_rows
+from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import SPLIT_BYTES
 from quaymaster_pipeline.usage.feed import BlockSource, FeedChanged, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
-from quaymaster_pipeline.warehouse.schemas import BLOCKS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_EVENTS
 
 from .fake_server import FakeServer
 
@@ -87,6 +88,29 @@ def test_a_batch_of_the_usage_queue_is_divided_over_all_cores(
     assert batches[0].tasks == batches[1].tasks == workers.cores
     assert len(site.warehouse.table(BLOCKS).files()) == workers.cores
     assert site.usage() == expected_usage(one)
+
+
+def test_a_row_that_somebody_changed_is_found_by_tasks_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b")
+    workers = SparkWorkers(spark)
+    for rows in (40, 60):
+        site.ship(one.block(rows), two.block(rows), two.block(0))
+        run(site, workers, FileFeed(site.feed))
+    whole = verify(workers, site.warehouse)
+    table = site.warehouse.table(USAGE_EVENTS)
+    rows = table.read().to_pylist()
+    rows[70]["account_id"] = "000000000099"
+    changed = pa.Table.from_pylist(rows, schema=USAGE_EVENTS.schema)
+    table.commit("somebody", 0, table.write("x", changed), removes=table.files())
+
+    told: list[tuple[int, int]] = []
+    found = verify(workers, site.warehouse, lambda *step: told.append(step))
+
+    assert (whole.breaks_total, whole.blocks, whole.rows, whole.incarnations) == (0, 6, 200, 2)
+    assert [(broken.table, broken.sequence, broken.column) for broken in found.breaks[:1]] == [
+        (USAGE_EVENTS.name, rows[70]["sequence"], "account_id")
+    ]
+    assert told[-1][0] == told[-1][1]
 
 
 class KilledOnce:

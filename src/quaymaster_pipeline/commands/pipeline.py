@@ -331,6 +331,46 @@ def _print_comparisons(found: Sequence[LayerComparison], compared: Compared | No
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Whose tables are checked, and with which Spark."""
+
+    data: options.Data = None
+    master: Master = "local[*]"
+    warehouse: WarehouseURI = None
+    storage_option: StorageOptions = None
+    driver_memory: DriverMemory = DRIVER_MEMORY
+    as_json: options.AsJSON = False
+
+
+@app.command()
+@options.gathered
+def verify(given: VerifyOptions) -> None:
+    """Check that no usage was changed, deleted or put in, from blocks to sums by hour. Ends with 1 otherwise.
+
+    Blocks must be those that came, by their hashes and the links between them; events those that their blocks give;
+    hours the sums of events. Changes nothing, and may run next to `pipeline run`.
+    """
+    need_tables()
+    from quaymaster_pipeline.checks.verification import verify as check
+    from quaymaster_pipeline.warehouse.steps import unwatched
+
+    directory = data_directory(given.data)
+    tables = open_warehouse(directory, given.warehouse, given.storage_option)
+    with (
+        _spark(directory, given.master, given.driver_memory) as workers,
+        progress_bar("Checking: files, front ends and days", quiet=given.as_json) as bar,
+    ):
+        proof = check(workers, tables, bar.show if bar.is_shown else unwatched)
+    if given.as_json:
+        print_json(proof.as_json())
+    else:
+        print_table(("WHAT", "VALUE"), proof.summary())
+    if proof.breaks:
+        breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
+        raise CommandRefused(f"{breaks}; the first is {proof.breaks[0].text}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
     """Which hours are summed up."""
 

@@ -260,9 +260,17 @@ def read_file(place: TablePlace, spec: TableSpec, path: str, columns: Sequence[s
 
 
 def read_row_groups(
-    place: TablePlace, spec: TableSpec, path: str, columns: Sequence[str] | None = None
+    place: TablePlace,
+    spec: TableSpec,
+    path: str,
+    columns: Sequence[str] | None = None,
+    *,
+    may_have: tuple[str, int, int] | None = None,
 ) -> Iterator[Any]:
     """Yield the rows of a data file, as many at a time as were written together.
+
+    `may_have` is a column of numbers, and a lowest and highest value: rows that were written together are left out if,
+    by the file's statistics, none of them lies there.
 
     Raises:
         BrokenTable: the file is gone, or is none.
@@ -277,7 +285,8 @@ def read_row_groups(
         there = set(file.schema_arrow.names)
         names = [name for name in schema.names if name in there]
         for at in range(file.num_row_groups):
-            yield _with_columns(file.read_row_group(at, columns=names), schema, there)
+            if may_have is None or _may_have(file, at, *may_have):
+                yield _with_columns(file.read_row_group(at, columns=names), schema, there)
 
 
 def read_batches(
@@ -310,6 +319,12 @@ def _with_columns(found: Any, schema: Any, there: Collection[str]) -> Any:
         for field in schema
     ]
     return pa.table(arrays, schema=schema)
+
+
+def _may_have(file: Any, row_group: int, name: str, low: int, high: int) -> bool:
+    column = file.schema_arrow.get_field_index(name)
+    found = None if column < 0 else file.metadata.row_group(row_group).column(column).statistics
+    return found is None or not found.has_min_max or (found.min <= high and low <= found.max)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from harness.command_line import Run, write_client_file
 from harness.object_store import object_store
@@ -113,6 +114,54 @@ def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(run: Run
     done = run("pipeline", "reconcile", "--data", tmp_path)
 
     assert "let `quaymaster pipeline run` take what is recorded in the next two minutes" in done.err
+
+
+def test_verify_says_what_was_looked_at_and_what_was_changed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a", step_us=60_000_000)
+    site.ship(one.block(100), one.block(20, dropped=5))
+    site.run()
+
+    whole = run("pipeline", "verify", "--data", tmp_path)
+    as_json = run("pipeline", "verify", "--data", tmp_path, "--json").json
+    table = site.warehouse.table(USAGE_HOURLY)
+    rows = table.read().to_pylist()
+    rows[0]["messages"] += 1
+    changed = pa.Table.from_pylist(rows, schema=USAGE_HOURLY.schema)
+    table.commit("somebody", 0, table.write("x", changed), removes=table.files())
+    broken = run("pipeline", "verify", "--data", tmp_path, shows_bars=True)
+    broken_json = run("pipeline", "verify", "--data", tmp_path, "--json")
+
+    assert whole.code == 0
+    assert (as_json["blocks"], as_json["rows"], as_json["dropped"], as_json["breaks"]) == (2, 120, 5, [])
+    assert broken.code == 1
+    assert (
+        "1 break; the first is gold.usage_hourly, hour 2026-11-22T12:00:00Z, account 00000000000"
+        in broken.err
+    )
+    assert broken_json.code == 1
+    (told,) = broken_json.json["breaks"]
+    assert (told["table"], told["column"], told["hour"]) == (
+        USAGE_HOURLY.name,
+        "messages",
+        "2026-11-22T12:00:00Z",
+    )
+
+
+def test_verify_lists_gaps_by_incarnation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    one.block(7)
+    site.ship(one.block(10))
+    site.run()
+
+    done = run("pipeline", "verify", "--data", tmp_path)
+    as_json = run("pipeline", "verify", "--data", tmp_path, "--json").json
+
+    assert "gap\ta 1: 0 to 7" in done.out
+    assert as_json["gaps"] == [{"front_end": "a", "epoch": 1, "first": 0, "end": 7}]
 
 
 def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_compared(

@@ -1,0 +1,268 @@
+"""The proof that no usage was changed: blocks are those that came, silver is what they give, and gold its sums.
+
+    bronze.blocks ──a file at a time──▶ content = hash = columns;  rows of usage_events = those made again from content
+                  ──front ends by hash──▶ each block has the hash of the one before it; marks; ops.coverage
+    offsets ──▶ dense up to the position that the commits note;  headers add up to what they note
+    usage_events ──a day at a time──▶ sums = usage_hourly
+
+Nothing is written and nothing locked. A run may commit meanwhile: each table is looked at once, gold first and blocks
+last, so whatever a table has, those before it have, too. What later batches brought is left out.
+
+Tasks read; the driver has the files of four tables, a line for each batch in each file of bronze, 100 breaks and 100
+gaps. A task has some blocks and their rows in memory, the headers of CHAIN_BLOCKS, or SUM_ROWS rows of gold. Of a
+table on which many breaks were made, each file brings BREAKS_OF_ITEM at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from quaymaster_pipeline.checks.block_checks import (
+    BatchPlace,
+    in_order,
+    judge_places,
+    judge_totals,
+)
+from quaymaster_pipeline.checks.silver_checks import (
+    BlockPlaces,
+    EventFile,
+    read_events,
+    rows_of_no_block,
+)
+from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, GAPS_MAX, Findings, UsageBreak
+from quaymaster_pipeline.checks.verification_tasks import (
+    EARLIEST_US,
+    GAPS,
+    MATCHED,
+    PLACES,
+    SUM_ROWS,
+    UNLINKED,
+    SeenTables,
+    UsageGap,
+    block_work,
+    chain_work,
+    gold_work,
+)
+from quaymaster_pipeline.usage import bronze, gold, silver
+from quaymaster_pipeline.usage.bronze import DAMAGED
+from quaymaster_pipeline.usage.tasks import Answers, Workers
+from quaymaster_pipeline.warehouse.data_files import DataFile
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCK_MARKS,
+    BLOCKS,
+    COVERAGE,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+)
+from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
+from quaymaster_pipeline.warehouse.times import us_of_time
+
+CHAIN_BLOCKS: Final = 250_000
+"""About so many headers a task has in memory, of some front ends each."""
+HOUR_US: Final = 3_600_000_000
+DAY_HOURS: Final = 24
+LAST_BATCH: Final = 1 << 62
+LATEST_US: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class UsageProof:
+    """What `verify` found. `breaks` has the first ones: of blocks, of silver, of gold, and of what they add up to.
+
+    `rows` are those of usage_events, `requests` those of gold. `branched`: incarnations of which there were two at a
+    time, as after a disk was copied; links and ends of these prove nothing. `unlinked`: blocks whose predecessor may be
+    one of the damaged ones. `compared_batch` is the last batch that silver has.
+    """
+
+    blocks: int = 0
+    damaged: int = 0
+    duplicates: int = 0
+    overlaps: int = 0
+    rows: int = 0
+    requests: int = 0
+    incarnations: int = 0
+    branched: int = 0
+    dropped: int = 0
+    unlinked: int = 0
+    missing: int = 0
+    gaps_total: int = 0
+    gaps: list[UsageGap] = field(default_factory=list)
+    compared_batch: int = -1
+    breaks_total: int = 0
+    breaks: list[UsageBreak] = field(default_factory=list)
+
+    def summary(self) -> list[tuple[str, Any]]:
+        """Return what there is to say in lines: a name and a value."""
+        lists = ("gaps", "breaks")
+        fields = [(one.name, getattr(self, one.name)) for one in dataclasses.fields(self)]
+        lines = [(name.replace("_", " "), value) for name, value in fields if name not in lists]
+        return lines + [("gap", f"{gap[0]} {gap[1]}: {gap[2]} to {gap[3]}") for gap in self.gaps]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it, with the names of columns."""
+        return dataclasses.asdict(self) | {
+            name: [
+                {"epoch" if key == "incarnation" else key: value for key, value in one._asdict().items()}
+                for one in found
+            ]
+            for name, found in (("gaps", self.gaps), ("breaks", self.breaks))
+        }
+
+
+def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> UsageProof:
+    """Check blocks, silver and gold, and return what was found. A step is a file, a group of front ends, or a day."""
+    seen = _look(warehouse)
+    files = _plan_files(seen)
+    count = max(1, -(-sum(file.rows for file in seen.blocks) // CHAIN_BLOCKS))
+    groups = [json.dumps([group, count]) for group in range(count)]
+    days = plan_days(seen.events, seen.hours)
+    steps = Steps(len(files) + len(groups) + len(days), watch)
+    on_done = None if watch is unwatched else steps.take
+    findings, unlinked = Findings(BREAKS_MAX), Findings(BREAKS_MAX, UNLINKED)
+
+    of_files = workers.over(files, block_work(seen), on_done)
+    findings.take(of_files)
+    places = in_order(of_files.tables(PLACES))
+    findings.add_all(judge_places(places, seen.note, seen.last_batch))
+
+    of_chains = workers.over(groups, chain_work(seen), on_done)
+    findings.take(of_chains)
+    unlinked.take(of_chains)
+    if unlinked.breaks_total > findings.counts[DAMAGED]:  # each of those may be one that is named
+        findings.add_all(unlinked.breaks)
+        findings.breaks_total += unlinked.breaks_total - len(unlinked.breaks)
+    _find_rows_of_no_block(workers, findings, seen, places)
+
+    findings.take(workers.over(days, gold_work(seen), on_done))
+
+    findings.add_all(judge_totals(findings.counts, seen.note))
+    findings.add_all(_judge_silver_total(seen))
+    return _proof_of(findings, of_chains, seen, unlinked.breaks_total)
+
+
+def _look(warehouse: Warehouse) -> SeenTables:
+    """Look at each table once, so that what a table has, those looked at later have, too."""
+    # Opened anew, one after the other: what others opened before is of an earlier version.
+    tables = [
+        Table(spec, warehouse.place(spec))
+        for spec in (USAGE_HOURLY, USAGE_EVENTS, COVERAGE, BLOCK_MARKS, BLOCKS)
+    ]
+    hourly, events, coverage, marks, blocks = tables
+    return SeenTables(
+        places={table.spec.name: table.place for table in tables},
+        blocks=blocks.files(),
+        marks=marks.files(),
+        coverage=coverage.files(),
+        events=events.files(),
+        hours=hourly.files(),
+        note=blocks.note(bronze.APP),
+        silver_totals=events.note(silver.APP).get("totals", {}),
+        last_batch=blocks.last_batch(bronze.APP),
+        silver_batch=events.last_batch(silver.APP),
+        gold_batch=hourly.last_batch(gold.APP),
+        coverage_batch=coverage.last_batch(bronze.APP),
+    )
+
+
+def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked: int) -> UsageProof:
+    counts = findings.counts
+    gaps = [UsageGap(*row.values()) for table in of_chains.tables(GAPS) for row in table.to_pylist()]
+    names = ("blocks", "damaged", "duplicates", "overlaps")
+    more = ("incarnations", "branched", "dropped", "missing", "gaps_total", "requests")
+    return UsageProof(
+        **{name: counts[name] for name in (*names, *more)},
+        rows=sum(file.rows for file in seen.events),
+        unlinked=unlinked,
+        gaps=sorted(gaps)[:GAPS_MAX],
+        compared_batch=seen.silver_batch,
+        breaks_total=findings.breaks_total,
+        breaks=findings.breaks,
+    )
+
+
+# Planning and judging
+
+
+def _plan_files(seen: SeenTables) -> list[str]:
+    """Return items of work: files of bronze, and the files of silver that may have rows of their batches."""
+    bounds = [file.bounds.get("batch_id", (NO_BATCH, LAST_BATCH)) for file in seen.events]
+    firsts, lasts = (np.array([pair[side] for pair in bounds], np.int64) for side in (0, 1))
+    items = []
+    for file in seen.blocks:
+        low, high = file.bounds.get("batch_id", (NO_BATCH, LAST_BATCH))
+        meets = np.flatnonzero((firsts <= high) & (low <= lasts)).tolist()
+        events = [(seen.events[at].path, seen.events[at].partition_value) for at in meets]
+        items.append(json.dumps([file.path, file.partition_value, events]))
+    return items
+
+
+def _find_rows_of_no_block(
+    workers: Workers, findings: Findings, seen: SeenTables, places: Sequence[BatchPlace]
+) -> None:
+    """Look for rows of silver of which there is no block, if fewer were met than there are."""
+    rows = sum(file.rows for file in seen.events)
+    if findings.counts[MATCHED] == rows:
+        return
+    known = BlockPlaces.of(places)
+    place, before = seen.places[USAGE_EVENTS.name], findings.breaks_total
+
+    def work(item: str) -> Iterator[Any]:
+        names = ["front_end", "epoch", "sequence", "log_partition", "log_offset", "batch_id"]
+        found = Findings()
+        for rows in read_events(place, EventFile(*json.loads(item)), names):
+            found.add_all(rows_of_no_block(rows, known))
+        yield from found.answers()
+
+    items = [json.dumps([file.path, file.partition_value]) for file in seen.events]
+    findings.take(workers.over(items, work))
+    if findings.breaks_total == before:
+        reason = (
+            f"of its {rows} rows, {findings.counts[MATCHED]} are found by what its files say of themselves"
+        )
+        findings.add(UsageBreak(USAGE_EVENTS.name, reason))
+
+
+def _judge_silver_total(seen: SeenTables) -> Iterator[UsageBreak]:
+    found, said = sum(file.rows for file in seen.events), seen.silver_totals.get("usage.rows", 0)
+    if found != said:
+        yield UsageBreak(USAGE_EVENTS.name, f"it has {found} rows; {said} were put in")
+    taken = seen.note.get("headers", {}).get("rows", 0)
+    said = seen.silver_totals.get("blocks.rows", 0)
+    if said > taken or (seen.silver_batch == seen.last_batch and said != taken):
+        reason = f"its blocks had {taken} rows in all; silver was made of {said}"
+        yield UsageBreak(BLOCKS.name, reason)
+
+
+def plan_days(events: Sequence[DataFile], hours: Sequence[DataFile]) -> list[str]:
+    """Return items of work: days, those with many rows of gold in parts, and the files that each needs."""
+    items = []
+    for date in sorted({str(file.partition_value) for file in (*events, *hours)}):
+        of_events, of_hours = (
+            [file for file in files if file.partition_value == date] for files in (events, hours)
+        )
+        parts = min(DAY_HOURS, max(1, -(-sum(file.rows for file in of_hours) // SUM_ROWS)))
+        begin_us = us_of_time(datetime.datetime.fromisoformat(f"{date}T00:00:00+00:00"))
+        cuts = [begin_us + part * DAY_HOURS // parts * HOUR_US for part in range(1, parts)]
+        for low, high in itertools.pairwise([EARLIEST_US, *cuts, LATEST_US]):
+            paths = [
+                [file.path for file in files if _meets(file, low, high)] for files in (of_events, of_hours)
+            ]
+            items.append(json.dumps([low, high, *paths]))
+    return items
+
+
+def _meets(file: DataFile, low_us: int, high_us: int) -> bool:
+    bounds = file.bounds.get("hour")
+    if bounds is None:
+        return True
+    first, last = (us_of_time(datetime.datetime.fromisoformat(text)) for text in bounds)
+    return first < high_us and low_us <= last

@@ -1,0 +1,364 @@
+"""The work of `pipeline verify` in tasks: a file of blocks and its events, front ends by hash, hours of a day.
+
+Each answers at most BREAKS_OF_ITEM breaks, counts, and of a file the places of its blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.checks.block_checks import (
+    PLACE_COLUMNS,
+    PLACES_OF_FILE_MAX,
+    check_blocks,
+    places_of,
+    wrong_dates,
+    wrongly_marked,
+)
+from quaymaster_pipeline.checks.block_links import (
+    BlockMark,
+    ChainedBlock,
+    FrontEndChain,
+    judge_chain,
+    judge_coverage,
+    judge_marks,
+)
+from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours
+from quaymaster_pipeline.checks.silver_checks import (
+    NO_EVENTS,
+    EventFile,
+    EventsByBlock,
+    compare_events,
+    expected_events,
+    place_keys,
+)
+from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBreak
+from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, block_ranges
+from quaymaster_pipeline.usage.bronze import LINE_COLUMNS, MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.gold import USED, partial_usage
+from quaymaster_pipeline.usage.sequences import CoverageLine, Gap
+from quaymaster_pipeline.usage.silver import Marked
+from quaymaster_pipeline.usage.tasks import answer_table
+from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCK_MARKS,
+    BLOCKS,
+    COVERAGE,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
+from quaymaster_pipeline.warehouse.tables import within
+
+SUM_ROWS: Final = 1_000_000
+"""About so many rows of gold a task has in memory; a day with more is divided by hours."""
+EARLIEST_US: Final = -(1 << 62)
+PLACES, GAPS, UNLINKED, MATCHED = "places", "gaps", "unlinked", "matched"
+"""Under which names tasks answer."""
+_CHAIN_COLUMNS: Final = (
+    *("batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS),
+    *("previous", "dropped", "dropped_reason"),
+)
+_MARK_COLUMNS: Final = ("batch_id", "log_partition", "log_offset", *BlockMark._fields)
+_NEEDED: Final = (
+    *("batch_id", "log_partition", "log_offset"),
+    *("front_end", "epoch", "seq_lo", "seq_hi", "low_watermark"),
+)
+"""Without these a row of bronze is no block, which another check says."""
+
+
+class UsageGap(NamedTuple):
+    """Sequences (half open) of an incarnation that never came."""
+
+    front_end: str
+    incarnation: int
+    first: int
+    end: int
+
+
+_GAP_SCHEMA: Final = pa.schema(
+    [("front_end", pa.string()), *((name, pa.int64()) for name in ("incarnation", "first", "end"))]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTables:
+    """One version of each table, as tasks are told of it; the notes of their commits."""
+
+    places: Mapping[str, TablePlace]
+    blocks: Sequence[DataFile]
+    marks: Sequence[DataFile]
+    coverage: Sequence[DataFile]
+    events: Sequence[DataFile]
+    hours: Sequence[DataFile]
+    note: Mapping[str, Any]
+    silver_totals: Mapping[str, int]
+    last_batch: int
+    silver_batch: int
+    gold_batch: int
+    coverage_batch: int
+
+
+def block_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: check the blocks of one file of bronze, and the rows of silver that they give."""
+    place, of_events, batch_id = seen.places[BLOCKS.name], seen.places[USAGE_EVENTS.name], seen.silver_batch
+    marked = Marked(seen.places[BLOCK_MARKS.name], [file.path for file in seen.marks], 0, batch_id)
+
+    def work(item: str) -> Iterator[Any]:
+        path, date, files = json.loads(item)
+        groups = list(read_row_groups(place, BLOCKS, path, PLACE_COLUMNS))
+        events = EventsByBlock(of_events, [EventFile(*file) for file in files], groups)
+        check = _FileCheck(events, marked, batch_id, date)
+        for group, blocks in enumerate(read_row_groups(place, BLOCKS, path)):
+            check.take(group, blocks)
+        yield answer_table(PLACES, check.places_of(path, groups))
+        yield from check.finish().answers()
+
+    return work
+
+
+class _FileCheck:
+    """Checks one file of bronze and its rows of silver, a group of blocks at a time."""
+
+    def __init__(self, events: EventsByBlock, marked: Marked, batch_id: int, date: str | None) -> None:
+        self._events = events
+        self._marked = marked
+        self._batch_id = batch_id
+        self._date = date
+        self._unknown = np.empty(0, np.int64)
+        """Keys of blocks that are not what came: nobody knows what silver must have of them."""
+        self._findings = Findings()
+
+    def take(self, group: int, blocks: Any) -> None:
+        """Check the next blocks of the file."""
+        findings = self._findings
+        findings.counts.update(
+            blocks=blocks.num_rows,
+            damaged=blocks.num_rows - blocks.column("damage").null_count,
+            **{f"blocks.{measure}": pc.sum(blocks.column(measure)).as_py() or 0 for measure in MEASURES},
+        )
+        findings.add_all(wrong_dates(blocks, self._date))
+        checked = check_blocks(blocks)
+        findings.add_all(checked.breaks)
+        is_known = pc.and_(checked.is_right, pc.is_valid(blocks.column("batch_id")))
+        if not pc.all(is_known).as_py():
+            unknown = place_keys(blocks.filter(pc.invert(is_known)))
+            self._unknown = np.concatenate([self._unknown, unknown])
+        is_taken = pc.less_equal(blocks.column("batch_id"), self._batch_id)
+        self._compare(group, blocks.filter(pc.and_(is_known, is_taken)))
+
+    def _compare(self, group: int, blocks: Any) -> None:
+        self._findings.add_all(wrongly_marked(blocks, self._marked))
+        expected, events = expected_events(blocks, self._marked), self._events
+        found = events.rest(group) if expected.may.num_rows else events.take(group, expected.must.num_rows)
+        if next(compare_events(expected, self._known(found)), None) is not None:
+            # What seems to be missing may be further behind.
+            found = pa.concat_tables([found, events.rest(group)])
+            self._findings.add_all(compare_events(expected, self._known(found)))
+
+    def _known(self, events: Any) -> Any:
+        if not len(self._unknown):
+            return events
+        return events.filter(pa.array(~np.isin(place_keys(events), self._unknown)))
+
+    def places_of(self, path: str, groups: Sequence[Any]) -> Any:
+        """Return the places of all blocks of the file."""
+        places = places_of(groups)
+        if places.num_rows > PLACES_OF_FILE_MAX:
+            self._findings.add(UsageBreak(BLOCKS.name, f"the file {path} is of {places.num_rows} pieces"))
+        return places.slice(0, PLACES_OF_FILE_MAX)
+
+    def finish(self) -> Findings:
+        """Return what was found; what silver has beyond what these blocks give is part of that."""
+        rest = self._known(self._events.rest())
+        self._findings.add_all(compare_events(NO_EVENTS, rest))
+        self._findings.counts[MATCHED] += self._events.rows
+        return self._findings
+
+
+def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: check the chains of the front ends of a group, marks of their blocks, and coverage."""
+    tables = [
+        _PartOfTable(BLOCKS, seen.places[BLOCKS.name], [file.path for file in seen.blocks], _CHAIN_COLUMNS),
+        _PartOfTable(
+            BLOCK_MARKS, seen.places[BLOCK_MARKS.name], [file.path for file in seen.marks], _MARK_COLUMNS
+        ),
+        _PartOfTable(
+            COVERAGE, seen.places[COVERAGE.name], [file.path for file in seen.coverage], LINE_COLUMNS
+        ),
+    ]
+    passed = {int(partition): stretches for partition, stretches in seen.note.get(PASSED, {}).items()}
+    silver_batch, coverage_batch = seen.silver_batch, seen.coverage_batch
+
+    def work(item: str) -> Iterator[Any]:
+        blocks, marks, coverage = (table.read(*json.loads(item)) for table in tables)
+        blocks_of, marks_of, lines_of = (
+            _chained(blocks),
+            _marks(in_batches(marks, 0, silver_batch)),
+            _lines(coverage),
+        )
+        findings, unlinked, gaps = Findings(), Findings(what=UNLINKED), list[Gap]()
+        for front_end in sorted(blocks_of.keys() | marks_of.keys() | lines_of.keys()):
+            mine = blocks_of.get(front_end, [])
+            chain = judge_chain(mine, passed)
+            findings.add_all(chain.breaks)
+            unlinked.add_all(chain.unlinked)
+            judged = [one for one in mine if one.batch_id <= silver_batch]
+            findings.add_all(judge_marks(judged, chain.states, dict(marks_of.get(front_end, ()))))
+            covered = [one for one in mine if one.batch_id <= coverage_batch]
+            if coverage_batch >= 0:
+                findings.add_all(judge_coverage(covered, lines_of.get(front_end, ()), chain.branched))
+            gaps += chain.gaps
+            _count(findings, chain)
+        rows = [UsageGap(*gap.owner, gap.seq_lo, gap.seq_hi)._asdict() for gap in gaps[:GAPS_MAX]]
+        yield answer_table(GAPS, pa.Table.from_pylist(rows, schema=_GAP_SCHEMA))
+        yield from findings.answers()
+        yield from unlinked.answers()
+
+    return work
+
+
+def _count(findings: Findings, chain: FrontEndChain) -> None:
+    states = list(chain.states.values())
+    findings.counts.update(
+        incarnations=chain.incarnations,
+        branched=len(chain.branched),
+        dropped=chain.dropped,
+        duplicates=states.count("duplicate"),
+        overlaps=states.count("overlap"),
+        missing=sum(gap.seq_hi - gap.seq_lo for gap in chain.gaps),
+        gaps_total=len(chain.gaps),
+    )
+
+
+class _PartOfTable(NamedTuple):
+    """A table of which a task reads the rows of some front ends."""
+
+    spec: TableSpec
+    place: TablePlace
+    paths: Sequence[str]
+    columns: Sequence[str]
+
+    def read(self, group: int, groups: int) -> Any:
+        """Return the rows of the front ends of a group."""
+        found = [pa.schema([self.spec.schema.field(name) for name in self.columns]).empty_table()]
+        for path in self.paths:
+            found += [
+                rows.filter(_is_of(rows.column("front_end"), group, groups))
+                for rows in read_row_groups(self.place, self.spec, path, self.columns)
+            ]
+        return pa.concat_tables(found)
+
+
+def _is_of(names: Any, group: int, groups: int) -> Any:
+    """Return which front ends are of a group, as a mask. Each different name is looked at once."""
+    different = pc.unique(names)
+    mine = [
+        name is not None and zlib.crc32(name.encode()) % groups == group for name in different.to_pylist()
+    ]
+    return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
+
+
+def _chained(rows: Any) -> dict[str, list[ChainedBlock]]:
+    """Return the headers of blocks by front end."""
+    for name in _NEEDED:
+        rows = rows.filter(pc.is_valid(rows.column(name)))
+    is_whole = pc.or_(pc.is_null(rows.column("seal_reason")), pc.is_valid(rows.column("seal_epoch")))
+    rows = rows.filter(is_whole)
+    names = (
+        "batch_id",
+        "log_partition",
+        "log_offset",
+        "previous",
+        "dropped",
+        "dropped_reason",
+        "seal_reason",
+    )
+    columns = (rows.column(name).to_pylist() for name in names)
+    found: defaultdict[str, list[ChainedBlock]] = defaultdict(list)
+    for block, (batch, partition, offset, previous, dropped, *reasons) in zip(
+        block_ranges(rows), zip(*columns, strict=True), strict=True
+    ):
+        one = ChainedBlock(batch, partition, offset, block, previous or b"", dropped or 0, *reasons)
+        found[block.owner.front_end].append(one)
+    return found
+
+
+def _marks(rows: Any) -> dict[str, list[tuple[tuple[int, int], BlockMark]]]:
+    """Return marks by front end, each with the place of its block."""
+    found: defaultdict[str, list[tuple[tuple[int, int], BlockMark]]] = defaultdict(list)
+    for row in rows.to_pylist():
+        place = row["log_partition"], row["log_offset"]
+        found[row["front_end"]].append((place, BlockMark(*(row[name] for name in BlockMark._fields))))
+    return found
+
+
+def _lines(rows: Any) -> dict[str, list[CoverageLine]]:
+    """Return lines of ops.coverage by front end."""
+    found: defaultdict[str, list[CoverageLine]] = defaultdict(list)
+    for values in zip(*(rows.column(name).to_pylist() for name in LINE_COLUMNS), strict=True):
+        line = CoverageLine(*values)
+        found[line.front_end].append(line)
+    return found
+
+
+def gold_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: compare the sums of a day, or some of its hours."""
+    of_events, of_hours = seen.places[USAGE_EVENTS.name], seen.places[USAGE_HOURLY.name]
+    batch_id = seen.gold_batch
+
+    def work(item: str) -> Iterator[Any]:
+        low, high, events, hours = json.loads(item)
+        findings = Findings()
+        sums, found = _Sums(), _Sums()
+        for path in events:
+            for rows in read_row_groups(of_events, USAGE_EVENTS, path, ["batch_id", *USED]):
+                mine = _filtered(rows, pc.less_equal(rows.column("batch_id"), batch_id))
+                sums.add(partial_usage(_of_hours(mine, low, high)))
+        for path in hours:
+            for rows in read_row_groups(of_hours, USAGE_HOURLY, path, COMPARED):
+                found.add(_of_hours(rows, low, high))
+        of_gold = found.all()
+        findings.counts["requests"] += pc.sum(of_gold.column("requests")).as_py() or 0
+        findings.add_all(compare_hours(sums.all(), of_gold))
+        yield from findings.answers()
+
+    return work
+
+
+class _Sums:
+    """Sums that are added up now and then, so that few are in memory."""
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+        self._rows = self._least = 0
+
+    def add(self, rows: Any) -> None:
+        self._parts.append(rows)
+        self._rows += rows.num_rows
+        if self._rows > SUM_ROWS + 2 * self._least:
+            self._parts = [self.all()]
+            self._rows = self._least = self._parts[0].num_rows
+
+    def all(self) -> Any:
+        return added_up(self._parts)
+
+
+def _of_hours(rows: Any, low_us: int, high_us: int) -> Any:
+    """Return the rows of these hours. Those without one are of the first."""
+    hours = pc.fill_null(rows.column("hour").cast(pa.int64()), EARLIEST_US)
+    return _filtered(rows, within(hours, low_us, high_us))
+
+
+def _filtered(rows: Any, mask: Any) -> Any:
+    """Return the rows that a mask has; mostly it has all, and nothing is copied."""
+    return rows if pc.all(mask).as_py() else rows.filter(mask)
