@@ -2,8 +2,13 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
+<<<<<<< HEAD
         frontend_cost | cell | commit_turns | pipeline | engines | fleet |
         freshness [its options]
+=======
+        frontend_cost | cell | commit_turns | pipeline | engines | freshness | verify
+        [its options]
+>>>>>>> 382c41b1 (bench: verify says what the proof of usage costs a row)
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -34,6 +39,7 @@ from bench import (
     report,
     rpc_cost,
     serve_cost,
+    verify,
     width,
 )
 
@@ -54,6 +60,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "engines": engines.main,
     "fleet": fleet.main,
     "freshness": freshness.main,
+    "verify": verify.main,
 }
 
 

@@ -47,24 +47,32 @@ PLACES_SCHEMA: Final = pa.schema(
 
 
 class CheckedBlocks(NamedTuple):
-    """What was found of rows of bronze.blocks: breaks, and a mask of the rows whose content is what came."""
+    """What was found of rows of bronze.blocks: breaks, and a mask of the rows whose content is what came.
+
+    `expired` rows have no content any more: nobody can say what silver must have of them.
+    """
 
     breaks: list[UsageBreak]
     is_right: Any
+    expired: int
 
 
 def check_blocks(blocks: Any) -> CheckedBlocks:
     """Compare rows of bronze.blocks with their content."""
     count = blocks.num_rows
-    given = blocks.select(["log_partition", "log_offset", "content", "damage", "sha256"])
+    names = ["log_partition", "log_offset", "content", "damage", "sha256", "content_bytes"]
+    given = blocks.select(names)
     read: list[ReadBlock] = []
     reasons: dict[int, str] = {}
-    for at, (partition, offset, content, damage, digest) in enumerate(
+    expired: list[int] = []
+    for at, (partition, offset, content, damage, digest, content_bytes) in enumerate(
         zip(*(column.to_pylist() for column in given.columns), strict=True)
     ):
         block = _read_again(partition, offset, content, damage)
         read.append(block)
-        if content is None:
+        if content is None and content_bytes == 0:
+            expired.append(at)
+        elif content is None:
             reasons[at] = "its content is not there"
         elif block.sha256 != digest:
             reasons[at] = "its content or its column sha256 was changed: the content has another hash"
@@ -76,7 +84,8 @@ def check_blocks(blocks: Any) -> CheckedBlocks:
     for name in OF_CONTENT:
         mask = differing(blocks.column(name), expected.column(name))
         if pc.any(mask).as_py():
-            places = mask.to_numpy()
+            places = mask.to_numpy().copy()
+            places[expired] = False
             is_other |= places
             for at in np.flatnonzero(places).tolist():
                 columns.setdefault(at, name)
@@ -84,9 +93,9 @@ def check_blocks(blocks: Any) -> CheckedBlocks:
         if at not in reasons:
             found, said = (table.column(name)[at].as_py() for table in (blocks, expected))
             reasons[at] = f"its column {name} is {shown(found)}; its content says {shown(said)}"
-    is_other[list(reasons)] = True
+    is_other[[*reasons, *expired]] = True
     breaks = [break_at(blocks, at, reasons[at], columns.get(at)) for at in sorted(reasons)]
-    return CheckedBlocks(breaks, pa.array(~is_other))
+    return CheckedBlocks(breaks, pa.array(~is_other), len(expired))
 
 
 def _read_again(partition: int, offset: int, content: bytes | None, damage: str | None) -> ReadBlock:

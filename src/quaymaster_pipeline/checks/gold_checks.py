@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, shown
-from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, SUMS
+from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, HOURLY
 from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
 from quaymaster_pipeline.warehouse.times import text_of_time
 
 MAXIMUM: Final = "latency_us_max"
+SUMS: Final = HOURLY.sums
 COMPARED: Final = (*HOUR_KEYS, *ALONG, *SUMS, MAXIMUM)
 """The columns of usage_hourly that are compared."""
 _KEYS: Final = (*HOUR_KEYS, *ALONG)

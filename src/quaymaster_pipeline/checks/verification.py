@@ -85,6 +85,7 @@ class UsageProof:
 
     blocks: int = 0
     damaged: int = 0
+    expired: int = 0
     duplicates: int = 0
     overlaps: int = 0
     rows: int = 0
@@ -176,7 +177,7 @@ def _look(warehouse: Warehouse) -> SeenTables:
 def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked: int) -> UsageProof:
     counts = findings.counts
     gaps = [UsageGap(*row.values()) for table in of_chains.tables(GAPS) for row in table.to_pylist()]
-    names = ("blocks", "damaged", "duplicates", "overlaps")
+    names = ("blocks", "damaged", "expired", "duplicates", "overlaps")
     more = ("incarnations", "branched", "dropped", "missing", "gaps_total", "requests")
     return UsageProof(
         **{name: counts[name] for name in (*names, *more)},

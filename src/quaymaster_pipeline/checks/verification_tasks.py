@@ -149,6 +149,7 @@ class _FileCheck:
         findings.add_all(wrong_dates(blocks, self._date))
         checked = check_blocks(blocks)
         findings.add_all(checked.breaks)
+        findings.counts["expired"] += checked.expired
         is_known = pc.and_(checked.is_right, pc.is_valid(blocks.column("batch_id")))
         if not pc.all(is_known).as_py():
             unknown = place_keys(blocks.filter(pc.invert(is_known)))

@@ -23,7 +23,9 @@ from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster_pipeline.checks import verification
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, UsageBreak
 from quaymaster_pipeline.checks.verification import UsageProof
-from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.jobs.backfill import backfill
+from quaymaster_pipeline.jobs.expiry import expire_content
+from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.data_files import TablePlace
@@ -179,16 +181,37 @@ def test_what_the_queue_no_longer_had_is_a_gap_and_no_break(
     assert [(gap.front_end, gap.first, gap.end) for gap in proof.gaps] == [("a", 0, 5)]
 
 
+def test_blocks_without_content_that_has_expired_are_no_break_and_content_that_was_taken_is(
+    tmp_path: Path,
+) -> None:
+    site = make(tmp_path)
+    expire_content(InProcess(), site.warehouse, LATER + datetime.timedelta(days=99))
+    expired = verify(site)
+    one, _ = site.front_ends
+    site.ship(one.block(9))
+    site.run()
+
+    def without_content(rows: list[Row]) -> list[Row]:
+        rows[-1]["content"] = None
+        return rows
+
+    rewrite(site, BLOCKS, without_content)
+
+    assert [one.text for one in expired.breaks] == []
+    assert expired.expired == expired.blocks
+    assert "its content is not there" in first(verify(site)).reason
+
+
 def test_nothing_is_broken_while_layers_lag_and_after_compaction_and_backfill(tmp_path: Path) -> None:
     site = make(tmp_path)
     one, _ = site.front_ends
-    with site.warehouse.writing():
-        compact(InProcess(), site.warehouse, keep_hours=0)
+    with site.warehouse.ingesting():
+        compact(InProcess(), site.warehouse, LATER, keep_hours=0)
         backfill(InProcess(), site.warehouse, 0, 1 << 62)
     compacted = verify(site)
     site.ship(one.block(9))
     warehouse = site.warehouse
-    with warehouse.writing():
+    with warehouse.ingesting():
         bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), bronze.coverage_of(warehouse), LATER)
 
     lagging = verify(site)
@@ -379,7 +402,7 @@ def cut_end(site: Site, *, with_note: bool) -> None:
     note = {"next": {"0": 6}, "headers": measures} if with_note else None
     rewrite(site, BLOCKS, before, note=note)
     rewrite(site, USAGE_EVENTS, before)
-    with site.warehouse.writing():
+    with site.warehouse.ingesting():
         backfill(InProcess(), site.warehouse, 0, 1 << 62)
 
 
