@@ -322,7 +322,7 @@ def gold_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
         findings = Findings()
         sums, found = _Sums(), _Sums()
         for path in events:
-            for rows in read_row_groups(of_events, USAGE_EVENTS, path, ["batch_id", *USED]):
+            for rows in read_row_groups(of_events, USAGE_EVENTS, path, USED):
                 mine = _filtered(rows, pc.less_equal(rows.column("batch_id"), batch_id))
                 sums.add(partial_usage(_of_hours(mine, low, high)))
         for path in hours:
