@@ -9,6 +9,7 @@ fails does not hold up the one before it.
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,8 +20,9 @@ from quaymaster_pipeline.usage.bronze import CoverageKeeper
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import Workers
-from quaymaster_pipeline.warehouse.errors import SumsDiffer
-from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
+from quaymaster_pipeline.warehouse.data_files import RESTORE
+from quaymaster_pipeline.warehouse.errors import BrokenTable, SumsDiffer
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 
@@ -94,6 +96,7 @@ class Pipeline:
         """What the feed was told, by this process."""
         self._block_bytes = bronze.BLOCK_BYTES_GUESSED
         self._keeper = CoverageKeeper(warehouse)
+        check_order(warehouse)
         bronze.commit_marks(warehouse)
         self.coverage: Coverage = bronze.coverage_of(warehouse)
 
@@ -170,6 +173,22 @@ class Pipeline:
         if positions != self._committed:
             self._feed.commit(positions)
             self._committed = positions
+
+
+def check_order(warehouse: Warehouse) -> None:
+    """Return if each layer has at most the batches of the one before it.
+
+    Raises:
+        BrokenTable: one has more, so the one before was made anew, or restored: what comes would be counted wrongly.
+    """
+    layers = [(BLOCKS, bronze.APP), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP)]
+    lasts = [(spec.name, warehouse.table(spec).last_batch(app)) for spec, app in layers]
+    for (before, had), (after, has) in itertools.pairwise(lasts):
+        if has > had:
+            raise BrokenTable(
+                f"the table {before} is broken: {after} has {has + 1} batches, and it has {had + 1}: it was made anew, "
+                f"restored, or the warehouse is of an earlier version; {RESTORE}, or move the warehouse away"
+            )
 
 
 def lag_of(warehouse: Warehouse, feed: BlockSource) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pytest
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import FrontEnd, context_of_no_queue
 
 from quaymaster_pipeline.checks.reconciliation import compare_rows
+from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCK_MARKS,
@@ -15,6 +18,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     QUARANTINE,
     USAGE_DAILY,
     USAGE_EVENTS,
+    TableSpec,
 )
 
 
@@ -58,6 +62,18 @@ def test_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
 
     assert summary.batches == []
     assert versions == [site.warehouse.table(spec).version for spec in (BLOCKS, USAGE_EVENTS, BLOCK_MARKS)]
+
+
+@pytest.mark.parametrize("spec", [BLOCKS, USAGE_EVENTS], ids=["bronze", "silver"])
+def test_tables_of_which_one_went_back_are_refused(tmp_path: Path, spec: TableSpec) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    for _ in range(3):
+        site.ship(one.block(5))
+        site.run()
+    shutil.rmtree(site.warehouse.place(spec).uri)
+
+    with pytest.raises(BrokenTable, match=rf"{spec.name} is broken: .* has 3 batches, and it has 0"):
+        site.run()
 
 
 def test_later_batches_are_added_to_their_hours(tmp_path: Path) -> None:
