@@ -66,7 +66,8 @@ from sim.transactions import (
 )
 
 ACTIVATION_LIMIT_US = 15 * SECOND
-DRAIN_LIMIT_US = 120 * SECOND
+DRAIN_LIMIT_US = 240 * SECOND
+"""Where clocks were found wrong nothing expires, and a queue of which most would has to be received to its end."""
 TASKS_LIMIT_US = 60 * SECOND
 SET_UP_US = 10 * SECOND
 """What goes wrong begins when the queues are there, or after so long."""

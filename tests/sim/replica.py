@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.replica.maintenance.expiry import EXPIRY_ROUND_S
+from quaymaster.broker.replica.replica import TICK_LATE_MS
 from quaymaster.broker.replica.time_file import LOOK_S, TimeFile
 from quaymaster.broker.storage.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.core.cell.cell import ReplicaSeen, broker_of
@@ -123,6 +124,7 @@ class Replica:
         self.queue_time = cell.bugs.variant(QueueTime)(last_time_ms, self.clock.monotonic_ms())
         self._time_file = self._open_time_file()
         self._time_file_due_us = self._kernel.now_us + LOOK_US
+        self._ticked_ms = 0
         self._expiry_due_us = self._kernel.now_us
         self._look_at_clock()
         self._looked_ms = 0
@@ -252,12 +254,20 @@ class Replica:
             self._time_file_due_us = now_us + LOOK_US
             if self._time_file.is_due(self.queue_time):
                 self._time_file.write(self.queue_time, self.clock.monotonic_ms)
-        self.journal.on_tick(self.clock.monotonic_ms())
+        self._ticked_ms = self.clock.monotonic_ms()
+        self.journal.on_tick(self._ticked_ms)
         self._maintain()
         self.cell.manager_checker.on_tick(
             self.journal_id, self.member, self.log.epoch, hears=self.hears_leader()
         )
         self._settle()
+
+    def _tick_if_late(self) -> None:
+        """As the broker does before it decides: who was paused knows first how long, and has lost its lease."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._ticked_ms > TICK_LATE_MS:
+            self._ticked_ms = now_ms
+            self.journal.on_tick(now_ms)
 
     def _tell_hold(self) -> None:
         """Tell the checker whether this leader lets messages expire now."""
@@ -472,6 +482,7 @@ class Replica:
         if self.host.is_paused:
             self.host.deferred.append((self._decide_inside, (command, token)))
             return
+        self._tick_if_late()
         self.journal.propose(command, token, self.time_ms())
         self._settle()
 
@@ -685,6 +696,7 @@ class Replica:
             return
         self._is_turn_due = False
         inbox, self._inbox = self._inbox, []
+        self._tick_if_late()
         journal = self.journal
         time_ms = self.time_ms()
         for asked in inbox:
