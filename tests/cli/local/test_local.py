@@ -26,11 +26,12 @@ from quaymaster.cli.local import cluster as local_cluster
 from quaymaster.cli.local import commands as local
 from quaymaster.cli.local import ports as local_ports
 from quaymaster.cli.local import start as local_start
+from quaymaster.cli.local import status as local_status
 from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local.haproxy import find_haproxy
 from quaymaster.cli.local.plan import BLOCK, ClusterPlan, Programs
 from quaymaster.cli.local.ports import PortBlock
-from quaymaster.cli.local.processes import condition, stop
+from quaymaster.cli.local.processes import Condition, ProcessId, condition, stop
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]
@@ -239,6 +240,26 @@ def test_a_paused_process_is_shown_as_such_until_it_goes_on(cluster: Local) -> N
 
     assert sent.out == "sent SIGSTOP to broker-1\n"
     assert (paused, goes_on) == ("paused", "ready")
+
+
+def test_a_process_that_pauses_while_it_is_asked_is_shown_as_paused(
+    cluster: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster("up", *FEW, "--detach", "--json")
+    real = local_status.condition
+    pids = {one["pid"]: name for name, one in processes(cluster("status", "--json")).items()}
+    seen: list[Condition] = ["paused", "running"]
+
+    def looked_at(process: ProcessId) -> Condition:
+        return seen.pop() if seen and pids[process.pid] == "broker-1" else real(process)
+
+    monkeypatch.setattr(local_status, "condition", looked_at)
+    monkeypatch.setattr(local_status, "probe", lambda plan, planned: planned.name != "broker-1")
+    shown = processes(cluster("status", "--json"))
+
+    assert {name: one["state"] for name, one in shown.items() if one["state"] != "ready"} == {
+        "broker-1": "paused"
+    }
 
 
 def test_when_a_process_does_not_start_the_others_are_stopped_and_its_log_is_shown(

@@ -131,7 +131,10 @@ async def _look_at_process(
         if found == "paused":
             state = "paused"
         elif found == "running":
-            state = "ready" if await asyncio.to_thread(probe, plan, planned) else "not ready"
+            is_ready = await asyncio.to_thread(probe, plan, planned)
+            # A signal to pause takes effect a moment after it was sent: why it did not answer is known now.
+            is_paused = not is_ready and condition(process) == "paused"
+            state = "ready" if is_ready else "paused" if is_paused else "not ready"
     pid = process.pid if process is not None and state != "stopped" else None
     return ProcessStatus(planned.name, planned.role, pid, planned.zone, planned.address, state)
 
