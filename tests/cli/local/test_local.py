@@ -29,9 +29,9 @@ from quaymaster.cli.local import start as local_start
 from quaymaster.cli.local import status as local_status
 from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local.haproxy import find_haproxy
-from quaymaster.cli.local.plan import BLOCK, ClusterPlan, Programs
+from quaymaster.cli.local.plan import BLOCK, ClusterPlan, ProcessId, Programs
 from quaymaster.cli.local.ports import PortBlock
-from quaymaster.cli.local.processes import Condition, ProcessId, condition, stop
+from quaymaster.cli.local.processes import Condition, condition, stop
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]
@@ -246,7 +246,7 @@ def test_a_process_that_pauses_while_it_is_asked_is_shown_as_paused(
     cluster: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster("up", *FEW, "--detach", "--json")
-    real = local_status.condition
+    real = condition
     pids = {one["pid"]: name for name, one in processes(cluster("status", "--json")).items()}
     seen: list[Condition] = ["paused", "running"]
 
