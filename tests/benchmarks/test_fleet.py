@@ -75,7 +75,8 @@ def test_a_fleet_ships_through_the_usage_queue_and_figures_tell_of_the_run(tmp_p
     assert len(fleet.shares_of(warehouse, 0)["blocks_by_task"]) == InProcess.cores
     assert tables["a_pass"]["bronze.blocks"]["made"] == InProcess.cores
     assert tables["a_day"]["files_made"] % fleet.PASSES_A_DAY == 0
-    assert fleet_restart.restart(warehouse.root)["batches"] == 1
+    # The server records that it was asked, and may ship it while the pipeline runs.
+    assert fleet_restart.restart(warehouse.root)["batches"] == summary.taken
 
 
 def note(time_s: float, blocks: int, **cpu_s: float) -> dict[str, Any]:
