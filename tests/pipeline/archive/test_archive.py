@@ -9,6 +9,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -364,13 +365,15 @@ def test_jobs_are_killed_at_random_moments_and_no_message_is_in_neither_place(si
     script = RUN.format(
         tests=str(Path(__file__).parents[2]), now=site.now.isoformat(), endpoint=fields, root=str(site.root)
     )
-    chance, kills = random.Random(6), 0
+    chance, kills, whole_s = random.Random(6), 0, 8.0
     for _ in range(8):
         first = len(log.partitions[0])
         log.partitions[0] += [b"0/%d" % number for number in range(first, first + 15)]
+        began_s = time.monotonic()
         process = subprocess.Popen([sys.executable, "-c", script])
         try:
-            process.wait(chance.uniform(2.0, 8.0))
+            process.wait(chance.uniform(0.2, 0.95) * whole_s)
+            whole_s = time.monotonic() - began_s
         except subprocess.TimeoutExpired:
             process.kill()
             kills += 1

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,17 @@ Site(Path({directory!r})).run()
 def test_processes_are_killed_at_random_moments(tmp_path: Path) -> None:
     chance = random.Random(6)
     site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
-    kills = 0
+    # How long a process takes if nobody kills it, once that is known.
+    kills, whole_s = 0, 8.0
     script = RUN.format(tests=str(TESTS), directory=str(tmp_path))
     for _ in range(10):
         again = one.block(chance.randrange(1, 60))
         site.ship(again, two.block(chance.randrange(60)), again, one.block(5), two.block(9))
+        began_s = time.monotonic()
         process = subprocess.Popen([sys.executable, "-c", script])
         try:
-            process.wait(chance.uniform(1.0, 8.0))
+            process.wait(chance.uniform(0.2, 0.95) * whole_s)
+            whole_s = time.monotonic() - began_s
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
