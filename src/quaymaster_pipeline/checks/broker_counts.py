@@ -33,7 +33,7 @@ from quaymaster_pipeline.warehouse.schemas import (
 )
 from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse, within
-from quaymaster_pipeline.warehouse.times import bound_of_time, time_of_us, us_of_time
+from quaymaster_pipeline.warehouse.times import HOUR_US, bound_of_time, time_of_us, us_of_time
 
 APP: Final = "broker_counts"
 SCOPE: Final = "brokers"
@@ -359,7 +359,6 @@ def last_compared(warehouse: Warehouse) -> datetime.datetime | None:
     return max((one.counted_time for one in last_comparison(warehouse)), default=None)
 
 
-HOUR_US: Final = 3_600_000_000
 _COUNTED: Final = ["queue_sk", "action", "messages", "duplicates", "errors_5xx"]
 
 

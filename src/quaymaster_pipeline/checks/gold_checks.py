@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, shown
 from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, HOURLY
 from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
+from quaymaster_pipeline.warehouse.sums import add_up
 from quaymaster_pipeline.warehouse.times import text_of_time
 
 MAXIMUM: Final = "latency_us_max"
@@ -21,20 +21,13 @@ SUMS: Final = HOURLY.sums
 COMPARED: Final = (*HOUR_KEYS, *ALONG, *SUMS, MAXIMUM)
 """The columns of usage_hourly that are compared."""
 _KEYS: Final = (*HOUR_KEYS, *ALONG)
-_ADDED: Final = (*SUMS, MAXIMUM)
 _SCHEMA: Final = pa.schema([USAGE_HOURLY.schema.field(name) for name in COMPARED])
 
 
 def added_up(parts: Iterable[Any]) -> Any:
     """Return sums, a row for each key, in the order of the keys. They can be added up further."""
     table = pa.concat_tables(part.select(COMPARED).cast(_SCHEMA) for part in [_SCHEMA.empty_table(), *parts])
-    filled = {name: pc.fill_null(table.column(name), 0) for name in _ADDED}
-    table = pa.table({name: table.column(name) for name in _KEYS} | filled)
-    wanted = [*((name, "sum") for name in SUMS), (MAXIMUM, "max")]
-    summed = table.group_by(list(_KEYS)).aggregate(wanted)
-    columns = [summed.column(name) for name in _KEYS]
-    columns += [summed.column(f"{name}_{how}") for name, how in wanted]
-    return pa.table(columns, schema=_SCHEMA).sort_by([(name, "ascending") for name in _KEYS])
+    return add_up(table, _KEYS, _SCHEMA)
 
 
 def compare_hours(of_silver: Any, of_gold: Any) -> Iterator[UsageBreak]:

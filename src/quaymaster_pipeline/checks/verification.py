@@ -64,11 +64,10 @@ from quaymaster_pipeline.warehouse.schemas import (
 )
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
-from quaymaster_pipeline.warehouse.times import us_of_time
+from quaymaster_pipeline.warehouse.times import HOUR_US, us_of_time
 
 CHAIN_BLOCKS: Final = 250_000
 """About so many headers a task has in memory, of some front ends each."""
-HOUR_US: Final = 3_600_000_000
 DAY_HOURS: Final = 24
 LAST_BATCH: Final = 1 << 62
 LATEST_US: Final = 1 << 62

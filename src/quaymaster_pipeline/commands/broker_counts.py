@@ -11,14 +11,12 @@ from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.cli.output import note
 from quaymaster.cli.profile_files import named_profile
-from quaymaster_pipeline.warehouse.errors import CommitConflict
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import QueueCount
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
 COUNTS_PAGE = 1_000
-TRIES_MAX = 3
 
 
 def count_brokers(
@@ -35,6 +33,7 @@ def count_brokers(
     """
     from quaymaster_pipeline.checks.broker_counts import set_back_from, write_counts
     from quaymaster_pipeline.jobs.queues import keep_queues
+    from quaymaster_pipeline.warehouse.tables import planning_again
 
     counted = now()
     if set_back_from(tables, counted) is not None:
@@ -45,15 +44,7 @@ def count_brokers(
         note(f"The brokers were not asked what they counted: {error}")
         return
     until = now()
-    for tries_left in reversed(range(TRIES_MAX)):
-        try:
-            write_counts(tables, counts, counted, until, accept=accept)
-            break
-        except CommitConflict:
-            # Another command asked them as well.
-            if not tries_left:
-                raise
-            tables.refresh()
+    planning_again(lambda: write_counts(tables, counts, counted, until, accept=accept), tables)
     keep_queues(tables, counts, until)
 
 

@@ -30,13 +30,14 @@ from quaymaster_pipeline.commands.warehouse import (
     open_warehouse,
     write_metrics_of,
 )
-from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer, telling_full_disk
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer, telling_full_disk
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import Compared
     from quaymaster_pipeline.checks.reconciliation import LayerComparison
     from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-    from quaymaster_pipeline.jobs.upkeep import Compacted
+    from quaymaster_pipeline.jobs.merge import Merged
     from quaymaster_pipeline.usage.feed import BlockSource
     from quaymaster_pipeline.usage.tasks import SparkWorkers
     from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -62,9 +63,6 @@ MERGE_EVERY_BATCHES = 16
 """How often partial sums are merged while there is more to take: a backlog may be of days."""
 STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
-CONTENT_DAYS = 35
-KEEP_HOURS = 24
-"""What a version of a table had is kept for so long, and what nobody committed: other jobs may be about to."""
 
 Master = Annotated[
     str,
@@ -129,6 +127,7 @@ def run(given: PipelineRunOptions) -> None:
     need_tables()
     from quaymaster_pipeline.jobs.jobs import Pipeline
 
+    away_s = AWAY_S if given.interval is None else given.interval
     feed = _feed(directory, given.files)
     tables = open_warehouse(directory, given.warehouse, given.storage_option, makes_tables=True)
     with (
@@ -152,7 +151,7 @@ def run(given: PipelineRunOptions) -> None:
                 if given.once:
                     raise
                 note(f"{error} Trying again until it answers.")
-                time.sleep(AWAY_S if given.interval is None else given.interval)
+                time.sleep(away_s)
                 # What a batch had begun is found where the tables are; the server may be back at another address.
                 feed = _feed(directory, given.files)
                 pipeline = Pipeline(workers, tables, feed)
@@ -162,7 +161,7 @@ def run(given: PipelineRunOptions) -> None:
                     raise
                 # Blocks are in bronze, so that the queue may let go of them; nothing is billed until this is mended.
                 note(f"{error}. Blocks are taken all the same; trying again.")
-                time.sleep(AWAY_S if given.interval is None else given.interval)
+                time.sleep(away_s)
                 continue
             except CommitConflict as error:
                 losses += 1
@@ -458,11 +457,11 @@ def compact(
         )
 
 
-def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Compacted]:
+def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Merged]:
     """Make the files of the archive's ledger one, unless its job is at work: that does so itself."""
     from quaymaster_pipeline.archive.ledger import LedgerConflict, compact_ledger
     from quaymaster_pipeline.archive.tables import LEDGER
-    from quaymaster_pipeline.jobs.upkeep import Compacted
+    from quaymaster_pipeline.jobs.merge import Merged
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy
 
     try:
@@ -470,7 +469,7 @@ def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Compacted]:
     except (WarehouseBusy, LedgerConflict) as error:
         note(f"{error}; the archive's ledger stays as it is.")
         return []
-    return [Compacted(LEDGER.name, before, after)] if before > after else []
+    return [Merged(LEDGER.name, before, after)] if before > after else []
 
 
 def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
@@ -589,8 +588,6 @@ def _keep_up(workers: SparkWorkers, tables: Warehouse, content_days: int) -> Non
 @contextlib.contextmanager
 def _giving_way() -> Iterator[None]:
     """Leave files as they are where another process was first, or one cannot be read: batches need no upkeep."""
-    from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
-
     try:
         yield
     except (BrokenTable, CommitConflict) as error:

@@ -25,22 +25,20 @@ from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.gold import DAILY, HOURLY
 from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import WrittenSums, complete, summing_work
-from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
+from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_file
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
-from quaymaster_pipeline.warehouse.sums import DAY_US, SumTable, add_up, read_sorted, summed
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
-from quaymaster_pipeline.warehouse.times import bound_of_time, text_of_time, time_of_us, us_of_time
+from quaymaster_pipeline.warehouse.sums import SumTable, add_up, read_sorted, summed
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again, within
+from quaymaster_pipeline.warehouse.times import DAY_US, bound_of_time, text_of_time, time_of_us, us_of_time
 
 APP: Final = "backfill"
 _CHECK: Final = "check"
 _REPLACED: Final = "replaced"
 _TOTALS: Final = "totals"
 _FILES_OF_TASK: Final = 64
-PLANS_MAX: Final = 3
-"""How often it begins anew where others replaced files of gold meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +84,8 @@ def backfill(
         BrokenTable: such a file may have hours that were not asked for, or another table is broken.
         CommitConflict: others replaced the files again and again.
     """
-    for plans_left in reversed(range(PLANS_MAX)):
-        try:
-            return _backfill(workers, warehouse, (first_us, end_us), watch)
-        except CommitConflict:
-            if not plans_left:
-                raise
-            for spec in (USAGE_EVENTS, *(sums.spec for sums in (HOURLY, LATENCY, DAILY))):
-                warehouse.table(spec).refresh()
-    raise AssertionError("the last plan returns or raises")
+    seen = (warehouse.table(spec) for spec in (USAGE_EVENTS, HOURLY.spec, LATENCY.spec, DAILY.spec))
+    return planning_again(lambda: _backfill(workers, warehouse, (first_us, end_us), watch), *seen)
 
 
 def _backfill(
@@ -321,16 +312,11 @@ def _replace_hours(workers: Workers, table: Table, compared: _Compared) -> None:
     gone = {file.path for file in compared.removes}
     paths = [file.path for file in (*table.files(), *compared.adds) if file.path not in gone]
     items = [json.dumps(paths[at : at + _FILES_OF_TASK]) for at in range(0, len(paths), _FILES_OF_TASK)]
-    totals = _totals_of(workers.over(items, _totals_work(table.place)))
+    # Also where no file is left: then each total is 0.
+    totals = Counter(gold.control_totals(USAGE_HOURLY.schema.empty_table()))
+    totals.update(workers.over(items, _totals_work(table.place)).counts(_TOTALS))
     off = {measure: count - noted.get(measure, 0) for measure, count in totals.items()}
     table.commit(APP, None, compared.adds, removes=compared.removes, counts={gold.TOTALS: off})
-
-
-def _totals_of(answers: Answers) -> dict[str, int]:
-    totals: Counter[str] = Counter(gold.control_totals(USAGE_HOURLY.schema.empty_table()))
-    for table in answers.tables(_TOTALS):
-        totals.update(table.to_pylist()[0])
-    return dict(totals)
 
 
 def _totals_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
@@ -340,7 +326,7 @@ def _totals_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
         totals: Counter[str] = Counter()
         for path in json.loads(item):
             totals.update(gold.control_totals(read_file(place, USAGE_HOURLY, path, names)))
-        yield answer_table(_TOTALS, pa.Table.from_pylist([dict(totals)]))
+        yield answer_counts(_TOTALS, totals)
 
     return work
 

@@ -12,17 +12,14 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_EVENTS
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
 
 APP: Final = "expiry"
-CONTENT_DAYS: Final = 35
-"""How long blocks keep their content: a month, and days in which it may have to be looked at."""
-PLANS_MAX: Final = 3
 
 
 class Expired(NamedTuple):
@@ -43,22 +40,18 @@ def expire_content(
         CommitConflict: others replaced the files again and again.
     """
     table, events = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
-    for plans_left in reversed(range(PLANS_MAX)):
+
+    def expire() -> Expired:
         events.refresh()
         files = due(table, now, days, events.last_batch(silver.APP))
         if not files:
-            break
+            return Expired(0, 0)
         answers = workers.over([file.path for file in files], expiry_work(table.place, files))
-        try:
-            table.commit(APP, None, answers.files(BLOCKS.name), removes=files)
-        except CommitConflict:
-            if not plans_left:
-                raise
-            table.refresh()
-            continue
+        table.commit(APP, None, answers.files(BLOCKS.name), removes=files)
         expired = answers.counts("expired")
         return Expired(expired["blocks"], expired["content_bytes"])
-    return Expired(0, 0)
+
+    return planning_again(expire, table)
 
 
 def due(table: Table, now: datetime.datetime, days: int, last_batch: int) -> list[DataFile]:

@@ -13,6 +13,7 @@ where a file is gone.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +26,10 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.usage.partial_sums import SUM_TABLES
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
-from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer
-from quaymaster_pipeline.warehouse.sums import DAY_US, SumTable, read_sorted, summed, totals_of
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse
-from quaymaster_pipeline.warehouse.times import us_of_time
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
+from quaymaster_pipeline.warehouse.sums import SumTable, read_sorted, summed, totals_of
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
+from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US, us_of_time
 
 APP: Final = "merge"
 FILES_MIN: Final = 32
@@ -37,12 +38,11 @@ FILES_MAX: Final = 256
 FILE_BYTES: Final = 1 << 30
 DAY_BYTES: Final = 128 << 20
 """Hours of a day that is over are in one file, if that is at most as large: else there would be 18,000 in 25 months."""
-SETTLED_US: Final = 3_600_000_000
+SETTLED_US: Final = HOUR_US
 """So long after the end of a period its files become one."""
 GROUPS_OF_TURN: Final = 64
 BYTES_OF_TURN: Final = 256 << 20
 """Bounds of what is merged before batches go on; of a larger group, one alone."""
-PLANS_MAX: Final = 3
 _FINAL: Final = 1 << 20
 """The level of files of periods that are over. That of others is how often their rows were merged."""
 _DAY: Final = _FINAL + 1
@@ -89,22 +89,15 @@ def merge_sums(
         SumsDiffer: files that were made have other sums than those they are made of. Nothing is committed.
         CommitConflict: others replaced the files again and again.
     """
-    done = []
-    for sums in SUM_TABLES:
-        table = warehouse.table(sums.spec)
-        for plans_left in reversed(range(PLANS_MAX)):
-            plan = plan_merges(table, sums, now, is_thorough=is_thorough, ends_periods=ends_periods)
-            groups = plan if groups_max is None else of_one_turn(plan, groups_max)
-            if not groups:
-                break
-            try:
-                done.append(_merge(workers, table, sums, groups))
-                break
-            except CommitConflict:
-                if not plans_left:
-                    raise
-                table.refresh()
-    return done
+
+    def merge(table: Table, sums: SumTable) -> Merged | None:
+        plan = plan_merges(table, sums, now, is_thorough=is_thorough, ends_periods=ends_periods)
+        groups = plan if groups_max is None else of_one_turn(plan, groups_max)
+        return _merge(workers, table, sums, groups) if groups else None
+
+    tables = [(warehouse.table(sums.spec), sums) for sums in SUM_TABLES]
+    done = [planning_again(functools.partial(merge, table, sums), table) for table, sums in tables]
+    return [one for one in done if one is not None]
 
 
 def _merge(workers: Workers, table: Table, sums: SumTable, groups: Sequence[MergeGroup]) -> Merged:

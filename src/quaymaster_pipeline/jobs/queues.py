@@ -18,14 +18,11 @@ import pyarrow as pa
 
 from quaymaster.core.values.queue_names import is_fifo_name, split_group
 from quaymaster_pipeline.checks.broker_counts import QueueCount
-from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import QUEUES
-from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.warehouse.tables import Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 APP: Final = "queues"
-
-TRIES_MAX: Final = 3
 
 Row = Mapping[str, Any]
 
@@ -37,20 +34,17 @@ def keep_queues(warehouse: Warehouse, listed: Iterable[QueueCount], until: datet
         CommitConflict: others keep them again and again.
     """
     table, counted = warehouse.table(QUEUES), list(listed)
-    for tries_left in reversed(range(TRIES_MAX)):
+
+    def keep() -> bool:
         files = table.files()
         before = table.read(files=files).to_pylist()
         rows = next_queues(before, counted, until)
         if rows == before:
             return False
         fresh = pa.Table.from_pylist(rows, schema=QUEUES.schema)
-        try:
-            return table.commit(APP, None, table.write(APP, fresh), removes=files, is_alone=True)
-        except CommitConflict:
-            if not tries_left:
-                raise
-            table.refresh()
-    raise AssertionError("the last try returns or raises")
+        return table.commit(APP, None, table.write(APP, fresh), removes=files, is_alone=True)
+
+    return planning_again(keep, table)
 
 
 def next_queues(

@@ -8,42 +8,29 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, merge_sums
+from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, Merged, merge_sums
+from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, SUMMED_UP, TABLES, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
-from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 
 COMPACT_APP: Final = "compact"
 DAILY_APP: Final = "daily upkeep"
 """Its batches, in the log of ops.reconciliation, are the days on which it was done."""
 FILE_BYTES: Final = 128 << 20
 """What compaction makes files as large as."""
-KEEP_HOURS: Final = 24
-"""How long files that no table has any more are kept for those who still read them."""
-PLANS_MAX: Final = 3
 SMALL_FILES_MIN: Final = 32
 """So many small files of one date and about one size are due to become one."""
 SIZE_STEP_BITS: Final = 4
 """Files are of about one size within a factor of 16: so a byte is rewritten a few times, however small files come."""
 _COMPACTED: Final = tuple(spec for spec in TABLES if spec not in SUMMED_UP)
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """What compaction made of a table's files."""
-
-    table: str
-    before: int
-    after: int
 
 
 def compact(
@@ -53,7 +40,7 @@ def compact(
     *,
     keep_hours: int = KEEP_HOURS,
     watch: Watch | None = None,
-) -> list[Compacted]:
+) -> list[Merged]:
     """Make the small files of each table and date into few, merge partial sums, and delete what is `keep_hours` old.
 
     What is deleted are files that no table has had for so long. A step is a file that is made, or a table whose old
@@ -68,8 +55,7 @@ def compact(
     for spec in _COMPACTED:
         one = _compact(workers, warehouse.table(spec), lambda table: plan_compaction(table.files()), on_done)
         done += [] if one is None else [one]
-    merged = merge_sums(workers, warehouse, now, is_thorough=True, groups_max=None)
-    done += [Compacted(one.table, one.before, one.after) for one in merged]
+    done += merge_sums(workers, warehouse, now, is_thorough=True, groups_max=None)
     for spec in TABLES:
         warehouse.table(spec).vacuum(keep_hours)
         if on_done is not None:
@@ -77,13 +63,12 @@ def compact(
     return done
 
 
-def keep_up(workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> list[Compacted]:
+def keep_up(workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> list[Merged]:
     """Merge and compact what is due, within the bounds of a turn, so that batches need not wait for long.
 
     Raises: see `merge_sums`.
     """
-    merged = merge_sums(workers, warehouse, now, is_thorough=is_new_day(warehouse, now))
-    done = [Compacted(one.table, one.before, one.after) for one in merged]
+    done = merge_sums(workers, warehouse, now, is_thorough=is_new_day(warehouse, now))
     for spec in _COMPACTED:
         one = _compact(workers, warehouse.table(spec), plan_due_compaction, None)
         done += [] if one is None else [one]
@@ -115,24 +100,20 @@ def _compact(
     table: Table,
     plan: Callable[[Table], list[list[DataFile]]],
     on_done: Callable[[int], None] | None,
-) -> Compacted | None:
+) -> Merged | None:
     """Make files into few as planned; where others replaced one of them meanwhile, plan again. None: nothing is due."""
-    for plans_left in reversed(range(PLANS_MAX)):
+
+    def compact_once() -> Merged | None:
         groups = plan(table)
         if not groups:
-            break
+            return None
         items = [json.dumps([file.to_json() for file in group]) for group in groups]
         adds = workers.over(items, compact_work(table.place, table.spec), on_done).files(table.spec.name)
         removes = [file for group in groups for file in group]
-        try:
-            table.commit(COMPACT_APP, None, adds, removes=removes, changes_data=False)
-        except CommitConflict:
-            if not plans_left:
-                raise
-            table.refresh()
-            continue
-        return Compacted(table.spec.name, len(removes), len(adds))
-    return None
+        table.commit(COMPACT_APP, None, adds, removes=removes, changes_data=False)
+        return Merged(table.spec.name, len(removes), len(adds))
+
+    return planning_again(compact_once, table)
 
 
 def plan_due_compaction(table: Table) -> list[list[DataFile]]:

@@ -580,11 +580,7 @@ def in_batches(rows: Any, first: int, last: int) -> Any:
 
 def files_of_batches(table: Table, first: int, last: int) -> list[DataFile]:
     """Return the files that may have rows of these batches, both included."""
-    return [
-        file
-        for file in table.files()
-        if file.bounds["batch_id"][0] <= last and first <= file.bounds["batch_id"][1]
-    ]
+    return [file for file in table.files() if file.may_have("batch_id", first, last)]
 
 
 def control_totals(rows: Any) -> dict[str, int]:

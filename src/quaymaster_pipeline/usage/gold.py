@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.rules import NOBODY_KEY
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_HOURLY
-from quaymaster_pipeline.warehouse.sums import DAY_US, HOUR_US, SumTable, add_up
+from quaymaster_pipeline.warehouse.sums import SumTable, add_up
+from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US
 
 APP: Final = "gold"
 TOTALS: Final = "totals"

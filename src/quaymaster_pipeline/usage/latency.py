@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.warehouse.schemas import LATENCY_HOURLY
-from quaymaster_pipeline.warehouse.sums import DAY_US, SumTable, add_up
+from quaymaster_pipeline.warehouse.sums import SumTable, add_up
+from quaymaster_pipeline.warehouse.times import DAY_US
 
 KEYS: Final = ("hour", "region", "action", "queue_type", "below_us")
 LATENCY: Final = SumTable(LATENCY_HOURLY, KEYS, "usage_date", DAY_US, merges_max=2)

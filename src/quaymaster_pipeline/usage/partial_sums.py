@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze import coverage_of, files_of_batches
 from quaymaster_pipeline.usage.gold import (
     APP,
     DAILY,
@@ -33,7 +33,7 @@ from quaymaster_pipeline.usage.gold import (
 from quaymaster_pipeline.usage.latency import LATENCY, merge_latency, partial_latency
 from quaymaster_pipeline.usage.latency import with_date as latency_with_date
 from quaymaster_pipeline.usage.sequences import Coverage
-from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_files, answer_table
+from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
@@ -75,15 +75,13 @@ class WrittenSums:
         for name, files in self.files.items():
             yield from answer_files(name, files)
         if self.totals:
-            yield answer_table(_TOTALS_ANSWER, pa.Table.from_pylist([dict(self.totals)]))
+            yield answer_counts(_TOTALS_ANSWER, self.totals)
 
     @classmethod
     def of(cls, answers: Answers) -> WrittenSums:
         """Return what all tasks of a job wrote."""
-        totals: Counter[str] = Counter()
-        for table in answers.tables(_TOTALS_ANSWER):
-            totals.update(table.to_pylist()[0])
-        return cls({sums.spec.name: answers.files(sums.spec.name) for sums in SUM_TABLES}, totals)
+        files = {sums.spec.name: answers.files(sums.spec.name) for sums in SUM_TABLES}
+        return cls(files, answers.counts(_TOTALS_ANSWER))
 
 
 class PartialSums:
@@ -156,7 +154,7 @@ def complete(workers: Workers, warehouse: Warehouse, through: int) -> WrittenSum
     written = WrittenSums()
     for last, tables in sorted(lacking.items()):
         places = {sums.spec.name: warehouse.place(sums.spec) for sums in tables}
-        paths = [file.path for file in events.files() if file.may_have("batch_id", last + 1, through)]
+        paths = [file.path for file in files_of_batches(events, last + 1, through)]
         work = summing_work(events.place, places, through, last + 1, through)
         answers = workers.over(paths, work)
         found = WrittenSums.of(answers)

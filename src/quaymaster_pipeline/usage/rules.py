@@ -30,6 +30,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     REQUEST_COLUMNS,
     USAGE_EVENTS,
 )
+from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US
 
 RULE_VERSION = 3
 NOBODY_KEY = -1
@@ -38,8 +39,6 @@ AUDIT_EVENT_VERSION = "1.10"
 """CloudTrail's version whose words audit events use."""
 INVALID_NAME = "(invalid)"
 _ASKED = r"^(?:[A-Za-z0-9_-]{1,80}(?:\.fifo)?(?:@[A-Za-z0-9_-]{1,80})?|\(others\))?$"
-HOUR_US = 3_600_000_000
-DAY_US = 24 * HOUR_US
 EARLIEST_US = 1_577_836_800_000_000
 """2020-01-01: a clock that says less is not set."""
 AHEAD_US = DAY_US

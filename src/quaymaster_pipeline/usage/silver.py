@@ -28,7 +28,7 @@ from quaymaster_pipeline.usage.bronze import (
 )
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
-from quaymaster_pipeline.usage.rules import DAY_US, Silver, quarantine_rows, refine
+from quaymaster_pipeline.usage.rules import Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.sequences import IncarnationId
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
@@ -49,7 +49,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     TableSpec,
 )
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
-from quaymaster_pipeline.warehouse.times import us_of_time
+from quaymaster_pipeline.warehouse.times import DAY_US, us_of_time
 
 APP: Final = SILVER
 _CONTENT = [field.name for field in REQUEST_COLUMNS]
@@ -87,7 +87,8 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     marks = warehouse.table(BLOCK_MARKS)
     marked = Marked(marks.place, [file.path for file in files_of_batches(marks, first, last)], first, last)
     overlapping = marked.overlapping()
-    work = silver_work(blocks.place, blocks.files(), places, marked)
+    # What an incarnation's blocks overlap may be in any file, also of batches long ago.
+    work = silver_work(blocks.place, blocks.files() if overlapping else (), places, marked)
     items = [file.path for file in files_of_batches(blocks, first, last)]
     answers = workers.over([*items, *(json.dumps(list(owner)) for owner in overlapping)], work)
     counts = answers.counts("counts")
@@ -169,7 +170,7 @@ def silver_work(
 
     def work(item: str) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            output = _Output(places, f"{APP}-{marked.last}", stack)
+            output = _Output(places, marked.last, stack)
             if item.startswith("["):
                 owner = IncarnationId(*json.loads(item))
                 _take_overlaps(output, blocks_of(source, files, owner, _TAKEN), marked)
@@ -190,13 +191,13 @@ _TAKEN: Final = [
 class _Output:
     """What one task writes and counts."""
 
-    def __init__(self, places: Mapping[str, TablePlace], prefix: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, places: Mapping[str, TablePlace], batch_id: int, stack: contextlib.ExitStack) -> None:
         self.counts: Counter[str] = Counter()
         self._places = places
-        self._prefix = prefix
+        self._prefix = f"{APP}-{batch_id}"
         self._stack = stack
         self._writers: dict[tuple[str, str], FileWriter] = {}
-        self._sums = PartialSums(places, prefix.rpartition("-")[2])
+        self._sums = PartialSums(places, batch_id)
         self._heads: Heads = {}
 
     def take(self, rows: Any, now_us: int, closed_until_us: int) -> None:

@@ -276,17 +276,10 @@ def read_row_groups(
         BrokenTable: the file is gone, or is none.
     """
     schema = _wanted(spec, columns)
-    with (
-        _telling_broken_file(spec, path),
-        telling_store(place.uri),
-        place.filesystem().open_input_file(path) as source,
-    ):
-        file = pq.ParquetFile(source)
-        there = set(file.schema_arrow.names)
-        names = [name for name in schema.names if name in there]
+    with _opened(place, spec, path, schema) as (file, names):
         for at in range(file.num_row_groups):
             if may_have is None or _may_have(file, at, *may_have):
-                yield _with_columns(file.read_row_group(at, columns=names), schema, there)
+                yield _with_columns(file.read_row_group(at, columns=names), schema, names)
 
 
 def read_batches(
@@ -298,6 +291,14 @@ def read_batches(
         BrokenTable: the file is gone, or is none.
     """
     schema = _wanted(spec, columns)
+    with _opened(place, spec, path, schema) as (file, names):
+        for batch in file.iter_batches(rows, columns=names):
+            yield _with_columns(pa.Table.from_batches([batch]), schema, names)
+
+
+@contextlib.contextmanager
+def _opened(place: TablePlace, spec: TableSpec, path: str, schema: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Give an open data file, and which columns of a schema it has."""
     with (
         _telling_broken_file(spec, path),
         telling_store(place.uri),
@@ -305,9 +306,7 @@ def read_batches(
     ):
         file = pq.ParquetFile(source)
         there = set(file.schema_arrow.names)
-        names = [name for name in schema.names if name in there]
-        for batch in file.iter_batches(rows, columns=names):
-            yield _with_columns(pa.Table.from_batches([batch]), schema, there)
+        yield file, [name for name in schema.names if name in there]
 
 
 def _with_columns(found: Any, schema: Any, there: Collection[str]) -> Any:

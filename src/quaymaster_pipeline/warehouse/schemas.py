@@ -18,7 +18,6 @@ from quaymaster.protocol.actions.acts import ACTS
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
 
 TIME = pa.timestamp("us", tz="UTC")
-TEXT_MAP = pa.map_(pa.string(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,7 @@ QUARANTINE = TableSpec(
 )
 """Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row."""
 
-_USAGE_COUNTS = _fields(
+USAGE_COUNTS = _fields(
     pa.int64(),
     *(
         "requests",
@@ -260,7 +259,7 @@ _USAGE_KEYS = [
 
 USAGE_HOURLY = TableSpec(
     "gold.usage_hourly",
-    pa.schema([pa.field("hour", TIME), *_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
+    pa.schema([pa.field("hour", TIME), *_USAGE_KEYS, *USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
     "usage_date",
     bounded=("hour", "first_batch", "last_batch"),
 )
@@ -271,7 +270,7 @@ which readers add up. `chunks` are of 64 KiB, `billed_requests` those that are b
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",
-    pa.schema([*_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
+    pa.schema([*_USAGE_KEYS, *USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
     "usage_date",
     bounded=("first_batch", "last_batch"),
 )

@@ -22,30 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_batches
-from quaymaster_pipeline.warehouse.schemas import TableSpec
+from quaymaster_pipeline.warehouse.schemas import USAGE_COUNTS, TableSpec
 from quaymaster_pipeline.warehouse.tables import Table
 
-SUMS: Final = (
-    *(
-        "requests",
-        "billed_requests",
-        "chunks",
-        "messages",
-        "bytes",
-        "empty_receives",
-        "errors_4xx",
-        "errors_5xx",
-    ),
-    *("bytes_in", "bytes_out", "latency_us_sum", "source_rows", "duplicates"),
-)
-"""Columns that are added."""
 MAXIMA: Final = ("latency_us_max", "last_batch")
 MINIMA: Final = ("first_batch",)
+SUMS: Final = tuple(field.name for field in USAGE_COUNTS if field.name not in (*MAXIMA, *MINIMA))
+"""Columns that are added."""
 ROWS_IN_MEMORY: Final = 1 << 18
 """So many rows of all files together are read at a time when files are added up."""
 ROWS_OF_FILE_MIN: Final = 1_024
-HOUR_US: Final = 3_600_000_000
-DAY_US: Final = 24 * HOUR_US
 _CODE_MAX = 1 << 62
 _SPAN_MAX = 1 << 20
 """Integers that lie so near to each other are taken as they are."""

@@ -16,9 +16,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,12 +47,18 @@ TABLE_PROPERTIES = {
     "delta.logRetentionDuration": "interval 2 days",
 }
 NO_BATCH = -1
+NO_VERSION = -1
 UNKNOWN_SCHEME = "Unknown scheme"
 """So begins what `deltalake` says of a URI of which it cannot tell the store; by its kind, there is only no table."""
 COMMIT_TRIES = 5
 """How often a commit is tried beside others that do not touch what it is about."""
+PLANS_MAX = 3
+"""So often a job plans, where others replace meanwhile what it planned by."""
 OBJECT_STORE_KEPT_HOURS_MIN = 1
 """No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
+
+
+Result = TypeVar("Result")
 
 
 class WarehouseBusy(Exception):
@@ -69,12 +75,13 @@ class Table:
         self.spec = spec
         self.place = place
         self._delta: DeltaTable | None = None
+        self._notes_text: tuple[int, str] = (NO_VERSION, "{}")
         self.refresh()
 
     @property
     def version(self) -> int:
         """The version of the table's log; -1 when there is no table yet."""
-        return -1 if self._delta is None else int(self._delta.version())
+        return NO_VERSION if self._delta is None else int(self._delta.version())
 
     def refresh(self) -> None:
         """See what others committed."""
@@ -294,17 +301,16 @@ class Table:
         return {} if column is None else {column: file.partition_value}
 
     def _notes(self) -> dict[str, Any]:
-        if self._delta is None:
-            return {}
-        with self._telling_broken_log():
-            history = self._delta.history(HISTORY_SEEN)
-        # deltalake begins with the newest there is, and goes as far back as from this version.
-        newer = len(history) - min(HISTORY_SEEN, self.version + 1)
-        for commit in history[max(0, newer) :]:
-            if NOTE in commit:
-                notes: dict[str, Any] = json.loads(commit[NOTE])
-                return notes
-        return {}
+        version = self.version
+        if self._delta is not None and self._notes_text[0] != version:
+            with self._telling_broken_log():
+                history = self._delta.history(HISTORY_SEEN)
+            # deltalake begins with the newest there is, and goes as far back as from this version.
+            newer = len(history) - min(HISTORY_SEEN, version + 1)
+            texts = (commit[NOTE] for commit in history[max(0, newer) :] if NOTE in commit)
+            self._notes_text = version, next(texts, "{}")
+        notes: dict[str, Any] = json.loads(self._notes_text[1])
+        return notes
 
     def _next_notes(
         self,
@@ -405,6 +411,23 @@ class Warehouse:
             except BlockingIOError:
                 raise WarehouseBusy(f"another process {what} in {self.root}") from None
             yield
+
+
+def planning_again(act: Callable[[], Result], *seen: Table | Warehouse) -> Result:
+    """Return what `act` does, which plans and commits; when others were first, it acts again on what is there now.
+
+    `seen` is what it plans by.
+
+    Raises:
+        CommitConflict: others were first again and again.
+    """
+    for _ in range(PLANS_MAX - 1):
+        try:
+            return act()
+        except CommitConflict:
+            for tables in seen:
+                tables.refresh()
+    return act()
 
 
 def within(column: Any, first: Any, end: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
+HOUR_US: Final = 3_600_000_000
+DAY_US: Final = 24 * HOUR_US
 _BEGIN: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _US: Final = datetime.timedelta(microseconds=1)
 

@@ -10,7 +10,8 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.audit.audit import Audit
 from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
-from quaymaster_pipeline.jobs.expiry import CONTENT_DAYS, Expired, expire_content
+from quaymaster_pipeline.jobs.expiry import Expired, expire_content
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, QUARANTINE

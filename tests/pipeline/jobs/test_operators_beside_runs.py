@@ -61,6 +61,25 @@ def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     return site, one, two
 
 
+def commit_after(commits: int, act: Callable[[], None]) -> Callable[..., bool]:
+    """Return Table.commit that does `act` once, before the commit after so many; those of `act` do not count."""
+    commit = Table.commit
+    left = commits
+    is_inside = False
+
+    def interrupted(table: Table, *arguments: Any, **named: Any) -> bool:
+        nonlocal left, is_inside
+        if not is_inside:
+            left -= 1
+            if left == -1:
+                is_inside = True
+                act()
+                is_inside = False
+        return commit(table, *arguments, **named)
+
+    return interrupted
+
+
 def check(site: Site, *front_ends: FrontEnd) -> None:
     assert site.usage() == expected_usage(*front_ends)
     assert [found.difference for found in compare_rows(site.warehouse)] == [0] * 5
@@ -76,23 +95,13 @@ def test_a_run_goes_on_before_each_commit_of_an_operator(
     site, one, two = started(tmp_path)
     if name == "backfill":
         spoil(site.warehouse)
-    commit = Table.commit
-    commits = 0
-    is_inside = False
 
-    def interrupted(table: Table, *arguments: Any, **named: Any) -> bool:
-        nonlocal commits, is_inside
-        if not is_inside:
-            commits += 1
-            if commits == at + 1:
-                is_inside = True
-                site.ship(one.block(30), two.block(20))
-                site.run()
-                is_inside = False
-        return commit(table, *arguments, **named)
+    def take_more() -> None:
+        site.ship(one.block(30), two.block(20))
+        site.run()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Table, "commit", interrupted)
+        patched.setattr(Table, "commit", commit_after(at, take_more))
         ACTS[name](site.warehouse)
 
     check(site, one, two)
@@ -107,27 +116,17 @@ def test_an_operator_is_done_before_each_commit_of_a_run(
     if name == "backfill":
         spoil(site.warehouse)
     site.ship(one.block(30), two.block(20), one.block(5))
-    commit = Table.commit
-    commits = 0
-    is_inside = False
 
-    def interrupted(table: Table, *arguments: Any, **named: Any) -> bool:
-        nonlocal commits, is_inside
-        if not is_inside:
-            commits += 1
-            if commits == at + 1:
-                is_inside = True
-                # Where gold waits for the batch that is under way, comparing ends so.
-                try:
-                    ACTS[name](Warehouse(site.root))
-                except CommitConflict:
-                    assert name == "reconcile"
-                is_inside = False
-        return commit(table, *arguments, **named)
+    def operate() -> None:
+        # Where gold waits for the batch that is under way, comparing ends so.
+        try:
+            ACTS[name](Warehouse(site.root))
+        except CommitConflict:
+            assert name == "reconcile"
 
     with monkeypatch.context() as patched:
         patched.setattr("quaymaster_pipeline.checks.reconciliation.SETTLE_PAUSE_S", 0)
-        patched.setattr(Table, "commit", interrupted)
+        patched.setattr(Table, "commit", commit_after(at, operate))
         site.run()
 
     if name == "backfill":
