@@ -18,7 +18,7 @@ from spark.fake_server import fake_server
 
 from quaymaster_pipeline.archive.tables import MESSAGES
 from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums
-from quaymaster_pipeline.commands import pipeline
+from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.errors import WarehouseFull, telling_full_disk, why_no_room
 from quaymaster_pipeline.warehouse.schemas import TABLES, USAGE_HOURLY
@@ -42,7 +42,7 @@ def tasks_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
         yield InProcess()
 
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
 
 
 def unfinished(site: Site) -> list[str]:

@@ -21,7 +21,7 @@ from quaymaster.protocol.usage.usage_blocks import decode_header
 from quaymaster_pipeline.checks.allowances import SKEW_US
 from quaymaster_pipeline.checks.broker_counts import Compared, QueueCount, compare_brokers, write_counts
 from quaymaster_pipeline.commands.broker_counts import read_broker_counts
-from quaymaster_pipeline.commands.pipeline import reconcile
+from quaymaster_pipeline.commands.operators import reconcile
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse.schemas import QUEUES
 from quaymaster_pipeline.warehouse.tables import Warehouse

@@ -1,12 +1,11 @@
-"""`quaymaster pipeline`: from what front ends recorded to tables of usage."""
+"""`quaymaster pipeline`: from what front ends recorded to tables of usage. What else operators do: `operators`."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +16,11 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory
 from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers
+from quaymaster_pipeline.commands.operators import backfill, compact, reconcile, verify
 from quaymaster_pipeline.commands.tables import tables as list_tables
-from quaymaster_pipeline.commands.usage import Since, Until, hour_us
+from quaymaster_pipeline.commands.upkeep import ContentDays, giving_way, keep_up
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
@@ -30,14 +31,11 @@ from quaymaster_pipeline.commands.warehouse import (
     open_warehouse,
     write_metrics_of,
 )
-from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS
-from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer, telling_full_disk
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
+from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer
 
 if TYPE_CHECKING:
-    from quaymaster_pipeline.checks.broker_counts import Compared
-    from quaymaster_pipeline.checks.reconciliation import LayerComparison
     from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-    from quaymaster_pipeline.jobs.merge import Merged
     from quaymaster_pipeline.usage.feed import BlockSource
     from quaymaster_pipeline.usage.tasks import SparkWorkers
     from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -46,7 +44,6 @@ app = options.new_group(
     "Make tables of usage, audit and bills of what front ends record. Needs quaymaster[spark]."
 )
 
-SPARK_DIRECTORY = "spark"
 PAUSE_MIN_S, PAUSE_MAX_S = 5.0, 60.0
 PAUSE_OF_BATCH = 4
 """Batches begin so many times as long apart as the last took, within these bounds: few and large ones under load."""
@@ -62,25 +59,6 @@ LOSSES_MAX = 3
 MERGE_EVERY_BATCHES = 16
 """How often partial sums are merged while there is more to take: a backlog may be of days."""
 STATUS_PATIENCE_S = 3.0
-DRIVER_MEMORY = "1g"
-
-Master = Annotated[
-    str,
-    typer.Option("--master", help="Spark's master: local[*], spark://..., yarn, k8s://...", metavar="URL"),
-]
-ContentDays = Annotated[
-    int,
-    typer.Option(
-        "--content-days",
-        min=1,
-        help="Keep the content of blocks, with addresses and agents, for so long; headers and sums stay.",
-        metavar="N",
-    ),
-]
-DriverMemory = Annotated[
-    str,
-    typer.Option("--driver-memory", help="Memory of Spark's JVM; rows are not kept there.", metavar="SIZE"),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +67,7 @@ class PipelineRunOptions:
 
     data: options.Data = None
     once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False
-    master: Master = "local[*]"
+    master: spark.Master = "local[*]"
     interval: Annotated[
         float | None,
         typer.Option(
@@ -108,7 +86,7 @@ class PipelineRunOptions:
     ] = None
     warehouse: WarehouseURI = None
     storage_option: StorageOptions = None
-    driver_memory: DriverMemory = DRIVER_MEMORY
+    driver_memory: spark.DriverMemory = spark.DRIVER_MEMORY
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show what Spark says, else in DIR/spark/spark.log.")
     ] = False
@@ -132,7 +110,7 @@ def run(given: PipelineRunOptions) -> None:
     tables = open_warehouse(directory, given.warehouse, given.storage_option, makes_tables=True)
     with (
         only_writer(tables.ingesting()),
-        _spark(directory, given.master, given.driver_memory, verbose=given.verbose) as workers,
+        spark.spark_workers(directory, given.master, given.driver_memory, verbose=given.verbose) as workers,
     ):
         pipeline = Pipeline(workers, tables, feed)
         losses = 0
@@ -172,7 +150,7 @@ def run(given: PipelineRunOptions) -> None:
                 pipeline = Pipeline(workers, tables, feed)
                 continue
             losses = 0
-            _keep_up(workers, tables, given.content_days)
+            keep_up(workers, tables, given.content_days, _now)
             if given.once:
                 break
             if report["batches"]:
@@ -235,282 +213,8 @@ def status(
 
 
 app.command("tables")(list_tables)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReconcileOptions:
-    """What is compared."""
-
-    data: options.Data = None
-    admin_url: options.AdminURL = None
-    accept: Annotated[
-        bool,
-        typer.Option(
-            "--accept", help="Compare with the brokers from now on only: what differed is known and settled."
-        ),
-    ] = False
-    warehouse: WarehouseURI = None
-    storage_option: StorageOptions = None
-    as_json: options.AsJSON = False
-
-
-@app.command()
-@options.gathered
-def reconcile(given: ReconcileOptions) -> None:
-    """Read all tables and compare them: blocks = silver + quarantine + duplicates, silver = gold; the brokers, too.
-
-    The brokers are asked how many messages were sent and deleted; usage is compared with that as soon as it is whole
-    up to then, so what is shown may be of an earlier count. Ends with 1 if anything differs. What was found is kept in
-    ops.reconciliation.
-    """
-    need_tables()
-    from quaymaster_pipeline.checks.broker_counts import (
-        compare_brokers,
-        set_back_from,
-        write_broker_comparison,
-    )
-    from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
-    from quaymaster_pipeline.usage.partial_sums import whole_coverage
-
-    directory = data_directory(given.data)
-    tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with progress_bar("Comparing: files", quiet=given.as_json) as bar:
-        found = compare_rows(tables, bar.show) + compare_sums(tables)
-    write_comparisons(tables, found, _now())
-    count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
-    compared = compare_brokers(tables, whole_coverage(tables), now=_now())
-    set_back = set_back_from(tables, _now())
-    if compared is not None:
-        write_broker_comparison(tables, compared, _now())
-    _print_comparisons(found, compared, as_json=given.as_json)
-    if set_back is not None:
-        note(
-            f"Usage or counts of the brokers are of {set_back:%Y-%m-%dT%H:%M:%SZ}, which is later than now: "
-            "a clock was set back, or one is ahead. Nothing is compared with the brokers until then."
-        )
-    elif compared is None:
-        note(
-            "Usage is not whole yet up to any count of the brokers: let `quaymaster pipeline run` take "
-            "what is recorded in the next two minutes, and compare again then."
-        )
-    if any(one.difference for one in found):
-        raise CommandRefused("the layers differ")
-    if compared is not None and compared.difference:
-        raise CommandRefused("usage is not what the brokers did")
-
-
-def _print_comparisons(found: Sequence[LayerComparison], compared: Compared | None, *, as_json: bool) -> None:
-    brokers = () if compared is None else (*compared.totals, *compared.queues)
-    if as_json:
-        lines = [one._asdict() | {"difference": one.difference} for one in found]
-        lines += [
-            one._asdict() | {"counted_time": one.counted_time.isoformat(), "difference": one.difference}
-            for one in brokers
-        ]
-        print_json(lines)
-        return
-    headers = ("SCOPE", "MEASURE", "BLOCKS", "DUPLICATES", "QUARANTINE", "SILVER", "GOLD")
-    print_table((*headers, "DIFFERENCE"), [(*one, one.difference) for one in found])
-    if compared is not None:
-        note(f"At {compared.totals[0].counted_time:%Y-%m-%dT%H:%M:%SZ} the brokers had counted:")
-        print_table(
-            (
-                "SCOPE",
-                "MEASURE",
-                "BROKERS",
-                "USAGE FROM",
-                "TO",
-                "MISSING",
-                "SURPLUS",
-                "ALLOWED",
-                "DIFFERENCE",
-            ),
-            [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Whose tables are checked, and with which Spark."""
-
-    data: options.Data = None
-    master: Master = "local[*]"
-    warehouse: WarehouseURI = None
-    storage_option: StorageOptions = None
-    driver_memory: DriverMemory = DRIVER_MEMORY
-    as_json: options.AsJSON = False
-
-
-@app.command()
-@options.gathered
-def verify(given: VerifyOptions) -> None:
-    """Check that no usage was changed, deleted or put in, from blocks to sums by hour. Ends with 1 otherwise.
-
-    Blocks must be those that came, by their hashes and the links between them; events those that their blocks give;
-    hours the sums of events. Changes nothing, and may run next to `pipeline run`.
-    """
-    need_tables()
-    from quaymaster_pipeline.checks.verification import verify as check
-    from quaymaster_pipeline.warehouse.steps import unwatched
-
-    directory = data_directory(given.data)
-    tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with (
-        _spark(directory, given.master, given.driver_memory) as workers,
-        progress_bar("Checking: files, front ends and days", quiet=given.as_json) as bar,
-    ):
-        proof = check(workers, tables, bar.show if bar.is_shown else unwatched)
-    if given.as_json:
-        print_json(proof.as_json())
-    else:
-        print_table(("WHAT", "VALUE"), proof.summary())
-    if proof.breaks:
-        breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
-        raise CommandRefused(f"{breaks}; the first is {proof.breaks[0].text}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackfillOptions:
-    """Which hours are summed up."""
-
-    data: options.Data = None
-    since: Since = None
-    until: Until = None
-    master: Master = "local[*]"
-    warehouse: WarehouseURI = None
-    storage_option: StorageOptions = None
-    driver_memory: DriverMemory = DRIVER_MEMORY
-    as_json: options.AsJSON = False
-
-
-@app.command()
-@options.gathered
-def backfill(given: BackfillOptions) -> None:
-    """Sum up hours from the events again, and days, and replace wrong rows. A second run changes nothing."""
-    need_tables()
-    from quaymaster_pipeline.jobs.backfill import backfill as sum_up
-
-    first_us = hour_us(given.since, "--since", 0)
-    end_us = hour_us(given.until, "--until", 1 << 62)
-    directory = data_directory(given.data)
-    tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with (
-        _spark(directory, given.master, given.driver_memory) as workers,
-        progress_bar("Summing up: files", quiet=given.as_json) as bar,
-    ):
-        done = sum_up(workers, tables, first_us, end_us, bar.show if bar.is_shown else None)
-    if given.as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        print_line(
-            f"{done.hours} hours summed up; replaced: {len(done.replaced)} of usage, "
-            f"{len(done.days_replaced)} days, {len(done.latency_replaced)} of latencies"
-        )
-
-
-@app.command()
-def compact(
-    data: options.Data = None,
-    keep_hours: Annotated[
-        int,
-        typer.Option("--keep-hours", min=0, help="Keep files that left a table for this long.", metavar="N"),
-    ] = KEEP_HOURS,
-    content_days: ContentDays = CONTENT_DAYS,
-    master: Master = "local[*]",
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    driver_memory: DriverMemory = DRIVER_MEMORY,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Make small files of tables into large ones, and delete those that no table has had for a while.
-
-    `pipeline run` does so by itself, a part at a time. This may run beside it, but for --keep-hours below 24.
-    """
-    need_tables()
-    from quaymaster_pipeline.jobs.expiry import expire_content
-    from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
-
-    directory = data_directory(data)
-    tables = open_warehouse(directory, warehouse, storage_option)
-    with contextlib.ExitStack() as stack:
-        if keep_hours < KEEP_HOURS:
-            # Files that another job has written and commits next would be deleted as well.
-            stack.enter_context(only_writer(tables.ingesting()))
-        workers = stack.enter_context(_spark(directory, master, driver_memory))
-        with progress_bar("Compacting: files and tables", quiet=as_json) as bar:
-            watch = bar.show if bar.is_shown else None
-            expired = expire_content(workers, tables, _now(), days=content_days)
-            done = compact_tables(workers, tables, _now(), keep_hours=keep_hours, watch=watch)
-        _delete_old_files_of_others(tables, keep_hours)
-        done += _compact_ledger(tables, keep_hours)
-    if as_json:
-        print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
-        return
-    print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
-    if expired.blocks:
-        note(
-            f"The content of {expired.blocks} blocks has expired: they were taken over {content_days} days ago."
-        )
-    if not done:
-        note(
-            f"No table has small files to make larger ones of; what none has had for {keep_hours} h is deleted."
-        )
-
-
-def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Merged]:
-    """Make the files of the archive's ledger one, unless its job is at work: that does so itself."""
-    from quaymaster_pipeline.archive.ledger import LedgerConflict, compact_ledger
-    from quaymaster_pipeline.archive.tables import LEDGER
-    from quaymaster_pipeline.jobs.merge import Merged
-    from quaymaster_pipeline.warehouse.tables import WarehouseBusy
-
-    try:
-        before, after = compact_ledger(tables, keep_hours)
-    except (WarehouseBusy, LedgerConflict) as error:
-        note(f"{error}; the archive's ledger stays as it is.")
-        return []
-    return [Merged(LEDGER.name, before, after)] if before > after else []
-
-
-def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
-    """Delete what other tables have not had for a while; they are small, and stay as they are."""
-    from quaymaster_pipeline.audit.audit import Audit
-    from quaymaster_pipeline.billing.store import BillingStore
-    from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, QUEUES
-    from quaymaster_pipeline.warehouse.tables import WarehouseBusy
-
-    for spec in (BROKER_COUNTS, QUEUES):
-        tables.table(spec).vacuum(keep_hours)
-    for owner in (BillingStore(tables), Audit(tables)):
-        try:
-            owner.delete_old_files(keep_hours)
-        except WarehouseBusy as error:
-            note(f"{error}; its old files stay until the next time.")
-
-
-@contextlib.contextmanager
-def _spark(
-    directory: Path, master: str, driver_memory: str, *, verbose: bool = False
-) -> Iterator[SparkWorkers]:
-    need_tables()
-    from quaymaster_pipeline.usage.tasks import SparkWorkers
-    from quaymaster_pipeline.warehouse.session import LOG_FILE, SparkMissing, spark_session
-
-    place = (directory / SPARK_DIRECTORY).resolve()
-    # Tables tell by themselves; what else finds no room is what Spark writes by the way.
-    with telling_full_disk(str(place)), contextlib.ExitStack() as stack:
-        try:
-            spark = stack.enter_context(
-                spark_session(
-                    master,
-                    directory=place,
-                    driver_memory=driver_memory,
-                    log=None if verbose else place / LOG_FILE,
-                )
-            )
-        except SparkMissing as error:
-            raise WrongUsage(f"{error}.") from None
-        yield SparkWorkers(spark)
+for _command in (reconcile, verify, backfill, compact):
+    app.command()(_command)
 
 
 def _feed(directory: Path, files: Path | None, *, patience_s: float | None = None) -> BlockSource:
@@ -572,28 +276,6 @@ def _wait_for_more(pipeline: Pipeline, interval_s: float | None, took_s: float) 
         waited_s += LOOK_S
 
 
-def _keep_up(workers: SparkWorkers, tables: Warehouse, content_days: int) -> None:
-    """Do what is due of merging and compacting; once a day let content expire, and delete old files."""
-    from quaymaster_pipeline.jobs.expiry import expire_content
-    from quaymaster_pipeline.jobs.upkeep import end_day, is_new_day, keep_up
-
-    with _giving_way():
-        keep_up(workers, tables, _now())
-        if is_new_day(tables, _now()):
-            expire_content(workers, tables, _now(), days=content_days)
-        if end_day(tables, _now()):
-            _delete_old_files_of_others(tables, KEEP_HOURS)
-
-
-@contextlib.contextmanager
-def _giving_way() -> Iterator[None]:
-    """Leave files as they are where another process was first, or one cannot be read: batches need no upkeep."""
-    try:
-        yield
-    except (BrokenTable, CommitConflict) as error:
-        note(f"{error}. Its files stay as they are until the next time.")
-
-
 def _catch_up(
     pipeline: Pipeline,
     workers: SparkWorkers,
@@ -619,7 +301,7 @@ def _catch_up(
     def on_batch(done: Summary) -> None:
         bar.update(done.blocks)
         if done.taken % MERGE_EVERY_BATCHES == 0:
-            with _giving_way():
+            with giving_way():
                 merge_sums(workers, tables, _now(), ends_periods=False)
 
     started_s = time.monotonic()

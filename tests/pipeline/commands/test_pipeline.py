@@ -23,7 +23,7 @@ from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster_pipeline.archive.ledger import Ledger, LedgerStretch, archive_lock
-from quaymaster_pipeline.commands import pipeline
+from quaymaster_pipeline.commands import operators, pipeline, spark
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.feed import FileFeed
@@ -119,7 +119,7 @@ def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(run: Run
 def test_verify_says_what_was_looked_at_and_what_was_changed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a", step_us=60_000_000)
     site.ship(one.block(100), one.block(20, dropped=5))
     site.run()
@@ -151,7 +151,7 @@ def test_verify_says_what_was_looked_at_and_what_was_changed(
 
 
 def test_verify_lists_gaps_by_incarnation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     one.block(7)
     site.ship(one.block(10))
@@ -171,7 +171,7 @@ def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_co
     site.ship(one.block(10))
     site.run()
     latest = datetime.datetime.fromtimestamp(one.records[-1].event_time_us / 1e6, datetime.UTC)
-    monkeypatch.setattr(pipeline, "_now", lambda: latest - datetime.timedelta(days=30))
+    monkeypatch.setattr(operators, "_now", lambda: latest - datetime.timedelta(days=30))
 
     done = run("pipeline", "reconcile", "--data", tmp_path)
 
@@ -189,7 +189,7 @@ def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_co
 def test_a_terminal_shows_how_far_upkeep_is(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, label: str
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     for _ in range(2):
         site.ship(one.block(10))
@@ -221,7 +221,7 @@ def test_a_terminal_shows_how_far_a_comparison_is(run: Run, tmp_path: Path) -> N
 def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(100))
 
@@ -254,7 +254,7 @@ def test_a_run_keeps_when_layers_began_to_differ_and_when_they_agreed_again(
         totals["rows"] += requests
         hourly.commit("vandal", batch_id, [], shared_notes={gold.TOTALS: totals})
 
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(10))
     measures = ("bytes", "chunks", "errors", "messages", "rows")
@@ -277,8 +277,9 @@ def test_a_run_keeps_when_layers_began_to_differ_and_when_they_agreed_again(
 def test_a_run_merges_the_sums_of_hours_that_are_over_and_compaction_finds_them_done(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
-    monkeypatch.setattr(pipeline, "_now", lambda: datetime.datetime(2026, 11, 24, tzinfo=datetime.UTC))
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    for module in (pipeline, operators):
+        monkeypatch.setattr(module, "_now", lambda: datetime.datetime(2026, 11, 24, tzinfo=datetime.UTC))
     site, one = Site(tmp_path), FrontEnd("a", step_us=60_000_000)
     site.ship(one.block(100))
     site.run()
@@ -301,7 +302,7 @@ def test_a_merge_that_gives_way_to_another_process_does_not_end_the_run(
     def lost(*_: object, **__: object) -> None:
         raise CommitConflict("another process wrote to the table")
 
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     monkeypatch.setattr("quaymaster_pipeline.jobs.upkeep.merge_sums", lost)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(10))
@@ -316,7 +317,7 @@ def test_a_merge_that_gives_way_to_another_process_does_not_end_the_run(
 def test_compaction_with_nothing_to_do_says_so(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     for _ in range(2):
         site.ship(one.block(10))
@@ -435,7 +436,7 @@ def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_wha
         if looks == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     monkeypatch.setattr(pipeline, "_feed", feed)
     monkeypatch.setattr(
         pipeline, "time", SimpleNamespace(sleep=sleep, time=time.time, monotonic=time.monotonic)
@@ -452,7 +453,7 @@ def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_wha
 def test_a_second_run_is_refused_and_what_operators_do_is_not(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(10))
     site.run()
@@ -533,7 +534,7 @@ def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work
     def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
         yield InProcess()
 
-    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     warehouse = Warehouse(tmp_path / "warehouse")
     ledger = Ledger(warehouse, lambda: datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
     for first in (0, 5, 10):
