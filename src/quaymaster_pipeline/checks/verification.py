@@ -4,6 +4,7 @@
                   ──front ends by hash──▶ each block has the hash of the one before it; marks; ops.coverage
     offsets ──▶ dense up to the position that the commits note;  headers add up to what they note
     usage_events ──a day at a time──▶ sums = usage_hourly
+    ops.closes ──a chain──▶ closed files of usage_daily have their SHA-256, their sums, and all blocks are there
 
 Nothing is written and nothing locked. A run may commit meanwhile: each table is looked at once, gold first and blocks
 last, so whatever a table has, those before it have, too. What later batches brought is left out.
@@ -19,7 +20,8 @@ import dataclasses
 import datetime
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +32,13 @@ from quaymaster_pipeline.checks.block_checks import (
     in_order,
     judge_places,
     judge_totals,
+)
+from quaymaster_pipeline.checks.close_checks import (
+    closed_file_work,
+    judge_closed_blocks,
+    judge_closed_files,
+    judge_closes,
+    plan_closed_files,
 )
 from quaymaster_pipeline.checks.silver_checks import (
     BlockPlaces,
@@ -54,11 +63,14 @@ from quaymaster_pipeline.checks.verification_tasks import (
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import DAMAGED
 from quaymaster_pipeline.usage.tasks import Answers, Workers
+from quaymaster_pipeline.warehouse.closes import closes_of
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
+    CLOSES,
     COVERAGE,
+    USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
 )
@@ -77,9 +89,10 @@ LATEST_US: Final = 1 << 62
 class UsageProof:
     """What `verify` found. `breaks` has the first ones: of blocks, of silver, of gold, and of what they add up to.
 
-    `rows` are those of usage_events, `requests` those of gold. `branched`: incarnations of which there were two at a
-    time, as after a disk was copied; links and ends of these prove nothing. `unlinked`: blocks whose predecessor may be
-    one of the damaged ones. `compared_batch` is the last batch that silver has.
+    `rows` are those of usage_events, `requests` those of gold, `closes` days that were closed, also again with late
+    usage. `branched`: incarnations of which there were two at a time, as after a disk was copied; links and ends of
+    these prove nothing. `unlinked`: blocks whose predecessor may be one of the damaged ones. `compared_batch` is the
+    last batch that silver has.
     """
 
     blocks: int = 0
@@ -89,6 +102,7 @@ class UsageProof:
     overlaps: int = 0
     rows: int = 0
     requests: int = 0
+    closes: int = 0
     incarnations: int = 0
     branched: int = 0
     dropped: int = 0
@@ -125,7 +139,8 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     count = max(1, -(-sum(file.rows for file in seen.blocks) // CHAIN_BLOCKS))
     groups = [json.dumps([group, count]) for group in range(count)]
     days = plan_days(seen.events, seen.hours)
-    steps = Steps(len(files) + len(groups) + len(days), watch)
+    closed = plan_closed_files(seen.closes, seen.daily)
+    steps = Steps(len(files) + len(groups) + len(days) + len(closed), watch)
     on_done = None if watch is unwatched else steps.take
     findings, unlinked = Findings(BREAKS_MAX), Findings(BREAKS_MAX, UNLINKED)
 
@@ -142,7 +157,13 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
         findings.breaks_total += unlinked.breaks_total - len(unlinked.breaks)
     _find_rows_of_no_block(workers, findings, seen, places)
 
-    findings.take(workers.over(days, gold_work(seen), on_done))
+    of_gold = gold_work(seen.places[USAGE_EVENTS.name], seen.places[USAGE_HOURLY.name], seen.gold_batch)
+    findings.take(workers.over(days, of_gold, on_done))
+
+    findings.take(workers.over(closed, closed_file_work(seen.places[USAGE_DAILY.name]), on_done))
+    findings.add_all(judge_closes(seen.closes, seen.last_close))
+    findings.add_all(judge_closed_files(seen.closes, seen.daily))
+    findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places)))
 
     findings.add_all(judge_totals(findings.counts, seen.note))
     findings.add_all(_judge_silver_total(seen))
@@ -154,9 +175,10 @@ def _look(warehouse: Warehouse) -> SeenTables:
     # Opened anew, one after the other: what others opened before is of an earlier version.
     tables = [
         Table(spec, warehouse.place(spec))
-        for spec in (USAGE_HOURLY, USAGE_EVENTS, COVERAGE, BLOCK_MARKS, BLOCKS)
+        for spec in (USAGE_DAILY, CLOSES, USAGE_HOURLY, USAGE_EVENTS, COVERAGE, BLOCK_MARKS, BLOCKS)
     ]
-    hourly, events, coverage, marks, blocks = tables
+    daily, closes, hourly, events, coverage, marks, blocks = tables
+    rows, last_close = closes_of(daily, closes)
     return SeenTables(
         places={table.spec.name: table.place for table in tables},
         blocks=blocks.files(),
@@ -170,7 +192,18 @@ def _look(warehouse: Warehouse) -> SeenTables:
         silver_batch=events.last_batch(silver.APP),
         gold_batch=hourly.last_batch(gold.APP),
         coverage_batch=coverage.last_batch(bronze.APP),
+        daily=[file.path for file in daily.files()],
+        closes=rows,
+        last_close=last_close,
     )
+
+
+def _blocks_of(places: Iterable[BatchPlace]) -> Counter[int]:
+    """Return how many blocks each batch has."""
+    found: Counter[int] = Counter()
+    for place in places:
+        found[place.batch_id] += place.high - place.low
+    return found
 
 
 def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked: int) -> UsageProof:
@@ -181,6 +214,7 @@ def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked
     return UsageProof(
         **{name: counts[name] for name in (*names, *more)},
         rows=sum(file.rows for file in seen.events),
+        closes=len(seen.closes),
         unlinked=unlinked,
         gaps=sorted(gaps)[:GAPS_MAX],
         compared_batch=seen.silver_batch,

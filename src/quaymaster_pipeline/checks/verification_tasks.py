@@ -48,6 +48,7 @@ from quaymaster_pipeline.usage.gold import USED, partial_usage
 from quaymaster_pipeline.usage.sequences import CoverageLine, Gap
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.usage.tasks import answer_table
+from quaymaster_pipeline.warehouse.closes import DayClose
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
@@ -106,6 +107,9 @@ class SeenTables:
     silver_batch: int
     gold_batch: int
     coverage_batch: int
+    daily: Sequence[str]
+    closes: Sequence[DayClose]
+    last_close: int
 
 
 def block_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
@@ -312,10 +316,8 @@ def _lines(rows: Any) -> dict[str, list[CoverageLine]]:
     return found
 
 
-def gold_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: compare the sums of a day, or some of its hours."""
-    of_events, of_hours = seen.places[USAGE_EVENTS.name], seen.places[USAGE_HOURLY.name]
-    batch_id = seen.gold_batch
+def gold_work(of_events: TablePlace, of_hours: TablePlace, batch_id: int) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: compare the sums of a day, or some of its hours, of batches up to one that gold has."""
 
     def work(item: str) -> Iterator[Any]:
         low, high, events, hours = json.loads(item)

@@ -18,6 +18,7 @@ from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sen
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers
+from quaymaster_pipeline.commands.close import close
 from quaymaster_pipeline.commands.operators import backfill, compact, reconcile, verify
 from quaymaster_pipeline.commands.tables import tables as list_tables
 from quaymaster_pipeline.commands.upkeep import ContentDays, giving_way, keep_up
@@ -213,7 +214,7 @@ def status(
 
 
 app.command("tables")(list_tables)
-for _command in (reconcile, verify, backfill, compact):
+for _command in (reconcile, verify, close, backfill, compact):
     app.command()(_command)
 
 

@@ -22,10 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import gold, silver
+from quaymaster_pipeline.usage.bronze import files_of_batches
 from quaymaster_pipeline.usage.gold import DAILY, HOURLY
 from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import WrittenSums, complete, summing_work
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.warehouse.closes import closed_through, is_closed_file, last_closed_day
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_file
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
@@ -112,7 +114,9 @@ def _backfill(
                 filesystem.delete_file(file.path)
     days = _compare_days(workers, warehouse, hours_us, through)
     _replace(warehouse.table(DAILY.spec), days)
-    return Backfilled(len(hours.periods), hours.wrong, days.wrong, latencies.wrong)
+    late = _compare_late(workers, warehouse, hours_us, through)
+    _replace(warehouse.table(DAILY.spec), late)
+    return Backfilled(len(hours.periods), hours.wrong, (*late.wrong, *days.wrong), latencies.wrong)
 
 
 def _compare_hours(
@@ -147,14 +151,48 @@ def _files_through(table: Table, through: int) -> list[DataFile]:
 def _compare_days(
     workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int], through: int
 ) -> _Compared:
+    """Compare open days with their hours. Closed ones stay: their files are not rewritten."""
     hourly, daily = warehouse.table(HOURLY.spec), warehouse.table(DAILY.spec)
+    last_closed = last_closed_day(warehouse)
     days: dict[str, tuple[list[DataFile], list[DataFile]]] = {}
     for at, table in enumerate((hourly, daily)):
         for file in _files_through(table, through):
-            if _touches(file.partition_value, hours_us):
+            if _touches(file.partition_value, hours_us) and not _is_of_closed_day(file, last_closed):
                 days.setdefault(str(file.partition_value), ([], []))[at].append(file)
     items = [_Item(tuple(right), tuple(found)) for _, (right, found) in sorted(days.items())]
     return _compared(workers, items, DAILY, comparing_work(daily.place, DAILY, HOURLY.spec, hourly.place))
+
+
+def _compare_late(
+    workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int], through: int
+) -> _Compared:
+    """Compare usage that came after its day was closed with silver, by its batches."""
+    events, daily = warehouse.table(USAGE_EVENTS), warehouse.table(DAILY.spec)
+    last_closed, first = last_closed_day(warehouse), closed_through(warehouse) + 1
+    sources = [
+        file.path
+        for file in files_of_batches(events, first, through)
+        if _touches(file.partition_value, hours_us) and _is_of_closed_day(file, last_closed)
+    ]
+    work = summing_work(events.place, {DAILY.spec.name: daily.place}, APP, first, through)
+    right = WrittenSums.of(workers.over(sources, work)).files.get(DAILY.spec.name, [])
+    days: dict[str, tuple[list[DataFile], list[DataFile]]] = {}
+    found = (file for file in _files_through(daily, through) if not is_closed_file(file.path))
+    for at, files in enumerate((right, found)):
+        for file in files:
+            if _touches(file.partition_value, hours_us) and _is_of_closed_day(file, last_closed):
+                days.setdefault(str(file.partition_value), ([], []))[at].append(file)
+    try:
+        items = [_Item(tuple(here), tuple(there)) for _, (here, there) in sorted(days.items())]
+        return _compared(workers, items, DAILY, comparing_work(daily.place, DAILY, DAILY.spec, daily.place))
+    finally:
+        filesystem = daily.place.filesystem()
+        for file in right:
+            filesystem.delete_file(file.path)
+
+
+def _is_of_closed_day(file: DataFile, last_closed: datetime.date | None) -> bool:
+    return last_closed is not None and str(file.partition_value) <= last_closed.isoformat()
 
 
 def items_of_hours(right: Iterable[DataFile], found: Iterable[DataFile]) -> list[_Item]:
@@ -210,7 +248,7 @@ def comparing_work(
         date = (found or right)[0].partition_value
 
         def right_rows() -> Iterator[Any]:
-            streams = (_sorted_rows(right_place, right_spec, file, sums, len(right)) for file in right)
+            streams = (sorted_rows(right_place, right_spec, file, sums, len(right)) for file in right)
             return summed(streams, sums.keys, schema)
 
         def found_rows(files: Sequence[DataFile], *, is_inside: bool) -> Iterator[Any]:
@@ -253,7 +291,7 @@ def comparing_work(
 _CHECK_SCHEMA: Final = pa.schema([("period", pa.string()), ("is_wrong", pa.bool_())])
 
 
-def _sorted_rows(
+def sorted_rows(
     place: TablePlace, spec: TableSpec, file: DataFile, sums: SumTable, of_files: int
 ) -> Iterator[Any]:
     """Yield a file's rows in the order of the keys of `sums`, which may be of days while the file is of hours."""
@@ -265,7 +303,7 @@ def _sorted_rows(
 
 def digests_by_period(tables: Iterable[Any], by_hour: bool) -> dict[int | None, list[bytes]]:
     """Return digests of the rows of each hour, or of all, whatever they are cut into: equal if all rows are."""
-    digests: dict[int | None, list[Any]] = {}
+    digests: dict[int | None, list[Any] | None] = {}
     for table in tables:
         if not table.num_rows:
             continue
@@ -276,11 +314,17 @@ def digests_by_period(tables: Iterable[Any], by_hour: bool) -> dict[int | None, 
                 (hour, table.filter(pc.equal(hours, hour))) for hour in sorted(pc.unique(hours).to_pylist())
             ]
         for period, rows in parts:
-            columns = [part for name in rows.column_names for part in _plain_columns(rows.column(name))]
-            of_period = digests.setdefault(period, [hashlib.blake2b() for _ in columns])
-            for digest, column in zip(of_period, columns, strict=True):
-                digest.update(column)
-    return {period: [digest.digest() for digest in of_period] for period, of_period in digests.items()}
+            digests[period] = add_to_digests(digests.get(period), rows)
+    return {period: [digest.digest() for digest in of_period or ()] for period, of_period in digests.items()}
+
+
+def add_to_digests(digests: list[Any] | None, rows: Any) -> list[Any]:
+    """Return digests of the columns of all rows so far; None before the first."""
+    columns = [part for name in rows.column_names for part in _plain_columns(rows.column(name))]
+    digests = [hashlib.blake2b() for _ in columns] if digests is None else digests
+    for digest, column in zip(digests, columns, strict=True):
+        digest.update(column)
+    return digests
 
 
 def _plain_columns(column: Any) -> list[bytes]:

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.partial_sums import SUM_TABLES
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
+from quaymaster_pipeline.warehouse.closes import CLOSED
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.sums import SumTable, read_sorted, summed, totals_of
@@ -46,7 +47,9 @@ BYTES_OF_TURN: Final = 256 << 20
 _FINAL: Final = 1 << 20
 """The level of files of periods that are over. That of others is how often their rows were merged."""
 _DAY: Final = _FINAL + 1
-_PREFIXES: Final = {_FINAL: "final", _DAY: "day"}
+_CLOSED: Final = _DAY + 1
+"""Of files of closed days (`jobs/close`), which are never rewritten."""
+_PREFIXES: Final = {_FINAL: "final", _DAY: "day", _CLOSED: CLOSED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +259,7 @@ def _cut(files: Sequence[DataFile], level: int, files_max: int) -> list[MergeGro
 
 def levels_of(paths: Any) -> Any:
     """Return how often the rows of each of these files were merged, by its name."""
-    kinds = pc.extract_regex(paths, r"(?P<kind>merged-\d+|final|day)-[0-9a-f]{32}\.parquet$")
+    kinds = pc.extract_regex(paths, r"(?P<kind>merged-\d+|final|day|closed)-[0-9a-f]{32}\.parquet$")
     numbers = pc.fill_null(pc.struct_field(kinds, [0]), "merged-0")
     for level, prefix in _PREFIXES.items():
         numbers = pc.replace_substring(numbers, prefix, f"merged-{level}")

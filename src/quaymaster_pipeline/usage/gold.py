@@ -102,6 +102,16 @@ def control_totals(rows: Any) -> dict[str, int]:
     return found | {"errors": sum(errors)}
 
 
+def day_sums(rows: Any) -> dict[str, int]:
+    """Return the sums of rows of usage_daily that ops.closes has."""
+    totals = control_totals(rows)
+    return {
+        "requests": totals["rows"],
+        "billed_requests": pc.sum(rows.column("billed_requests")).as_py() or 0,
+        **{name: totals[name] for name in ("messages", "bytes", "chunks", "errors")},
+    }
+
+
 def with_date(hourly: Any) -> Any:
     """Return rows of usage_hourly with the partition column."""
     dates = hourly.column("hour").cast(pa.date32())

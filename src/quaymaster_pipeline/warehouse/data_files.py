@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import uuid
@@ -28,6 +29,7 @@ from quaymaster_pipeline.warehouse.schemas import SUMMED_UP, TableSpec
 from quaymaster_pipeline.warehouse.times import bound_of_time
 
 ROW_GROUP_ROWS = 131_072
+HASHED_AT_ONCE = 1 << 20
 ROW_GROUP_BYTES = 64 << 20
 """Of rows in memory: what is read together must fit there."""
 UNIQUE_TEXTS = frozenset(
@@ -363,6 +365,15 @@ def sync_file(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def hash_of_file(place: TablePlace, path: str) -> bytes:
+    """Return the SHA-256 of a data file. FileNotFoundError if it is gone."""
+    hashed = hashlib.sha256()
+    with place.filesystem().open_input_stream(path) as source:
+        while part := source.read(HASHED_AT_ONCE):
+            hashed.update(part)
+    return hashed.digest()
 
 
 def _stats_value(value: Any) -> Any:

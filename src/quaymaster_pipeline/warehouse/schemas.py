@@ -274,7 +274,7 @@ USAGE_DAILY = TableSpec(
     "usage_date",
     bounded=("first_batch", "last_batch"),
 )
-"""The same by day."""
+"""The same by day. Files named `closed-…` have the usage of closed days (`ops.closes`); they are never rewritten."""
 
 LATENCY_HOURLY = TableSpec(
     "gold.latency_hourly",
@@ -340,9 +340,32 @@ QUEUES = TableSpec(
 """Which queue an id means, and when there was one: a row an id, so a queue made anew under its name is another row.
 Only `quaymaster_pipeline/jobs/queues` writes it; it is one file."""
 
+CLOSES = TableSpec(
+    "ops.closes",
+    pa.schema(
+        [
+            pa.field("number", pa.int64()),
+            pa.field("day", pa.date32()),
+            pa.field("is_late", pa.bool_()),
+            *_fields(pa.int64(), "first_batch", "through_batch"),
+            pa.field("closed_time", TIME),
+            *_fields(pa.int64(), "requests", "billed_requests", "messages", "bytes", "chunks", "errors"),
+            *_fields(pa.int64(), "blocks", "block_rows", "difference"),
+            pa.field("accepted", pa.bool_()),
+            pa.field("files", pa.list_(pa.string())),
+            pa.field("file_hashes", pa.list_(pa.binary())),
+            *_fields(pa.binary(), "previous", "hash"),
+        ]
+    ),
+    bounded=("number",),
+)
+"""Closed days (`quaymaster_pipeline/warehouse/closes`): a row for each day of a close, with the sums of its usage, the
+files of gold.usage_daily that have it, and their SHA-256. `is_late`: usage of a day that was closed before. Each row
+has the hash of the row before it."""
+
 TABLES = (
     *(BLOCKS, BLOCK_MARKS, COVERAGE, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
-    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION),
+    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, CLOSES),
 )
 
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)

@@ -1,0 +1,111 @@
+"""Whether closed days are as they were closed: the chain of closes, the files of gold.usage_daily, and their sums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.warehouse.closes import SUMS, DayClose, hash_of, is_closed_file
+from quaymaster_pipeline.warehouse.data_files import TablePlace, hash_of_file, read_row_groups
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY
+
+_READ: Final = ("requests", "billed_requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
+
+
+def judge_closes(closes: Sequence[DayClose], last: int) -> Iterator[UsageBreak]:
+    """Yield where the rows of ops.closes are not a chain from the first close up to number `last`."""
+    number, previous, through, day = -1, b"", -1, None
+    for close in closes:
+        if close.number > number + 1:
+            yield _at(close, f"close {number + 1} is missing")
+        if close.previous != previous:
+            yield _at(close, "it does not have the hash of the row before it", "previous")
+        if close.hash != hash_of(close):
+            yield _at(close, "it was changed: its hash is another", "hash")
+        if close.number > number and close.first_batch != through + 1:
+            yield _at(close, f"it begins with batch {close.first_batch}, not {through + 1}", "first_batch")
+        if not close.is_late:
+            if day is not None and close.day <= day:
+                yield _at(close, f"{day} was closed before", "day")
+            day = close.day
+        number, previous, through = close.number, close.hash, close.through_batch
+    if number < last:
+        yield UsageBreak(
+            CLOSES.name, f"its end is missing: there were {last + 1} closes, and it has {number + 1}"
+        )
+
+
+def judge_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> Iterator[UsageBreak]:
+    """Yield closed files that usage_daily lacks, and those that no close has."""
+    there = {path for path in paths if is_closed_file(path)}
+    known: set[str] = set()
+    for close in closes:
+        for path in close.files:
+            known.add(path)
+            if path not in there:
+                yield _day(close, f"the closed file {path} is not in the table")
+    for path in sorted(there - known):
+        yield UsageBreak(USAGE_DAILY.name, f"no close has the closed file {path}")
+
+
+def judge_closed_blocks(closes: Sequence[DayClose], blocks_of: Mapping[int, int]) -> Iterator[UsageBreak]:
+    """Yield closes whose batches do not have as many blocks as when days were closed. `blocks_of` batches."""
+    for number in sorted({close.number for close in closes}):
+        rows = [close for close in closes if close.number == number]
+        first, through = rows[0].first_batch, rows[0].through_batch
+        found = sum(count for batch, count in blocks_of.items() if first <= batch <= through)
+        if found != rows[0].blocks:
+            had = f"there were {rows[0].blocks} when days were closed"
+            yield UsageBreak(BLOCKS.name, f"batches {first} to {through} have {found} blocks; {had}")
+
+
+def plan_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> list[str]:
+    """Return items of work: the closed files that are there, a day at a time."""
+    there = set(paths)
+    return [
+        json.dumps([close.to_json(), [path for path in close.files if path in there]])
+        for close in closes
+        if close.files
+    ]
+
+
+def closed_file_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: compare the files of a closed day with their hashes, and what they add up to."""
+
+    def work(item: str) -> Iterator[Any]:
+        fields, paths = json.loads(item)
+        close = DayClose.from_json(fields)
+        findings = Findings()
+        findings.add_all(_judge_files(place, close, paths))
+        yield from findings.answers()
+
+    return work
+
+
+def _judge_files(place: TablePlace, close: DayClose, paths: Sequence[str]) -> Iterator[UsageBreak]:
+    # A row that was changed may have more of one than of the other; its chain says so.
+    hashes = dict(zip(close.files, close.file_hashes, strict=False))
+    sums = dict.fromkeys(SUMS, 0)
+    for path in paths:
+        if hash_of_file(place, path) != hashes.get(path):
+            yield _day(close, f"the closed file {path} was changed: its SHA-256 is another")
+            return
+        for rows in read_row_groups(place, USAGE_DAILY, path, _READ):
+            for name, count in gold.day_sums(rows).items():
+                sums[name] += count
+    if len(paths) < len(close.files):
+        return  # another check says so
+    for name in SUMS:
+        if sums[name] != getattr(close, name):
+            yield _day(close, f"{name} is {sums[name]}; it was closed with {getattr(close, name)}", name)
+
+
+def _at(close: DayClose, reason: str, column: str | None = None) -> UsageBreak:
+    return UsageBreak(CLOSES.name, f"close {close.number} of {close.day}: {reason}", column=column)
+
+
+def _day(close: DayClose, reason: str, column: str | None = None) -> UsageBreak:
+    return UsageBreak(USAGE_DAILY.name, f"{close.day}: {reason}", column=column)

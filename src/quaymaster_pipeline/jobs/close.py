@@ -1,0 +1,462 @@
+"""Closes days: each request of a day is compared once in all layers, and the sums of the day become final.
+
+    blocks, usage_events        batches since the last close: what the blocks say is what silver has
+    usage_events, usage_hourly  hours of the days that are closed, key by key
+    usage_hourly, usage_daily   the days, key by key; usage that is late: usage_events, usage_daily
+    usage_daily                 ──one commit: a closed file in place of a day's others──▶ ops.closes
+
+A day is due once every front end is past it, and all layers have the blocks that say so. The commit to usage_daily
+decides: its note has the rows of ops.closes, which follow. A batch that commits meanwhile is left for the next close;
+if another job replaced one of the files, the close is planned again. Days that differ stay open.
+
+Tasks read and write. The driver has lists of files, and a line for each day.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quaymaster_pipeline.checks.reconciliation import LayerComparison
+from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
+from quaymaster_pipeline.checks.verification import plan_days
+from quaymaster_pipeline.checks.verification_tasks import gold_work
+from quaymaster_pipeline.jobs.close_tasks import (
+    CLOSED_DAY,
+    COUNTED,
+    HEADERS,
+    USAGE,
+    closing_work,
+    counting_work,
+)
+from quaymaster_pipeline.usage import gold, silver
+from quaymaster_pipeline.usage.bronze import MEASURES, files_of_batches
+from quaymaster_pipeline.usage.gold import HOURLY
+from quaymaster_pipeline.usage.partial_sums import whole_coverage
+from quaymaster_pipeline.usage.tasks import Workers
+from quaymaster_pipeline.warehouse.closes import (
+    APP,
+    SUMS,
+    DayClose,
+    closes_table,
+    is_closed_file,
+    last_closed_day,
+    noted_closes,
+    read_closes,
+    sealed,
+)
+from quaymaster_pipeline.warehouse.data_files import DataFile
+from quaymaster_pipeline.warehouse.errors import CommitConflict
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
+from quaymaster_pipeline.warehouse.times import time_of_us
+
+SETTLE_TRIES: Final = 40
+SETTLE_PAUSE_S: Final = 0.25
+"""How long tables may take to have the same batches, where a pipeline runs meanwhile."""
+_DAY: Final = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What a close did. `closes` are the rows of ops.closes that it added; `differences` kept some day open.
+
+    `breaks` say where hours differ, at most a hundred.
+    """
+
+    closes: tuple[DayClose, ...] = ()
+    differences: tuple[LayerComparison, ...] = ()
+    breaks: tuple[UsageBreak, ...] = ()
+
+    @property
+    def open_days(self) -> list[str]:
+        """What is to be named to accept the differences, in order."""
+        return list(dict.fromkeys(one.scope for one in self.differences))
+
+
+@dataclass(frozen=True, slots=True)
+class _Day:
+    """One day of a close, and the files that the task needs: what is right, and what is in usage_daily."""
+
+    date: str
+    is_late: bool
+    right: tuple[DataFile, ...]
+    found: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one close is about: batches after `before` up to `through`, and days up to `last_day`, in order."""
+
+    number: int
+    before: int
+    through: int
+    last_day: datetime.date
+    last_closed: datetime.date | None
+    totals: Mapping[str, int]
+    """What silver has counted of all batches up to `through`."""
+    totals_before: Mapping[str, int]
+    days: tuple[_Day, ...]
+    blocks: tuple[DataFile, ...]
+    events: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedDay:
+    """What a task found of a day: its sums, the sums of what is right, and the closed file."""
+
+    file: DataFile | None
+    file_hash: bytes
+    sums: Mapping[str, int]
+    right: Mapping[str, int]
+    is_equal: bool
+
+
+def close_days(
+    workers: Workers,
+    warehouse: Warehouse,
+    now: datetime.datetime,
+    *,
+    takes_late: bool = False,
+    accepted: Collection[str] = (),
+) -> Closed:
+    """Close every day that is due, in order; nothing when none is. A second call adds nothing.
+
+    `takes_late`: also close usage that came late to closed days when no further day is due. `accepted` are days, or
+    batches, as `Closed.open_days` names them, that are closed although their layers differ.
+
+    Raises:
+        CommitConflict: others replaced the files again and again, or a batch is under way that does not end.
+        BrokenTable: a table cannot be read.
+    """
+    tables = [warehouse.table(spec) for spec in (USAGE_EVENTS, HOURLY.spec, USAGE_DAILY, CLOSES, BLOCKS)]
+
+    def close() -> Closed:
+        complete_closes(warehouse)
+        plan = _plan(warehouse, now, takes_late=takes_late)
+        return Closed() if plan is None else _close(workers, warehouse, plan, now, frozenset(accepted))
+
+    return planning_again(close, *tables)
+
+
+def complete_closes(warehouse: Warehouse) -> None:
+    """Add the rows of a close to ops.closes that a killed run left in the commit of usage_daily alone."""
+    number = warehouse.table(USAGE_DAILY).last_batch(APP)
+    closes = warehouse.table(CLOSES)
+    if closes.last_batch(APP) < number:
+        closes.commit(APP, number, closes.write(APP, closes_table(noted_closes(warehouse))))
+
+
+class DayCloser:
+    """Closes days as they become due, looking now and then: whoever waits for a front end need not ask every second."""
+
+    LOOK_US: Final = 600_000_000
+
+    def __init__(self) -> None:
+        self._next = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+    def keep(self, workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> Closed:
+        """Close what is due, if it is time to look. After a difference that is once a day: it reads a day again."""
+        last = last_closed_day(warehouse)
+        if now < self._next or (last is not None and last >= now.date() - _DAY):
+            return Closed()
+        self._next = now + datetime.timedelta(microseconds=self.LOOK_US)
+        closed = close_days(workers, warehouse, now)
+        if closed.differences:
+            self._next = now + _DAY
+        return closed
+
+
+# Planning
+
+
+def _plan(warehouse: Warehouse, now: datetime.datetime, *, takes_late: bool) -> _Plan | None:
+    # First: tables that are looked at later have at least these batches.
+    last_day = _last_day_due(warehouse, now)
+    last_closed = last_closed_day(warehouse)
+    if last_closed is not None and (last_day is None or last_day <= last_closed):
+        last_day = last_closed if takes_late else None
+    if last_day is None:
+        return None
+    events, hourly, daily, through = _settled(warehouse)
+    note = daily.note(APP)
+    before = max((close.through_batch for close in noted_closes(warehouse)), default=NO_BATCH)
+    days = _days(events, hourly, daily, (before + 1, through), (last_closed, last_day))
+    if not days and last_closed in (None, last_day):
+        return None
+    blocks = warehouse.table(BLOCKS)
+    blocks.refresh()
+    return _Plan(
+        daily.last_batch(APP) + 1,
+        before,
+        through,
+        last_day,
+        last_closed,
+        events.note(silver.APP).get("totals", {}),
+        note.get("totals", {}),
+        tuple(days),
+        tuple(files_of_batches(blocks, before + 1, through)),
+        tuple(events.files()),
+    )
+
+
+def _days(
+    events: Table,
+    hourly: Table,
+    daily: Table,
+    batches: tuple[int, int],
+    days: tuple[datetime.date | None, datetime.date],
+) -> list[_Day]:
+    """Return the days of which some table has usage that is not closed; of closed ones, what these batches brought."""
+    last_closed = "" if days[0] is None else days[0].isoformat()
+    right: dict[str, list[DataFile]] = {}
+    found: dict[str, list[DataFile]] = {}
+    for file in hourly.files():
+        if last_closed < str(file.partition_value):
+            right.setdefault(str(file.partition_value), []).append(file)
+    for file in events.files():
+        if last_closed < str(file.partition_value):
+            right.setdefault(str(file.partition_value), [])
+    for file in files_of_batches(events, *batches):
+        if str(file.partition_value) <= last_closed:
+            right.setdefault(str(file.partition_value), []).append(file)
+    for file in daily.files():
+        if not is_closed_file(file.path):
+            found.setdefault(str(file.partition_value), []).append(file)
+    return [
+        _Day(date, date <= last_closed, tuple(right.get(date, ())), tuple(found.get(date, ())))
+        for date in sorted(right.keys() | found.keys())
+        if date <= days[1].isoformat()
+    ]
+
+
+def _last_day_due(warehouse: Warehouse, now: datetime.datetime) -> datetime.date | None:
+    """Return the last day that every front end is past, by blocks that all layers have; None when there is none."""
+    if warehouse.table(USAGE_DAILY).last_batch(gold.APP) == NO_BATCH:
+        return None
+    closed_us = whole_coverage(warehouse).closed_until_us()
+    # Where all front ends have ended, and all they wrote is there, every day before today is over.
+    until = now.astimezone(datetime.UTC) if closed_us is None else time_of_us(closed_us)
+    return until.date() - _DAY
+
+
+def _settled(warehouse: Warehouse) -> tuple[Table, Table, Table, int]:
+    """Return usage_events, usage_hourly and usage_daily when they have the same batches, and the last of these."""
+    events, hourly, daily = (warehouse.table(spec) for spec in (USAGE_EVENTS, USAGE_HOURLY, USAGE_DAILY))
+    for _ in range(SETTLE_TRIES):
+        through = events.last_batch(silver.APP)
+        if hourly.last_batch(gold.APP) == daily.last_batch(gold.APP) == through:
+            return events, hourly, daily, through
+        time.sleep(SETTLE_PAUSE_S)
+        for table in (events, hourly, daily):
+            table.refresh()
+    raise CommitConflict(f"a batch is under way that {USAGE_DAILY.name} does not have")
+
+
+def _of_date(files: Iterable[DataFile], date: str) -> Iterator[DataFile]:
+    return (file for file in files if file.partition_value == date)
+
+
+# Closing
+
+
+def _close(
+    workers: Workers, warehouse: Warehouse, plan: _Plan, now: datetime.datetime, accepted: Collection[str]
+) -> Closed:
+    counted, of_batches = _compare_batches(workers, warehouse, plan)
+    if _refused(of_batches, accepted):
+        return Closed(differences=tuple(of_batches))
+    breaks = _compare_hours(workers, warehouse, plan)
+    written = _write_days(workers, warehouse, plan)
+    of_days = {day.date: _differences_of(day, written[day.date], breaks) for day in plan.days}
+    differences = (*of_batches, *(one for found in of_days.values() for one in found))
+    kept, last_day = _kept(plan, of_days, accepted)
+    _delete(warehouse, (written[day.date] for day in plan.days if day not in kept))
+    of_dates = {date: sum(one.difference for one in found) for date, found in of_days.items()}
+    rows = _rows_of(plan, kept, written, of_dates, last_day, now)
+    if rows:
+        rows[0] = rows[0]._replace(
+            blocks=counted["blocks"],
+            block_rows=counted[f"{HEADERS}.rows"],
+            difference=rows[0].difference + sum(one.difference for one in of_batches),
+        )
+        rows = [row._replace(accepted=row.difference > 0) for row in rows]
+        last = read_closes(warehouse)[-1:]
+        rows = sealed(rows, last[0].hash if last else b"")
+        _commit(warehouse, plan, kept, written, rows, last_day)
+    return Closed(tuple(rows), differences, tuple(breaks))
+
+
+def _kept(
+    plan: _Plan, of_days: Mapping[str, Sequence[LayerComparison]], accepted: Collection[str]
+) -> tuple[list[_Day], datetime.date | None]:
+    """Return the days that are closed, and the last day that is then: all before the first that differs.
+
+    Where late usage differs nothing is closed: the next close would not know it from what was closed.
+    """
+    differing = [day for day in plan.days if _refused(of_days[day.date], accepted)]
+    if any(day.is_late for day in differing):
+        return [], plan.last_closed
+    if not differing:
+        return list(plan.days), plan.last_day
+    first = differing[0].date
+    before = datetime.date.fromisoformat(first) - _DAY
+    if plan.last_closed is None and not any(day.date < first for day in plan.days):
+        return [], None
+    last_day = before if plan.last_closed is None else max(before, plan.last_closed)
+    return [day for day in plan.days if day.date < first], last_day
+
+
+def _commit(
+    warehouse: Warehouse,
+    plan: _Plan,
+    kept: Sequence[_Day],
+    written: Mapping[str, _ClosedDay],
+    rows: Sequence[DayClose],
+    last_day: datetime.date | None,
+) -> None:
+    adds = [file for day in kept if (file := written[day.date].file) is not None]
+    removes = [file for day in kept for file in day.found]
+    note = {
+        "closes": [row.to_json() for row in rows],
+        "totals": dict(plan.totals),
+        "last_day": None if last_day is None else last_day.isoformat(),
+    }
+    daily = warehouse.table(USAGE_DAILY)
+    if not daily.commit(APP, plan.number, adds, removes=removes, note=note):
+        raise CommitConflict(f"another process closed days of {USAGE_DAILY.name} meanwhile")
+    complete_closes(warehouse)
+
+
+def _refused(differences: Iterable[LayerComparison], accepted: Collection[str]) -> bool:
+    return any(one.scope not in accepted for one in differences)
+
+
+def _delete(warehouse: Warehouse, days: Iterable[_ClosedDay]) -> None:
+    """Delete files that are not committed."""
+    filesystem = warehouse.place(USAGE_DAILY).filesystem()
+    for day in days:
+        if day.file is not None:
+            filesystem.delete_file(day.file.path)
+
+
+def _rows_of(
+    plan: _Plan,
+    kept: Sequence[_Day],
+    written: Mapping[str, _ClosedDay],
+    differences: Mapping[str, int],
+    last_day: datetime.date | None,
+    now: datetime.datetime,
+) -> list[DayClose]:
+    """Return the rows of ops.closes: one for each day with usage, and one for the last day that is closed now."""
+    # Files of batches may have none of a closed day: that it had no late usage is nothing to note.
+    of_dates = {
+        day.date: (day.is_late, written[day.date])
+        for day in kept
+        if not day.is_late or written[day.date].file is not None or differences.get(day.date)
+    }
+    dates = set(of_dates)
+    if last_day is not None and last_day != plan.last_closed:
+        dates.add(last_day.isoformat())
+    rows = []
+    for date in sorted(dates):
+        is_late, done = of_dates.get(date, (False, None))
+        file = None if done is None else done.file
+        sums: dict[str, Any] = {name: 0 if done is None else done.sums[name] for name in SUMS}
+        rows.append(
+            DayClose(
+                number=plan.number,
+                day=datetime.date.fromisoformat(date),
+                is_late=is_late,
+                first_batch=plan.before + 1,
+                through_batch=plan.through,
+                closed_time=now.replace(microsecond=0),
+                **sums,
+                blocks=0,
+                block_rows=0,
+                difference=differences.get(date, 0),
+                accepted=False,
+                files=() if file is None else (file.path,),
+                file_hashes=() if file is None or done is None else (done.file_hash,),
+                previous=b"",
+            )
+        )
+    return rows
+
+
+# Comparing
+
+
+def _compare_batches(
+    workers: Workers, warehouse: Warehouse, plan: _Plan
+) -> tuple[Counter[str], list[LayerComparison]]:
+    """Compare what the blocks since the last close say with what silver has of them, to the last request."""
+    items = [json.dumps([HEADERS, file.path]) for file in plan.blocks]
+    items += [
+        json.dumps([USAGE, file.path])
+        for file in plan.events
+        if file.may_have("batch_id", plan.before + 1, plan.through)
+    ]
+    work = counting_work(
+        warehouse.place(BLOCKS), warehouse.place(USAGE_EVENTS), plan.before + 1, plan.through
+    )
+    counted = workers.over(items, work).counts(COUNTED)
+    since = Counter(plan.totals)
+    since.subtract(plan.totals_before)
+    found = []
+    for measure in MEASURES:
+        headers, usage = counted[f"{HEADERS}.{measure}"], counted[f"{USAGE}.{measure}"]
+        noted = [since[f"{what}.{measure}"] for what in ("blocks", "duplicates", "quarantine", "usage")]
+        # What silver noted is its own; both it and the rows must be what the blocks say.
+        if noted[0] != headers or noted[3] != usage or headers != noted[1] + noted[2] + usage:
+            scope = f"batches {plan.before + 1} to {plan.through}"
+            found.append(LayerComparison(scope, measure, headers, noted[1], noted[2], usage, noted[3]))
+    return counted, found
+
+
+def _compare_hours(workers: Workers, warehouse: Warehouse, plan: _Plan) -> list[UsageBreak]:
+    """Compare the hours of days that are closed for the first time with silver, key by key."""
+    hours = [file for day in plan.days if not day.is_late for file in day.right]
+    dates = {day.date for day in plan.days if not day.is_late}
+    events = [file for file in plan.events if file.partition_value in dates]
+    work = gold_work(warehouse.place(USAGE_EVENTS), warehouse.place(USAGE_HOURLY), plan.through)
+    findings = Findings(breaks_max=100)
+    findings.take(workers.over(plan_days(events, hours), work))
+    return findings.breaks
+
+
+def _write_days(workers: Workers, warehouse: Warehouse, plan: _Plan) -> dict[str, _ClosedDay]:
+    items = [
+        json.dumps(
+            [day.date, day.is_late, *([one.to_json() for one in files] for files in (day.right, day.found))]
+        )
+        for day in plan.days
+    ]
+    places = (warehouse.place(spec) for spec in (USAGE_EVENTS, USAGE_HOURLY, USAGE_DAILY))
+    answers = workers.over(items, closing_work(*places, first=plan.before + 1, last=plan.through))
+    files = {str(file.partition_value): file for file in answers.files(USAGE_DAILY.name)}
+    found = {}
+    for table in answers.tables(CLOSED_DAY):
+        for row in table.to_pylist():
+            sums, right = ({name: row[f"{side}_{name}"] for name in SUMS} for side in ("found", "right"))
+            date = row["date"]
+            found[date] = _ClosedDay(files.get(date), row["file_hash"], sums, right, row["is_equal"])
+    return found
+
+
+def _differences_of(day: _Day, done: _ClosedDay, breaks: Iterable[UsageBreak]) -> list[LayerComparison]:
+    """Return where a day's sums are not what they must be; where only single keys differ, one line says so."""
+    found = [
+        LayerComparison(day.date, measure, right, 0, 0, right, done.sums[name])
+        for measure, name in (("rows", "requests"), *((name, name) for name in SUMS[1:]))
+        if (right := done.right[name]) != done.sums[name]
+    ]
+    is_broken = not done.is_equal or any((one.hour or "").startswith(day.date) for one in breaks)
+    if is_broken and not found:
+        found = [LayerComparison(day.date, "keys", 1, 0, 0, 1, 0)]
+    return found
