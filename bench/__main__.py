@@ -2,13 +2,8 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-<<<<<<< HEAD
-        frontend_cost | cell | commit_turns | pipeline | engines | fleet |
-        freshness [its options]
-=======
-        frontend_cost | cell | commit_turns | pipeline | engines | freshness | verify
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | verify | close
         [its options]
->>>>>>> 382c41b1 (bench: verify says what the proof of usage costs a row)
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -26,6 +21,7 @@ from bench import (
     backlog,
     broker_depth,
     cell,
+    close,
     commit_turns,
     compare,
     depth,
@@ -61,6 +57,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "fleet": fleet.main,
     "freshness": freshness.main,
     "verify": verify.main,
+    "close": close.main,
 }
 
 

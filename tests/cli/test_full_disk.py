@@ -13,11 +13,11 @@ import pytest
 from harness.command_line import Result, Run
 from harness.disks import SmallDisk, small_disk
 from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 from spark.fake_server import fake_server
 
 from quaymaster_pipeline.archive.tables import MESSAGES
-from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.errors import WarehouseFull, telling_full_disk, why_no_room

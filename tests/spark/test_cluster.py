@@ -22,12 +22,13 @@ import pyarrow as pa
 import pytest
 from harness.local_cluster import LocalCluster
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.sqs import Endpoint
 from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.client import Client
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.warehouse.schemas import BLOCKS as BLOCKS_TABLE
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 from quaymaster_pipeline.warehouse.session import LOG_FILE

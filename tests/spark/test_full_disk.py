@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from harness.disks import SmallDisk, small_disk
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd
-
-from quaymaster_pipeline.checks.reconciliation import compare_rows
 
 TIMEOUT_S = 600
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import ClientError
 from harness.process import QuaymasterProcess
+from harness.reconciled import compare_rows
 from harness.waiting import PATIENCE_S
 from pyspark.sql import SparkSession
 
 from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.credentials import Endpoint
-from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage.bronze import positions_of
 from quaymaster_pipeline.usage.feed import QueueFeed

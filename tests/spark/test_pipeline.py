@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from quaymaster.protocol.usage.usage_blocks import block_text
-from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.jobs import Pipeline

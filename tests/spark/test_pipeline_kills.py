@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 
 TABLES = (
     *("ops.block_marks", "bronze.blocks", "silver.quarantine", "silver.audit_events"),

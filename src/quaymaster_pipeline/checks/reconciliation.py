@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from quaymaster_pipeline.checks.day_plans import plan_days
+from quaymaster_pipeline.checks.layer_sums import (
+    LayerSums,
+    days_work,
+    hours_work,
+    plan_rows,
+    plan_sums,
+    rows_work,
+)
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import MEASURES
-from quaymaster_pipeline.warehouse.data_files import read_row_groups
+from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
@@ -27,12 +34,9 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
-    TableSpec,
 )
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
-from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse
-from quaymaster_pipeline.warehouse.times import text_of_time
 
 APP = "reconciliation"
 ALL = "all"
@@ -78,33 +82,28 @@ def compare_notes(warehouse: Warehouse) -> list[LayerComparison]:
     return _compared(of_blocks, counted, None, of_gold)
 
 
-def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerComparison]:
+def compare_rows(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerComparison]:
     """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ.
 
-    A pipeline may run beside it: blocks are compared up to the last batch that the other layers have. A step is one
-    reading of a file of blocks or rows of requests; those of silver are read twice.
+    Tasks read. A pipeline may run next to it: tables are compared up to the last batch that all of them have. A step is
+    a file of blocks or quarantine, or hours of a day.
 
     Raises:
         CommitConflict: gold did not get to have what silver has.
     """
     through = _settled(warehouse)
-    files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (BLOCKS, USAGE_EVENTS)}
-    steps = Steps(files_of[BLOCKS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
-    of_blocks = _sum_files(
-        warehouse,
-        BLOCKS,
-        ["batch_id", *MEASURES],
-        lambda rows: _headers_of(bronze.in_batches(rows, 0, through)),
-        steps,
-    )
-    usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
-    of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage, steps)
-    counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
-    quarantine = bronze.in_batches(warehouse.table(QUARANTINE).read(["block_row", "batch_id"]), 0, through)
-    counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
-    hourly = _gold_rows(warehouse, USAGE_HOURLY, "hour", "account_id")
-    compared = _compared(of_blocks, counted, of_silver, gold.control_totals(hourly))
-    return compared + _hours_that_differ(warehouse, hourly, steps)
+    tables = {spec.name: warehouse.table(spec) for spec in (BLOCKS, QUARANTINE, USAGE_EVENTS, USAGE_HOURLY)}
+    places = {name: table.place for name, table in tables.items()}
+    rows = plan_rows((spec, tables[spec.name].files()) for spec in (BLOCKS, QUARANTINE))
+    hours = plan_days(tables[USAGE_EVENTS.name].files(), tables[USAGE_HOURLY.name].files())
+    steps = Steps(len(rows) + len(hours), watch)
+    on_done = None if watch is unwatched else steps.take
+    counted = dict(tables[USAGE_EVENTS.name].note(silver.APP).get("totals", {}))
+    of_rows = LayerSums(workers.over(rows, rows_work(places, through), on_done))
+    of_hours = LayerSums(workers.over(hours, hours_work(places, through), on_done))
+    counted["quarantine.rows"] = of_rows.of("quarantine")["rows"]
+    compared = _compared(of_rows.of("blocks"), counted, of_hours.of("silver"), of_hours.of("gold"))
+    return compared + _places_of(of_hours)
 
 
 def _settled(warehouse: Warehouse) -> int:
@@ -148,47 +147,29 @@ def write_look(warehouse: Warehouse, now: datetime.datetime) -> None:
         write_comparisons(warehouse, found, now, shared_notes={LOOKS: differing})
 
 
-def compare_sums(warehouse: Warehouse) -> list[LayerComparison]:
+def compare_sums(workers: Workers, warehouse: Warehouse) -> list[LayerComparison]:
     """Compare days and counts of latencies with gold.usage_hourly, and return where they differ.
 
-    In place of silver stands what the hours say. No invoice depends on these. Nothing is compared while a batch is
-    under way that not all of them have.
+    In place of silver stands what the hours say. No invoice is issued of days that differ; latencies are not billed.
+    Nothing is compared while a batch is under way that not all of them have.
     """
-    hourly, daily, latencies = (warehouse.table(spec) for spec in (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY))
-    if len({table.last_batch(gold.APP) for table in (hourly, daily, latencies)}) > 1:
+    tables = [warehouse.table(spec) for spec in (USAGE_DAILY, USAGE_HOURLY, LATENCY_HOURLY)]
+    if len({table.last_batch(gold.APP) for table in tables}) > 1:
         return []
-    hours = _gold_rows(warehouse, USAGE_HOURLY, "usage_date", "account_id", "hour", "action")
-    of_days, of_hours = (
-        {group: Counter(gold.control_totals(rows)) for group, rows in _groups(table, "usage_date")}
-        for table in (_gold_rows(warehouse, USAGE_DAILY, "usage_date", "account_id"), hours)
-    )
-    found = []
-    for day, account in sorted(of_days.keys() | of_hours.keys()):
-        scope = f"{USAGE_DAILY.name} {day}/{account or 'nobody'}"
-        here, there = (groups.get((day, account), Counter()) for groups in (of_hours, of_days))
-        found += _that_differ(scope, here, there)
-    counted, requests = (
-        _requests_by_action(table) for table in (latencies.read(["hour", "action", "requests"]), hours)
-    )
-    for hour, action in sorted(counted.keys() | requests.keys()):
-        scope = f"{LATENCY_HOURLY.name} {text_of_time(hour)}/{action}"
-        here, there = (Counter(rows=groups[hour, action]) for groups in (requests, counted))
-        found += _that_differ(scope, here, there)
-    return found
+    places = {table.spec.name: table.place for table in tables}
+    items = plan_sums(*(table.files() for table in tables))
+    return _places_of(LayerSums(workers.over(items, days_work(places))))
 
 
-def _gold_rows(warehouse: Warehouse, spec: TableSpec, *keys: str) -> Any:
-    """Return the rows of a table of usage, added up by these columns, with what control totals need."""
-    table = warehouse.table(spec)
-    sums = ("requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
-    return add_up_files(table, table.files(), keys, [*keys, *sums])
-
-
-def _requests_by_action(rows: Any) -> Counter[tuple[datetime.datetime, str]]:
-    summed = rows.group_by(["hour", "action"]).aggregate([("requests", "sum")])
-    names = ("hour", "action", "requests_sum")
-    columns = (summed.column(name).to_pylist() for name in names)
-    return Counter({(hour, action): requests for hour, action, requests in zip(*columns, strict=True)})
+def _places_of(sums: LayerSums) -> list[LayerComparison]:
+    """Return the places that differ; the last line counts those that are not named."""
+    lines = [
+        LayerComparison(line.scope, line.measure, line.here, 0, 0, line.here, line.there)
+        for line in sums.lines
+    ]
+    if sums.unnamed:
+        lines.append(LayerComparison("further places", "places", sums.unnamed, 0, 0, sums.unnamed, 0))
+    return lines
 
 
 def _compared(
@@ -208,75 +189,4 @@ def _compared(
             of_gold.get(measure, 0),
         )
         for measure in MEASURES
-    ]
-
-
-def _headers_of(blocks: Any) -> dict[str, int]:
-    return {measure: pc.sum(blocks.column(measure)).as_py() or 0 for measure in MEASURES}
-
-
-def _sum_files(
-    warehouse: Warehouse, spec: TableSpec, names: list[str], totals_of: Any, steps: Steps
-) -> Counter[str]:
-    totals: Counter[str] = Counter()
-    table = warehouse.table(spec)
-    for file in table.files():
-        for rows in read_row_groups(table.place, spec, file.path, names):
-            totals.update(totals_of(rows))
-        steps.take()
-    return totals
-
-
-def _hours_that_differ(warehouse: Warehouse, hourly: Any, steps: Steps) -> list[LayerComparison]:
-    """Compare silver and gold by hour, and within hours that agree by account."""
-    table = warehouse.table(USAGE_EVENTS)
-    names = ["hour", "account_id", "messages", "bytes", "chunks", "http_status"]
-    of_silver: dict[_Group, Counter[str]] = {}
-    for file in table.files():
-        for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
-            for group, mine in _groups(rows):
-                of_silver.setdefault(group, Counter()).update(silver.control_totals_of_usage(mine))
-        steps.take()
-    of_gold = {group: Counter(gold.control_totals(mine)) for group, mine in _groups(hourly)}
-    here_by_hour, there_by_hour = _by_hour(of_silver), _by_hour(of_gold)
-    differing = {hour for hour in here_by_hour | there_by_hour if here_by_hour[hour] != there_by_hour[hour]}
-    found = [
-        line
-        for hour in sorted(differing)
-        for line in _that_differ(text_of_time(hour), here_by_hour[hour], there_by_hour[hour])
-    ]
-    for hour, account in sorted(of_silver.keys() | of_gold.keys()):
-        if hour not in differing:
-            group = (hour, account)
-            scope = f"{text_of_time(hour)}/{account or 'nobody'}"
-            found += _that_differ(scope, of_silver.get(group, Counter()), of_gold.get(group, Counter()))
-    return found
-
-
-_Group = tuple[Any, str]
-"""An hour or day, and an account."""
-
-
-def _groups(rows: Any, by: str = "hour") -> Iterator[tuple[_Group, Any]]:
-    for hour in pc.unique(rows.column(by)):
-        of_hour = rows.filter(pc.equal(rows.column(by), hour))
-        for account in pc.unique(of_hour.column("account_id")):
-            yield (
-                (hour.as_py(), account.as_py()),
-                of_hour.filter(pc.equal(of_hour.column("account_id"), account)),
-            )
-
-
-def _by_hour(groups: Mapping[_Group, Counter[str]]) -> defaultdict[datetime.datetime, Counter[str]]:
-    hours: defaultdict[datetime.datetime, Counter[str]] = defaultdict(Counter)
-    for (hour, _), totals in groups.items():
-        hours[hour].update(totals)
-    return hours
-
-
-def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[LayerComparison]:
-    return [
-        LayerComparison(scope, measure, here[measure], 0, 0, here[measure], there[measure])
-        for measure in MEASURES
-        if here[measure] != there[measure]
     ]

@@ -17,8 +17,6 @@ table on which many breaks were made, each file brings BREAKS_OF_ITEM at most.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +38,7 @@ from quaymaster_pipeline.checks.close_checks import (
     judge_closes,
     plan_closed_files,
 )
+from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.silver_checks import (
     BlockPlaces,
     EventFile,
@@ -48,11 +47,9 @@ from quaymaster_pipeline.checks.silver_checks import (
 )
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, GAPS_MAX, Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import (
-    EARLIEST_US,
     GAPS,
     MATCHED,
     PLACES,
-    SUM_ROWS,
     UNLINKED,
     SeenTables,
     UsageGap,
@@ -64,7 +61,6 @@ from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import DAMAGED
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import closes_of
-from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
@@ -76,13 +72,10 @@ from quaymaster_pipeline.warehouse.schemas import (
 )
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
-from quaymaster_pipeline.warehouse.times import HOUR_US, us_of_time
 
 CHAIN_BLOCKS: Final = 250_000
 """About so many headers a task has in memory, of some front ends each."""
-DAY_HOURS: Final = 24
 LAST_BATCH: Final = 1 << 62
-LATEST_US: Final = 1 << 62
 
 
 @dataclass(slots=True)
@@ -274,29 +267,3 @@ def _judge_silver_total(seen: SeenTables) -> Iterator[UsageBreak]:
     if said > taken or (seen.silver_batch == seen.last_batch and said != taken):
         reason = f"its blocks had {taken} rows in all; silver was made of {said}"
         yield UsageBreak(BLOCKS.name, reason)
-
-
-def plan_days(events: Sequence[DataFile], hours: Sequence[DataFile]) -> list[str]:
-    """Return items of work: days, those with many rows of gold in parts, and the files that each needs."""
-    items = []
-    for date in sorted({str(file.partition_value) for file in (*events, *hours)}):
-        of_events, of_hours = (
-            [file for file in files if file.partition_value == date] for files in (events, hours)
-        )
-        parts = min(DAY_HOURS, max(1, -(-sum(file.rows for file in of_hours) // SUM_ROWS)))
-        begin_us = us_of_time(datetime.datetime.fromisoformat(f"{date}T00:00:00+00:00"))
-        cuts = [begin_us + part * DAY_HOURS // parts * HOUR_US for part in range(1, parts)]
-        for low, high in itertools.pairwise([EARLIEST_US, *cuts, LATEST_US]):
-            paths = [
-                [file.path for file in files if _meets(file, low, high)] for files in (of_events, of_hours)
-            ]
-            items.append(json.dumps([low, high, *paths]))
-    return items
-
-
-def _meets(file: DataFile, low_us: int, high_us: int) -> bool:
-    bounds = file.bounds.get("hour")
-    if bounds is None:
-        return True
-    first, last = (us_of_time(datetime.datetime.fromisoformat(text)) for text in bounds)
-    return first < high_us and low_us <= last

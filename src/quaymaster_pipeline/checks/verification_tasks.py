@@ -32,6 +32,7 @@ from quaymaster_pipeline.checks.block_links import (
     judge_coverage,
     judge_marks,
 )
+from quaymaster_pipeline.checks.day_plans import EARLIEST_US, SUM_ROWS
 from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours
 from quaymaster_pipeline.checks.silver_checks import (
     NO_EVENTS,
@@ -60,9 +61,6 @@ from quaymaster_pipeline.warehouse.schemas import (
 )
 from quaymaster_pipeline.warehouse.tables import within
 
-SUM_ROWS: Final = 1_000_000
-"""About so many rows of gold a task has in memory; a day with more is divided by hours."""
-EARLIEST_US: Final = -(1 << 62)
 PLACES, GAPS, UNLINKED, MATCHED = "places", "gaps", "unlinked", "matched"
 """Under which names tasks answer."""
 _CHAIN_COLUMNS: Final = (

@@ -20,8 +20,6 @@ from quaymaster_pipeline.commands.broker_counts import count_brokers
 from quaymaster_pipeline.commands.upkeep import ContentDays, delete_old_files_of_others
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.warehouse import (
-    StorageOptions,
-    WarehouseURI,
     need_tables,
     only_writer,
     open_warehouse,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReconcileOptions:
+class Comparing:
     """What is compared."""
 
     data: options.Data = None
@@ -47,9 +45,11 @@ class ReconcileOptions:
             "--accept", help="Compare with the brokers from now on only: what differed is known and settled."
         ),
     ] = False
-    warehouse: WarehouseURI = None
-    storage_option: StorageOptions = None
-    as_json: options.AsJSON = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconcileOptions(spark.SparkOptions, Comparing):
+    """What is compared, and with which Spark."""
 
 
 @options.gathered
@@ -68,11 +68,16 @@ def reconcile(given: ReconcileOptions) -> None:
     )
     from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
     from quaymaster_pipeline.usage.partial_sums import whole_coverage
+    from quaymaster_pipeline.warehouse.steps import unwatched
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with progress_bar("Comparing: files", quiet=given.as_json) as bar:
-        found = compare_rows(tables, bar.show) + compare_sums(tables)
+    with (
+        spark.spark_workers(directory, given.master, given.driver_memory) as workers,
+        progress_bar("Comparing: files and hours", quiet=given.as_json) as bar,
+    ):
+        watch = bar.show if bar.is_shown else unwatched
+        found = compare_rows(workers, tables, watch) + compare_sums(workers, tables)
     write_comparisons(tables, found, _now())
     count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
     compared = compare_brokers(tables, whole_coverage(tables), now=_now())

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.reconciliation import LayerComparison
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
-from quaymaster_pipeline.checks.verification import plan_days
 from quaymaster_pipeline.checks.verification_tasks import gold_work
 from quaymaster_pipeline.jobs.close_tasks import (
     CLOSED_DAY,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.verification_tasks import SUM_ROWS
+from quaymaster_pipeline.checks.day_plans import SUM_ROWS
 from quaymaster_pipeline.jobs.backfill import add_to_digests, sorted_rows
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.bronze import MEASURES, in_batches

@@ -110,7 +110,10 @@ def test_usage_that_nothing_matches_is_not_called_missing(run: Run, tmp_path: Pa
     assert "pipeline run" not in later.err
 
 
-def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(run: Run, tmp_path: Path) -> None:
+def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     done = run("pipeline", "reconcile", "--data", tmp_path)
 
     assert "let `quaymaster pipeline run` take what is recorded in the next two minutes" in done.err
@@ -167,6 +170,7 @@ def test_verify_lists_gaps_by_incarnation(run: Run, tmp_path: Path, monkeypatch:
 def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_compared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(10))
     site.run()
@@ -204,7 +208,10 @@ def test_a_terminal_shows_how_far_upkeep_is(
     assert label not in shown.out
 
 
-def test_a_terminal_shows_how_far_a_comparison_is(run: Run, tmp_path: Path) -> None:
+def test_a_terminal_shows_how_far_a_comparison_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     for _ in range(2):
         site.ship(one.block(10))
@@ -215,7 +222,7 @@ def test_a_terminal_shows_how_far_a_comparison_is(run: Run, tmp_path: Path) -> N
 
     assert "Comparing: files" not in as_json.err
     assert "Comparing: files" in shown.err
-    assert "6/6" in shown.err  # two files of bronze, and two of silver twice
+    assert "3/3" in shown.err  # two files of bronze, and the hours of a day
 
 
 def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(
@@ -386,7 +393,10 @@ def test_each_command_says_what_fills_the_warehouse_it_misses(run: Run, tmp_path
     assert f"`quaymaster archive run --warehouse {place}` puts" in archived
 
 
-def test_status_and_reconcile_read_the_tables(run: Run, tmp_path: Path) -> None:
+def test_status_and_reconcile_read_the_tables(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(100))
     site.run()

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.reconciled import compare_sums
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.protocol.usage.usage_blocks import Seal
-from quaymaster_pipeline.checks.reconciliation import compare_sums
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.close import DayCloser, close_days, complete_closes
 from quaymaster_pipeline.jobs.merge import merge_sums

@@ -13,13 +13,14 @@ import polars
 import pytest
 from harness import usage_blocks
 from harness.pipeline_site import hour_text
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_faults import BOOK, NOVEMBER, NOW, Faults, FaultySite, records_of, run_history, us
 
 from quaymaster.protocol.usage.usage_blocks import decode_block, decode_header
 from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse.schemas import (

@@ -6,10 +6,11 @@ import datetime
 from pathlib import Path
 
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.audit.audit import Audit
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.expiry import Expired, expire_content
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 from quaymaster_pipeline.usage import bronze

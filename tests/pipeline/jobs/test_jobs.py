@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd, context_of_no_queue
 
-from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,

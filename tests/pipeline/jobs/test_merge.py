@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs import merge
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.merge import MergeGroup, merge_sums, of_one_turn, plan_merges

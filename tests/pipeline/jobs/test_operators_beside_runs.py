@@ -10,14 +10,10 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import (
-    compare_notes,
-    compare_rows,
-    compare_sums,
-    write_comparisons,
-)
+from quaymaster_pipeline.checks.reconciliation import compare_notes, write_comparisons
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.expiry import expire_content
 from quaymaster_pipeline.jobs.merge import merge_sums

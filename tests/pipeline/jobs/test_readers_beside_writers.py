@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.gold import DAY_KEYS, HOUR_KEYS

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from harness.pipeline_site import Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.warehouse.tables import Table
 

@@ -14,14 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
+from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import (
-    compare_notes,
-    compare_rows,
-    compare_sums,
-    write_comparisons,
-)
+from quaymaster_pipeline.checks.reconciliation import compare_notes, write_comparisons
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.merge import merge_sums

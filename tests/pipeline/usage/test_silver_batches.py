@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from harness.forged_blocks import forged
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, request_rows

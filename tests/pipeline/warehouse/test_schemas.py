@@ -14,10 +14,11 @@ import polars
 import pyarrow as pa
 import pytest
 from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.reconciled import compare_rows
 from harness.table_specs import all_specs
 from harness.usage_blocks import FrontEnd
 
-from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
+from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.warehouse.data_files import read_file

@@ -1,0 +1,93 @@
+"""What it costs to close a day: processor time for each request of it, and memory, by how many there are.
+
+    python -m bench close [--rows 2000000,8000000] [--cores 2]
+
+Tables are made first, of full blocks of one front end, in batches of at most a million rows, and small files are merged
+as `pipeline run` does. Then the front end ends, and Spark's tasks close its day: they compare blocks, events, hours and
+the day, and write the closed file. Memory is that of all processes, with the driver and its JVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.meter import Meter
+from bench.pipeline import NOON_US, make_blocks
+from bench.verify import BATCH_ROWS
+from quaymaster.protocol.usage.usage_blocks import (
+    ROWS_PER_BLOCK_MAX,
+    BlockEnd,
+    BlockOrigin,
+    Seal,
+    encode_block,
+)
+from quaymaster.protocol.usage.usage_rows import UsageRows
+from quaymaster_pipeline.jobs.close import close_days
+from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.jobs.merge import merge_sums
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.feed import FileFeed
+from quaymaster_pipeline.usage.tasks import SparkWorkers, Workers
+from quaymaster_pipeline.warehouse.session import spark_session
+from quaymaster_pipeline.warehouse.tables import Warehouse
+
+NOW = datetime(2026, 11, 22, 18, tzinfo=UTC)
+LATER = datetime(2026, 11, 23, 6, tzinfo=UTC)
+
+
+def main() -> None:
+    """Measure, and print one JSON object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", default="2000000,8000000", help="how many requests the day has, one after the other"
+    )
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+    bronze.BATCH_BLOCKS_MAX = BATCH_ROWS // ROWS_PER_BLOCK_MAX
+    figures: dict[str, Any] = {"cores": options.cores}
+    for text in options.rows.split(","):
+        rows = int(text) // ROWS_PER_BLOCK_MAX * ROWS_PER_BLOCK_MAX
+        with (
+            tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder,
+            spark_session(f"local[{options.cores}]", directory=Path(folder, "spark")) as spark,
+        ):
+            figures[str(rows)] = measure(SparkWorkers(spark), Path(folder), rows)
+    print(json.dumps(figures, indent=2))
+
+
+def measure(workers: Workers, place: Path, rows: int) -> dict[str, float]:
+    """Return figures of the close of a day of so many requests."""
+    make_blocks(place / "feed", rows)
+    warehouse = Warehouse(place / "warehouse")
+    with warehouse.ingesting():
+        pipeline = Pipeline(workers, warehouse, FileFeed(place / "feed"), clock=lambda: NOW)
+        pipeline.catch_up()
+        end_front_end(place / "feed", rows)
+        pipeline.catch_up()
+    merge_sums(workers, warehouse, NOW)
+    assert not close_days(workers, warehouse, NOW).closes, "the day is not over yet"
+    meter = Meter()
+    with meter:
+        (close,) = close_days(workers, warehouse, LATER).closes
+    assert (close.requests, close.difference) == (rows, 0), "all requests are in the day"
+    return meter.figures(rows) | {"cpu_us_per_row": round(meter.cpu_s * 1e6 / rows, 2)}
+
+
+def end_front_end(feed: Path, rows: int) -> None:
+    """Write the seal of the front end that made all rows."""
+    nothing = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
+    origin, end = BlockOrigin("front-end-1", 1, "eu-west-1"), BlockEnd(rows)
+    seal = Seal(1, rows, "stopped")
+    block = encode_block(origin, end, nothing, low_watermark_us=NOON_US, seal=seal)
+    (feed / "0002.blocks").write_bytes(block.data)
+
+
+if __name__ == "__main__":
+    main()
