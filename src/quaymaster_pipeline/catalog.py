@@ -24,6 +24,7 @@ import pyarrow.dataset
 
 from quaymaster_pipeline.archive.tables import LEDGER, MESSAGES
 from quaymaster_pipeline.audit.audit import ANCHORS, HOLDS
+from quaymaster_pipeline.audit.stubs import ERASURES
 from quaymaster_pipeline.billing.tables import ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES, PRICE_BOOK
 from quaymaster_pipeline.warehouse.data_files import TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, QUEUES, TABLES, TableSpec
@@ -36,7 +37,7 @@ ALL_TABLES: Final = (
     *TABLES,
     *(BROKER_COUNTS, QUEUES),
     *(CHARGES, ADJUSTMENTS, INVOICES, PRICE_BOOK, ACCOUNTS),
-    *(HOLDS, ANCHORS),
+    *(HOLDS, ANCHORS, ERASURES),
     *(MESSAGES, LEDGER),
 )
 """All tables that a warehouse can have. The last parts of their names differ, so views are named by them."""

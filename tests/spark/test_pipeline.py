@@ -14,13 +14,16 @@ import pyarrow as pa
 import pytest
 from harness.pipeline_site import Site, expected_usage
 from harness.reconciled import compare_rows
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import HOUR_US, FrontEnd
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from quaymaster.protocol.usage.usage_blocks import block_text
+from quaymaster_pipeline.audit.audit import Audit
+from quaymaster_pipeline.audit.erasure import Erased, Subject, erase
 from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.backfill import backfill
+from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import SPLIT_BYTES
@@ -175,3 +178,27 @@ def test_tasks_whose_processes_are_killed_are_repeated_and_count_once(
     assert rows == 200
     assert site.usage() == expected_usage(one)
     assert [compared.difference for compared in compare_rows(site.warehouse)] == [0] * 5
+
+
+def test_contents_go_though_processes_of_tasks_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a", step_us=20_000_000)
+    site.ship(one.block(40), one.block(40))
+    one.time_us += 30 * 24 * HOUR_US
+    site.ship(one.block(20))
+    run(site, SparkWorkers(spark), FileFeed(site.feed))
+    events = sum(record.category == "management" for record in one.records[:80])
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    workers, later = KilledOnce(spark, marks), NOW + datetime.timedelta(40)
+    everyone = Subject("principal", one.records[0].principal_id)
+
+    done = erase(workers, site.warehouse, everyone, NOW, operator="somebody")
+    again = erase(workers, site.warehouse, everyone, NOW, operator="somebody")
+    blocks = expire_content(workers, site.warehouse, later).blocks
+    in_quarantine = expire_quarantine(workers, site.warehouse, later)
+
+    assert (done, again) == (Erased(events, 20, 0), Erased(0, 0, 0))
+    assert (blocks, in_quarantine) == (3, (0, 0))
+    proof = Audit(site.warehouse).verify()
+    assert (proof.breaks, proof.erased) == ([], events)
+    assert list(marks.iterdir())

@@ -7,7 +7,8 @@ counts in the notes of silver's tables. Who can rewrite all of these can make a 
 that was kept elsewhere.
 
 Expired events leave from the beginning of a chain; the hash of the last one that left is kept in `ops.audit_anchors`,
-and the chain goes on from there. An expired event after one that is held becomes a *stub*: only its hashes stay.
+and the chain goes on from there. An expired event after one that is held becomes a *stub*: only its hashes stay. So
+does one that was erased, wherever it is (`quaymaster_pipeline/audit/erasure`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster.protocol.usage.usage_records import NO_HASH
-from quaymaster_pipeline.audit.audit_chains import RECORDED, Break, Chains, Proof
+from quaymaster_pipeline.audit.audit_chains import RECORDED, Break, Chains, Proof, are_erased
+from quaymaster_pipeline.audit.stubs import ERASURES, registered_stubs
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
 from quaymaster_pipeline.usage.requests import changes_of
@@ -97,7 +99,6 @@ _KEPT_IN_STUB: Final = {
     "record_hash",
     "event_date",
 }
-_KEPT_IN_STUB_TOO: Final = {"log_partition", "log_offset", "block_row", "batch_id"}
 
 
 class AuditMistake(ValueError):
@@ -176,8 +177,12 @@ class Audit:
         ends = self._known_ends()
         anchors = self._anchors()
         chains = Chains(proof, anchors, self._lost_incarnations(), wanted, self._expired_before(), ends.heads)
-        for rows in self._days():
-            chains.take(rows)
+        # Registrations come before what they register: looked at later, none is missing.
+        registered = self._warehouse.table(ERASURES)
+        registered.refresh()
+        for day, rows in self._days():
+            is_any_erased = pc.any(are_erased(rows)).as_py()
+            chains.take(rows, registered_stubs(registered, day) if is_any_erased else frozenset())
         for rows in self._recorded(ends.batch_id):
             chains.compare(rows)
         chains.finish(self._quarantined)
@@ -220,12 +225,12 @@ class Audit:
         text = self._warehouse.table(AUDIT_EVENTS).note(APP).get("before")
         return None if text is None else datetime.datetime.fromisoformat(text)
 
-    def _days(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    def _days(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
         """Yield all events, a day at a time, each day's in the order of their chains."""
         table = self._warehouse.table(AUDIT_EVENTS)
-        for _, files in sorted(_by_day(table.files()).items()):
+        for day, files in sorted(_by_day(table.files()).items()):
             rows = table.read(columns, files=files)
-            yield rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "sequence")])
+            yield day, rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "sequence")])
 
     def _lost_incarnations(self) -> dict[str, set[int]]:
         """Return the incarnations of front ends that lost their spool, after which a chain begins anew."""
@@ -257,7 +262,7 @@ class Audit:
             raise AuditMistake(f"a hold has a name of 1 to {NAME_LENGTH_MAX} printable characters")
         if hold.since is not None and hold.until is not None and hold.until <= hold.since:
             raise AuditMistake("a hold ends after it begins: --until must be later than --since")
-        with self._writing():
+        with self.changing():
             holds = self.holds()
             if any(other.name == hold.name for other in holds):
                 raise AuditMistake(f"there is a hold {hold.name!r} already, or was one")
@@ -265,7 +270,7 @@ class Audit:
 
     def release_hold(self, name: str, now: datetime.datetime) -> None:
         """Let what a hold kept expire as everything else."""
-        with self._writing():
+        with self.changing():
             holds = self.holds()
             if not any(hold.name == name and hold.released is None for hold in holds):
                 raise AuditMistake(f"there is no hold {name!r} that is not released")
@@ -287,7 +292,7 @@ class Audit:
         """
         if dry_run:
             return self._expire(before, now, dry_run=True)
-        with self._writing():
+        with self.changing():
             return self._expire(before, now, dry_run=False)
 
     def _expire(self, before: datetime.datetime, now: datetime.datetime, *, dry_run: bool) -> Expiry:
@@ -297,6 +302,8 @@ class Audit:
             raise AuditMistake(
                 f"a chain is broken {first.where} ({first.reason}); nothing expires until that is understood"
             )
+        if not dry_run:
+            self._drop_registrations()
         kept_from = self._first_kept(before)
         table = self._warehouse.table(AUDIT_EVENTS)
         anchors: dict[str, dict[str, Any]] = {}
@@ -306,7 +313,7 @@ class Audit:
         files = [file for file in table.files() if _may_have(file, None, before)]
         for _, of_day in sorted(_by_day(files).items()):
             rows = table.read(files=of_day)
-            is_held = self._held(rows)
+            is_held = held_by(self.holds(), rows)
             is_old = pc.less(rows.column("event_time"), pa.scalar(before, TIME))
             fates = _fates(rows, pc.or_(pc.invert(is_old), is_held).to_pylist(), kept_from, anchors)
             held += pc.sum(pc.and_(is_old, is_held)).as_py() or 0
@@ -330,29 +337,32 @@ class Audit:
         """Return the place of each front end's first event that stays: one that is not old, or is held."""
         found: dict[str, tuple[int, int]] = {}
         columns = ["front_end", "epoch", "sequence", "event_time", "event_name", "recipient_account_id"]
-        for rows in self._days(columns):
+        for _, rows in self._days(columns):
             is_old = pc.less(rows.column("event_time"), pa.scalar(before, TIME))
-            rows = rows.filter(pc.or_(pc.invert(is_old), self._held(rows)))
+            rows = rows.filter(pc.or_(pc.invert(is_old), held_by(self.holds(), rows)))
             for front_end, place, _ in _places(rows):
                 if front_end not in found or place < found[front_end]:
                     found[front_end] = place
         return found
 
-    def _held(self, rows: Any) -> Any:
-        is_held = pa.repeat(pa.scalar(False), rows.num_rows)
-        times = rows.column("event_time")
-        for hold in self.holds():
-            if hold.released is not None:
-                continue
-            mask = pc.is_valid(rows.column("event_name"))
-            if hold.account_id is not None:
-                mask = pc.and_(mask, pc.equal(rows.column("recipient_account_id"), hold.account_id))
-            if hold.since is not None:
-                mask = pc.and_(mask, pc.greater_equal(times, pa.scalar(hold.since, TIME)))
-            if hold.until is not None:
-                mask = pc.and_(mask, pc.less(times, pa.scalar(hold.until, TIME)))
-            is_held = pc.or_(is_held, pc.fill_null(mask, False))
-        return is_held
+    def _drop_registrations(self) -> None:
+        """Remove what was registered as erased on days of which no event is left since the last expiry.
+
+        Not with that one: a verification next to it may still have the events, and look for their registrations.
+        """
+        before = self._expired_before()
+        if before is None:
+            return
+        table = self._warehouse.table(ERASURES)
+        left = {file.partition_value for file in self._warehouse.table(AUDIT_EVENTS).files()}
+        first_kept = before.astimezone(datetime.UTC).date().isoformat()
+        gone = [
+            file
+            for file in table.files()
+            if str(file.partition_value) < first_kept and file.partition_value not in left
+        ]
+        if gone:
+            table.commit(APP, None, [], removes=gone)
 
     def _write_anchors(self, anchors: dict[str, dict[str, Any]], now: datetime.datetime) -> None:
         """Add anchors. They are written before events go: one that nothing has left for yet does no harm."""
@@ -363,14 +373,22 @@ class Audit:
             table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
 
     def delete_old_files(self, keep_hours: int) -> int:
-        """Delete files that neither holds nor anchors have had for so long; return how many. Raises WarehouseBusy."""
-        with self._writing():
-            return sum(self._warehouse.table(spec).vacuum(keep_hours) for spec in (HOLDS, ANCHORS))
+        """Delete files that the tables of holds, anchors and erasures have not had for so long; return how many.
+
+        Raises WarehouseBusy.
+        """
+        with self.changing():
+            return sum(self._warehouse.table(spec).vacuum(keep_hours) for spec in (HOLDS, ANCHORS, ERASURES))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._warehouse.only_writer(LOCK_FILE, "changes holds or lets events expire"):
-            for spec in (HOLDS, ANCHORS, AUDIT_EVENTS):
+    def changing(self) -> Iterator[None]:
+        """Be the only one that changes holds, lets events expire or erases them while the block runs.
+
+        Raises:
+            WarehouseBusy: another process is.
+        """
+        with self._warehouse.only_writer(LOCK_FILE, "changes holds, lets events expire or erases them"):
+            for spec in (HOLDS, ANCHORS, ERASURES, AUDIT_EVENTS):
                 self._warehouse.table(spec).refresh()
             yield
 
@@ -381,6 +399,24 @@ class _Ends(NamedTuple):
     batch_id: int
     heads: silver.Heads
     events: int
+
+
+def held_by(holds: Iterable[Hold], rows: Any) -> Any:
+    """Return which events a hold keeps that is not released, as a mask. Nothing is kept of what has expired."""
+    is_held = pa.repeat(pa.scalar(False), rows.num_rows)
+    times = rows.column("event_time")
+    for hold in holds:
+        if hold.released is not None:
+            continue
+        mask = pc.is_valid(rows.column("event_name"))
+        if hold.account_id is not None:
+            mask = pc.and_(mask, pc.equal(rows.column("recipient_account_id"), hold.account_id))
+        if hold.since is not None:
+            mask = pc.and_(mask, pc.greater_equal(times, pa.scalar(hold.since, TIME)))
+        if hold.until is not None:
+            mask = pc.and_(mask, pc.less(times, pa.scalar(hold.until, TIME)))
+        is_held = pc.or_(is_held, pc.fill_null(mask, False))
+    return is_held
 
 
 _KEPT, _STUB, _DELETED = 0, 1, 2

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+import pyarrow.compute as pc
+
 from quaymaster.protocol.usage.usage_records import NO_HASH, CorruptRecord, UsageRecord, parse_hashed_bytes
+from quaymaster_pipeline.audit.stubs import STUB_COLUMNS, stub_hash
 from quaymaster_pipeline.usage import silver
-from quaymaster_pipeline.warehouse.schemas import BLOCKS
+from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 BREAKS_MAX: Final = 100
@@ -27,6 +31,10 @@ RECORDED: Final = ("front_end", "epoch", "sequence", "event_time", "record_hash"
 _NO_HEAD: Final = (-1, -1, "")
 _REPLACED: Final = f"it is not the event that {BLOCKS.name} has"
 _MISSING: Final = "an event before it is missing, or was put in or changed"
+_EMPTIED: Final = sorted(
+    {*AUDIT_EVENTS.schema.names} - {*STUB_COLUMNS[AUDIT_EVENTS.name], str(AUDIT_EVENTS.partition_column)}
+)
+"""The columns that an erasure empties."""
 
 
 class Break(NamedTuple):
@@ -60,10 +68,14 @@ class Head(NamedTuple):
 
 @dataclass(slots=True)
 class Proof:
-    """What `verify` found. `breaks` has the first ones in the order of the chains."""
+    """What `verify` found. `breaks` has the first ones in the order of the chains.
+
+    Of `events`, `stubs` have no content any more since they expired, and `erased` since that was asked for.
+    """
 
     events: int = 0
     stubs: int = 0
+    erased: int = 0
     breaks_total: int = 0
     breaks: list[Break] = field(default_factory=list)
     heads: list[Head] = field(default_factory=list)
@@ -101,22 +113,18 @@ class Chains:
         self._missing: dict[tuple[str, int], dict[int, datetime.datetime]] = {}
         self._broken: set[str] = set()
 
-    def take(self, rows: Any) -> None:
-        """Look at the events of a day, in the order of their chains."""
+    def take(self, rows: Any, registered: AbstractSet[bytes]) -> None:
+        """Look at the events of a day, in the order of their chains. `registered` are the hashes of its erased ones."""
         for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
             for row in batch.to_pylist():
-                self._take(row)
+                self._take(row, registered)
 
-    def _take(self, row: dict[str, Any]) -> None:
+    def _take(self, row: dict[str, Any], registered: AbstractSet[bytes]) -> None:
         proof = self._proof
         owner = row["front_end"], row["epoch"]
         stretch = self._stretches.get(owner)
-        is_stub = row["event_name"] is None and row["record"] is None
-        reason = None if is_stub else _changed(row)
-        if is_stub and (self._expired_before is None or row["event_time"] >= self._expired_before):
-            reason = "its content is gone, and it had not expired"
+        reason = self._content_break(row, registered)
         proof.events += 1
-        proof.stubs += is_stub
         self._wanted.get(row["front_end"], set()).discard(row["record_hash"])
         if row["sequence"] == self._heads.get(row["front_end"], _NO_HEAD)[1]:
             self._find_head(row)
@@ -132,6 +140,20 @@ class Chains:
             stretch.events += 1
         if reason is not None:
             self._break(row["front_end"], row, reason)
+
+    def _content_break(self, row: Mapping[str, Any], registered: AbstractSet[bytes]) -> str | None:
+        """Count an event without content, and return what is wrong with the content of one; None when nothing is."""
+        if row["record"] is not None:
+            return _changed(row)
+        if row["event_name"] is None:
+            self._proof.stubs += 1
+            has_expired = self._expired_before is not None and row["event_time"] < self._expired_before
+            return None if has_expired else "its content is gone, and it had not expired"
+        if stub_hash(AUDIT_EVENTS.name, row) not in registered:
+            return "its content is gone, and was not erased"
+        self._proof.erased += 1
+        filled = next((name for name in _EMPTIED if row[name] is not None), None)
+        return None if filled is None else f"it was erased, and its column {filled} was filled since"
 
     def _find_head(self, row: Mapping[str, Any]) -> None:
         place = row["epoch"], row["sequence"], (row["record_hash"] or b"").hex()
@@ -229,10 +251,13 @@ class _Stretch:
     """Hashes that bronze has of the last event."""
 
 
-def _changed(row: dict[str, Any]) -> str | None:
-    """Return why an event is not what was recorded; None when it is."""
-    if row["record"] is None:
-        return "what was hashed is not there"
+def are_erased(rows: Any) -> Any:
+    """Return which events look as erased ones do, as a mask."""
+    return pc.and_(pc.is_null(rows.column("record")), pc.is_valid(rows.column("event_name")))
+
+
+def _changed(row: Mapping[str, Any]) -> str | None:
+    """Return why an event with content is not what was recorded; None when it is."""
     if sha256(row["record"]).digest() != row["record_hash"]:
         return "its content was changed: it has another hash"
     try:

@@ -209,7 +209,7 @@ def _quarantined(warehouse: Warehouse, taken: dict[int, int]) -> Iterator[Quaran
             of_rows = rows.filter(pc.is_valid(rows.column("block_row")))
             columns = (of_rows.column(name).to_pylist() for name in ("rule", "raw", "batch_id"))
             for rule, raw, batch_id in zip(*columns, strict=True):
-                recorded = _recorded.decode(raw)
+                recorded = _Recorded() if raw is None else _recorded.decode(raw)  # it has expired
                 if recorded.action is not None and recorded.action not in SENDS | DELETES:
                     continue
                 yield _quarantined_row(recorded, rule, taken.get(batch_id, _NEVER_US))

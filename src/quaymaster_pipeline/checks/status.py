@@ -9,6 +9,7 @@ from typing import Any
 from quaymaster_pipeline.checks.broker_counts import MEASURES, last_comparison
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
+from quaymaster_pipeline.usage.content import content_span
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.warehouse.metrics_file import Labelled, render_metrics
@@ -30,6 +31,7 @@ METRICS = {
     "quaymaster_pipeline_open_epochs": "Incarnations of front ends of which more may come.",
     "quaymaster_pipeline_missing_sequences": "Records of front ends that are missing in between.",
     "quaymaster_pipeline_damaged_blocks": "Blocks that could not be read.",
+    "quaymaster_pipeline_oldest_content_timestamp_seconds": "The day of the oldest content, with addresses and agents.",
     "quaymaster_pipeline_rows_total": "Rows by what became of them: bronze, silver, audit, quarantine, duplicates.",
 }
 
@@ -40,6 +42,8 @@ def read_status(
     """Return what the tables have. Times are ISO 8601, None where there is none.
 
     `lag_seconds` is how long ago everything was there that front ends recorded; None when all of them have ended.
+    `oldest_content` is the day on which the oldest block came that still has its content; `is_content_overdue` tells
+    that this should have expired.
     """
     now_s = time.time() if now_s is None else now_s
     coverage = whole_coverage(warehouse) if coverage is None else coverage
@@ -47,6 +51,8 @@ def read_status(
     note = events.note(bronze.APP)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     closed_us = coverage.closed_until_us()
+    content = content_span(warehouse)
+    now = time_of_us(int(now_s * 1e6))
     return {
         "warehouse": warehouse.root,
         "feed": note.get("feed"),
@@ -60,6 +66,8 @@ def read_status(
             "duplicates": counted.get("duplicates.rows", 0),
         },
         "damaged_blocks": counted.get("damaged", 0),
+        "oldest_content": None if content is None else content.oldest.isoformat(),
+        "is_content_overdue": content is not None and content.is_overdue(now),
         "closed_until": None if closed_us is None else text_of_time(time_of_us(closed_us)),
         "lag_seconds": None if closed_us is None else max(0, int(now_s - closed_us / 1e6)),
         "open_epochs": [list(owner) for owner in coverage.open_incarnations()],
@@ -110,6 +118,10 @@ def pipeline_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: 
         "quaymaster_pipeline_open_epochs": len(status["open_epochs"]),
         "quaymaster_pipeline_missing_sequences": sum(gap["to"] - gap["from"] for gap in status["gaps"]),
         "quaymaster_pipeline_damaged_blocks": status["damaged_blocks"],
+        # Where there is no content, none is old.
+        "quaymaster_pipeline_oldest_content_timestamp_seconds": now_s
+        if status["oldest_content"] is None
+        else datetime.datetime.fromisoformat(f"{status['oldest_content']}T00:00:00+00:00").timestamp(),
         "quaymaster_pipeline_rows_total": ("layer", status["rows"]),
         "quaymaster_pipeline_broker_missing_messages": (
             "measure",

@@ -1,4 +1,4 @@
-"""`quaymaster audit`: who did what, when, from where; the proof of it; legal holds and expiry."""
+"""`quaymaster audit`: who did what, when, from where; the proof of it; legal holds, expiry and erasure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory
 from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.warehouse import StorageOptions, WarehouseURI, need_tables, open_warehouse
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quaymaster_pipeline.audit.audit import Audit
     from quaymaster_pipeline.audit.audit_chains import Break, Head
+    from quaymaster_pipeline.audit.erasure import Subject
+    from quaymaster_pipeline.warehouse.tables import Warehouse
 
 app = options.new_group(
     "Show who did what, when, from where, newest first.\n\n"
@@ -98,7 +102,7 @@ def search(context: typer.Context, given: SearchOptions) -> None:
                 (
                     *(_text(event["event_time"]), event["recipient_account_id"] or None),
                     *(event["principal_id"] or None, event["event_name"], event["queue_name"] or None),
-                    *(event["source_ip_address"] or None, event["error_code"] or "OK"),
+                    *(event["source_ip_address"] or None, _result(event)),
                 )
                 for event in found
             ),
@@ -139,6 +143,7 @@ def verify(
             {
                 "events": proof.events,
                 "expired_content": proof.stubs,
+                "erased": proof.erased,
                 "breaks": [
                     _published(one)
                     | {"event_time": None if one.event_time is None else _text(one.event_time)}
@@ -156,6 +161,8 @@ def verify(
                 for one in proof.heads
             ],
         )
+        if proof.erased:
+            note(f"{proof.erased} events were erased: their links hold, and their content is gone.")
     if proof.breaks:
         first = proof.breaks[0]
         when = "" if first.event_time is None else f", {_text(first.event_time)}"
@@ -269,14 +276,109 @@ def expire(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Erasing:
+    """Whose events are erased."""
+
+    principal: Annotated[
+        str | None, typer.Option("--principal", help="Erase what this principal did.", metavar="ARN")
+    ] = None
+    access_key: Annotated[
+        str | None,
+        typer.Option("--access-key", help="Erase what was done with this access key.", metavar="ID"),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be erased.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EraseOptions(spark.SparkOptions, Erasing):
+    """Whose events are erased, and with which Spark."""
+
+
+@app.command()
+@options.gathered
+def erase(given: EraseOptions) -> None:
+    """Erase what the tables have of a principal or an access key. The chains of hashes still prove the rest.
+
+    Of each event, its place, time, name and hashes stay. Events that a hold keeps stay whole. Blocks lose their content
+    when it expires: the command says by when. A second run changes nothing. May run next to `pipeline run`; run it
+    again to erase what that has taken since.
+    """
+    subject = _subject(given.principal, given.access_key)
+    directory = data_directory(given.data)
+    with _refusing():
+        need_tables()
+        from quaymaster.coordination.noted_acts import user_here
+        from quaymaster_pipeline.audit.erasure import erase as erase_events
+
+        tables = open_warehouse(directory, given.warehouse, given.storage_option)
+        with spark.spark_workers(directory, given.master, given.driver_memory) as workers:
+            done = erase_events(
+                workers, tables, subject, _now(), operator=user_here(), is_dry_run=given.dry_run
+            )
+        until = _content_until(tables)
+    if given.as_json:
+        until_text = None if until is None else until.isoformat()
+        print_json(done._asdict() | {"content_until": until_text, "dry_run": given.dry_run})
+        return
+    verb = "would be " if given.dry_run else ""
+    print_line(
+        f"{done.events} events and {done.quarantined} rows of quarantine {verb}erased, {done.held} held"
+    )
+    if until is not None:
+        note(
+            f"Blocks taken so far have lost their content by {until}, with what is in them of this name, unless "
+            f"`pipeline run` keeps it for over {CONTENT_DAYS} days (--content-days). `pipeline run` deletes old files "
+            "within two days, `pipeline compact --keep-hours 0` at once."
+        )
+
+
+def _subject(principal: str | None, access_key: str | None) -> Subject:
+    if (principal is None) == (access_key is None):
+        raise WrongUsage("Say whose events are erased: --principal ARN or --access-key ID, one of them.")
+    need_tables()
+    from quaymaster_pipeline.audit.erasure import Subject
+
+    if not principal and not access_key:
+        raise WrongUsage("--principal and --access-key take a name that is not empty.")
+    return Subject("principal", principal) if principal else Subject("access-key", access_key or "")
+
+
+def _content_until(tables: Warehouse) -> datetime.date | None:
+    """Return the day on which the blocks that are there now have no content any more; None if none has."""
+    from quaymaster_pipeline.usage.content import content_span
+
+    tables.refresh()
+    span = content_span(tables)
+    if span is None:
+        return None
+    return max(span.newest + datetime.timedelta(CONTENT_DAYS + 1), _now().date())
+
+
+def _result(event: dict[str, Any]) -> str:
+    if event["http_status"] is None:
+        return "erased"
+    return event["error_code"] or "OK"
+
+
 @contextlib.contextmanager
 def _audit(data: Path | None, warehouse: str | None, storage_option: list[str] | None) -> Iterator[Audit]:
     need_tables()
-    from quaymaster_pipeline.audit.audit import Audit, AuditMistake
+    from quaymaster_pipeline.audit.audit import Audit
+
+    with _refusing():
+        yield Audit(open_warehouse(data_directory(data), warehouse, storage_option))
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """What cannot be done, or not now, ends the command with a sentence."""
+    need_tables()
+    from quaymaster_pipeline.audit.audit import AuditMistake
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy
 
     try:
-        yield Audit(open_warehouse(data_directory(data), warehouse, storage_option))
+        yield
     except AuditMistake as error:
         raise CommandRefused(f"{error}.") from None
     except WarehouseBusy as error:

@@ -220,7 +220,7 @@ def compact(given: CompactOptions) -> None:
     `pipeline run` does so by itself, a part at a time. This may run beside it, but for --keep-hours below 24.
     """
     need_tables()
-    from quaymaster_pipeline.jobs.expiry import expire_content
+    from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
 
     directory = data_directory(given.data)
@@ -233,6 +233,7 @@ def compact(given: CompactOptions) -> None:
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
             expired = expire_content(workers, tables, _now(), days=given.content_days)
+            quarantine = expire_quarantine(workers, tables, _now(), days=given.content_days)
             done = compact_tables(workers, tables, _now(), keep_hours=given.keep_hours, watch=watch)
         delete_old_files_of_others(tables, given.keep_hours)
         done += _compact_ledger(tables, given.keep_hours)
@@ -243,6 +244,10 @@ def compact(given: CompactOptions) -> None:
     if expired.blocks:
         note(
             f"The content of {expired.blocks} blocks has expired: they were taken over {given.content_days} days ago."
+        )
+    if quarantine != (0, 0):
+        note(
+            f"In quarantine, {quarantine.contents} rows have lost what was recorded, and {quarantine.rows} are deleted."
         )
     if not done:
         note(

@@ -193,7 +193,7 @@ def status(
         print_json(found)
         return
     names = ("feed", "batches", "closed_until", "lag_seconds", "lag_blocks", "difference", "damaged_blocks")
-    lines = [(name, found[name]) for name in names]
+    lines = [(name, found[name]) for name in (*names, "oldest_content")]
     lines += [(f"rows {layer}", rows) for layer, rows in found["rows"].items()]
     lines += [
         ("missing", f"{gap['front_end']} {gap['epoch']}: {gap['from']} to {gap['to']}")
@@ -211,6 +211,11 @@ def status(
         (name, f"{table['rows']} rows, {table['files']} files") for name, table in found["tables"].items()
     ]
     print_table(("WHAT", "VALUE"), lines)
+    if found["is_content_overdue"]:
+        note(
+            f"Content of {found['oldest_content']}, with addresses and agents, is still in the tables: "
+            "`quaymaster pipeline compact` lets it expire, or says why it cannot."
+        )
 
 
 app.command("tables")(list_tables)

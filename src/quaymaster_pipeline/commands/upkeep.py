@@ -49,12 +49,13 @@ def keep_up(
 ) -> None:
     """Do what is due of merging and compacting; once a day let content expire, and delete old files."""
     from quaymaster_pipeline.jobs import upkeep
-    from quaymaster_pipeline.jobs.expiry import expire_content
+    from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
 
     with giving_way():
         upkeep.keep_up(workers, tables, now())
         if upkeep.is_new_day(tables, now()):
             expire_content(workers, tables, now(), days=content_days)
+            expire_quarantine(workers, tables, now(), days=content_days)
         if upkeep.end_day(tables, now()):
             delete_old_files_of_others(tables, KEEP_HOURS)
 

@@ -233,10 +233,12 @@ def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:
     """Return the rows of quarantine that these rows of bronze are, with all that was recorded as JSON."""
     count = rows.num_rows
     records = rows.select([field.name for field in REQUEST_COLUMNS]).to_pylist()
+    raw = pa.array([json.dumps(record, default=_as_text).encode() for record in records], pa.binary())
     columns = {
         "rule": pa.repeat(rule, count),
         "reason": pa.repeat(reason, count),
-        "raw": pa.array([json.dumps(record, default=_as_text).encode() for record in records], pa.binary()),
+        "raw": raw,
+        "raw_bytes": pc.binary_length(raw),
         "quarantine_date": pa.repeat(pa.scalar(now_us // DAY_US, pa.int32()), count),
     }
     return _as(QUARANTINE.schema, rows, columns)

@@ -57,6 +57,8 @@ HEADS = "heads"
 """In the notes of audit_events and usage_events: the last audit event of each front end."""
 HEAD_COLUMNS: Final = ("front_end", "epoch", "sequence", "record_hash")
 SILVER_TABLES: Final = (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)
+EXPIRED: Final = "expired"
+"""The note of quarantine with how many rows of requests it had and has no more, as `rows`."""
 
 Heads = dict[str, tuple[int, int, str]]
 """Incarnation, sequence and hash (hex) of the last audit event of each front end."""
@@ -394,6 +396,7 @@ def _damaged_rows(damaged: Any) -> Any:
         "rule": pa.repeat("block", count),
         "reason": damaged.column("damage"),
         "raw": damaged.column("content"),
+        "raw_bytes": pc.fill_null(pc.binary_length(damaged.column("content")), 0).cast(pa.int64()),
         "quarantine_date": days.cast(pa.date32()),
     }
     arrays = []

@@ -230,11 +230,13 @@ QUARANTINE = TableSpec(
             pa.field("raw", pa.binary()),
             *ORIGIN_COLUMNS,
             pa.field("quarantine_date", pa.date32()),
+            pa.field("raw_bytes", pa.int64()),
         ]
     ),
     "quarantine_date",
 )
-"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row."""
+"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row. After
+some time `raw` expires: it is null then, and `raw_bytes` 0 (`jobs/expiry`)."""
 
 USAGE_COUNTS = _fields(
     pa.int64(),

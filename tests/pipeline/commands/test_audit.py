@@ -1,17 +1,20 @@
-"""`quaymaster audit`: search, proof, holds and expiry, over what the pipeline put into the tables."""
+"""`quaymaster audit`: search, proof, holds, expiry and erasure, over what the pipeline put into the tables."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from harness.command_line import Run
-from harness.pipeline_site import Site
+from harness.pipeline_site import NOW, InProcess, Site
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.protocol.usage.usage_records import UsageRecord
+from quaymaster_pipeline.commands import spark
+from quaymaster_pipeline.jobs.expiry import expire_content
 from quaymaster_pipeline.usage.silver import APP as SILVER
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
@@ -133,6 +136,55 @@ def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, 
     assert "there is a hold 'case-7' already" in twice.err
 
 
+@contextlib.contextmanager
+def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+    """Stand in for Spark: tasks run here."""
+    yield InProcess()
+
+
+def test_an_erasure_says_what_went_what_is_held_and_until_when_blocks_have_it(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = recorded(tmp_path)
+    held = sum(record.account_id == "000000000002" for record in records)
+    principal = records[0].principal_id
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    erase = ("audit", "erase", "--data", tmp_path, "--principal", principal)
+    run("audit", "hold", "create", "case-7", "--account", "000000000002", "--data", tmp_path)
+
+    tried = run(*erase, "--dry-run", "--json").json
+    done = run(*erase)
+    again = run(*erase, "--json").json
+    proof = run("audit", "verify", "--data", tmp_path)
+    listed = run("audit", "--data", tmp_path)
+
+    erased = len(records) - held
+    counts = {"quarantined": 0, "held": held}
+    # The site's blocks are of 2026-11-22: where the clock is past their 36 days, they expire today.
+    assert tried.pop("content_until") >= "2026-12-28"
+    assert again.pop("content_until") >= "2026-12-28"
+    assert tried == {"events": erased, **counts, "dry_run": True}
+    assert done.out == f"{erased} events and 0 rows of quarantine erased, {held} held\n"
+    assert "have lost their content by 20" in done.err
+    assert again == {"events": 0, **counts, "dry_run": False}
+    assert f"{erased} events were erased" in proof.err
+    assert sum(line.endswith("erased") for line in listed.out.splitlines()) == erased
+
+
+def test_an_erasure_says_nothing_of_blocks_without_content(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path)
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    expire_content(InProcess(), Site(tmp_path).warehouse, NOW.replace(year=2027))
+
+    by_key = run("audit", "erase", "--data", tmp_path, "--access-key", "AKIA1", "--json")
+    shown = run("audit", "erase", "--data", tmp_path, "--access-key", "AKIA1")
+
+    assert (by_key.json["content_until"], by_key.json["events"] > 0) == (None, True)
+    assert (shown.code, shown.err) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,6 +193,9 @@ def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, 
         (("--account", "1", "verify"), "come after its name"),
         (("--storage-option", "A=b", "verify"), "come after its name"),
         (("expire", "--days", "9999999"), "before the year 1"),
+        (("erase",), "--principal ARN or --access-key ID, one of them"),
+        (("erase", "--principal", "a", "--access-key", "b"), "one of them"),
+        (("erase", "--principal", ""), "that is not empty"),
     ],
 )
 def test_what_cannot_be_right_is_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
