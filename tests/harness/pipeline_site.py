@@ -10,7 +10,7 @@ from typing import Any
 from harness import usage_blocks
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
 from quaymaster_pipeline.usage.feed import FileFeed
-from quaymaster_pipeline.usage.tasks import Answers
+from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -21,6 +21,9 @@ class InProcess:
     """Runs tasks here, one after the other."""
 
     cores = 2
+
+    def in_pool(self, name: str, *, gives_way: bool = False) -> InProcess:
+        return self
 
     def over(
         self,
@@ -67,8 +70,10 @@ class Site:
         with warehouse.ingesting():
             return self.pipeline(warehouse, now=now).catch_up()
 
-    def pipeline(self, warehouse: Warehouse, *, now: datetime.datetime = NOW) -> Pipeline:
-        return Pipeline(InProcess(), warehouse, FileFeed(self.feed), clock=lambda: now)
+    def pipeline(
+        self, warehouse: Warehouse, *, now: datetime.datetime = NOW, workers: Workers | None = None
+    ) -> Pipeline:
+        return Pipeline(workers or InProcess(), warehouse, FileFeed(self.feed), clock=lambda: now)
 
     def usage(self) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
         """Return gold by account, queue, action and hour: requests, messages, bytes, chunks, errors."""

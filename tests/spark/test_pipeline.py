@@ -6,6 +6,7 @@ import datetime
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,27 @@ def test_work_that_is_watched_is_done_in_parts_and_all_of_it(spark: SparkSession
 
     assert told == [part, part, 1]
     assert sorted(rows.column("item")[0].as_py() for rows in answers.tables("item")) == sorted(items)
+
+
+def test_threads_have_pools_and_upkeep_a_task_for_each_item(spark: SparkSession) -> None:
+    def pool() -> str | None:
+        return spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+
+    def work(item: str) -> Iterator[Any]:
+        yield answer_table("item", pa.table({"item": [item]}))
+
+    items = [str(number) for number in range(2 * ITEMS_OF_CORE * spark.sparkContext.defaultParallelism)]
+    workers, seen = SparkWorkers(spark), dict[str, tuple[int, str | None]]()
+
+    def upkeep() -> None:
+        seen["upkeep"] = workers.in_pool("upkeep", gives_way=True).over(items, work).tasks, pool()
+
+    thread = threading.Thread(target=upkeep)
+    thread.start()
+    seen["bronze"] = workers.in_pool("bronze").over(items, work).tasks, pool()
+    thread.join()
+
+    assert seen == {"upkeep": (len(items), "upkeep"), "bronze": (len(items) // 2, "bronze")}
 
 
 def test_tasks_whose_processes_are_killed_are_repeated_and_count_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
@@ -9,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.pipeline_site import Site, expected_usage
+from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes
+from quaymaster_pipeline.jobs.upkeep import compact
 
 TABLES = (
     *("ops.block_marks", "bronze.blocks", "silver.quarantine", "silver.audit_events"),
@@ -22,6 +24,14 @@ TABLES = (
 EVERYWHERE = [(table, when) for table in TABLES for when in ("before", "after")]
 USUALLY = [("silver.usage_events", "before"), ("gold.usage_hourly", "after")]
 KILLS = EVERYWHERE if os.environ.get("PIPELINE_FAULT_RUNS") else USUALLY
+LATER = NOW + datetime.timedelta(days=60)
+UPKEEP = [
+    (job, when, words)
+    for job in ("merge", "daily upkeep")  # what it commits as, in its own thread
+    for when in ("before", "after")
+    for words in (("--once",), ("--interval", "1"))
+]
+UPKEEP_KILLS = UPKEEP if os.environ.get("PIPELINE_FAULT_RUNS") else UPKEEP[1:5:3]
 TIMEOUT_S = 600
 
 RUN = """
@@ -39,10 +49,11 @@ def die():
 
 
 def killed(table, *arguments, **named):
-    if table.spec.name == name and when == "before":
+    is_it = name in (table.spec.name, arguments[0])
+    if is_it and when == "before":
         die()
     is_new = commit(table, *arguments, **named)
-    if table.spec.name == name and when == "after" and is_new:
+    if is_it and when == "after" and is_new:
         die()
     return is_new
 
@@ -74,6 +85,32 @@ def test_the_driver_is_killed_and_the_next_run_counts_each_request_once(
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert summary.taken == ((table, when) == ("bronze.blocks", "before"))
+    assert site.usage() == expected_usage(one, two)
+    assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
+    assert compare_sums(site.warehouse) == []
+
+
+@pytest.mark.parametrize(("job", "when", "words"), UPKEEP_KILLS)
+def test_the_driver_is_killed_in_its_upkeep_and_no_sum_changes(
+    tmp_path: Path, job: str, when: str, words: tuple[str, ...]
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+    for _ in range(2):
+        site.ship(one.block(60), two.block(50))
+        site.run()
+    site.ship(one.block(40), two.block(30))
+    given = ("pipeline", "run", "--files", str(site.feed), "--data", str(tmp_path), *words)
+
+    killed = subprocess.run(
+        [sys.executable, "-c", RUN, job, when, *given, "--master", "local[2,3]"],
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        check=False,
+    )
+    site.run()
+    compact(InProcess(), site.warehouse, LATER)
+
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert site.usage() == expected_usage(one, two)
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
     assert compare_sums(site.warehouse) == []

@@ -65,7 +65,9 @@ def test_usage_of_what_was_done_appears_and_a_signal_ends_each(tmp_path: Path) -
                 for pid in _group(process.pid):
                     os.kill(pid, signal.SIGKILL)
 
-    assert codes[0] == 0, (tmp_path / "run.log").read_text()
+    log = (tmp_path / "run.log").read_text()
+    assert codes == [0, 0], log
+    assert "Traceback" not in log
     assert private.result == OK, private.found
 
 

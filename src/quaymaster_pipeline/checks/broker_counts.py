@@ -218,6 +218,23 @@ def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
     return latest if latest > now + datetime.timedelta(microseconds=SKEW_US) else None
 
 
+def newest_comparable(
+    warehouse: Warehouse, closed_us: int | None, after: datetime.datetime | None
+) -> DataFile | None:
+    """Return the newest counts later than `after` that can be compared with usage that is whole up to `closed_us`."""
+    # A file is what was counted at one time.
+    comparable = [
+        file
+        for file in warehouse.table(BROKER_COUNTS).files()
+        if not _is_baseline(file)
+        and (closed_us is None or us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
+    ]
+    newest = max(comparable, key=_counted_text, default=None)
+    if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
+        return None
+    return newest
+
+
 def compare_brokers(
     warehouse: Warehouse,
     coverage: Coverage,
@@ -229,23 +246,12 @@ def compare_brokers(
 
     None when there are none later than `after`, or none can be compared since a clock was set back.
     """
+    newest = newest_comparable(warehouse, coverage.closed_until_us(), after)
+    if newest is None or set_back_from(warehouse, now) is not None:
+        return None
     table = warehouse.table(BROKER_COUNTS)
-    files = table.files()
-    closed_us = coverage.closed_until_us()
-    # A file is what was counted at one time.
-    comparable = [
-        file
-        for file in files
-        if not _is_baseline(file)
-        and (closed_us is None or us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
-    ]
-    newest = max(comparable, key=_counted_text, default=None)
-    if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
-        return None
-    if set_back_from(warehouse, now) is not None:
-        return None
     counts = table.read(files=[newest]).to_pylist()
-    baselines = table.read(files=[file for file in files if _is_baseline(file)]).to_pylist()
+    baselines = table.read(files=[file for file in table.files() if _is_baseline(file)]).to_pylist()
     usage = UsageByTime(warehouse)
     causes = KnownCauses(warehouse, coverage)
     return compare_counts(counts, {row["queue_id"]: row for row in baselines}, usage, causes)

@@ -20,7 +20,7 @@ from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
 METRICS_FILE = "metrics.prom"
 METRICS = {
     "quaymaster_pipeline_lag_blocks": "Blocks of the usage queue that are not yet in the tables.",
-    "quaymaster_pipeline_batch_seconds": "How long the last batch took, through all layers.",
+    "quaymaster_pipeline_batch_seconds": "How long the last batch of each layer took, added up.",
     "quaymaster_pipeline_last_run_timestamp_seconds": "When this was written.",
     "quaymaster_pipeline_reconciliation_difference": "How far the layers are from each other; 0, or alarm.",
     "quaymaster_pipeline_broker_difference": "How far usage is from what brokers counted, beyond bounds; 0, or alarm.",

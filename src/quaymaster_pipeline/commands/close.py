@@ -49,6 +49,7 @@ def close(given: CloseOptions) -> None:
     open, and the days after it, too, until `pipeline backfill` repairs it or --accept names it. Ends with 1 then.
     """
     need_tables()
+    from quaymaster_pipeline.checks.reconciliation import write_comparisons
     from quaymaster_pipeline.jobs.close import close_days
 
     directory = data_directory(given.data)
@@ -61,6 +62,8 @@ def close(given: CloseOptions) -> None:
             takes_late=True,
             accepted=given.accept or (),
         )
+        if closed.differences:
+            write_comparisons(tables, list(closed.differences), datetime.datetime.now(datetime.UTC))
     if given.as_json:
         print_json(
             {

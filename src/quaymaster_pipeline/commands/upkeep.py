@@ -1,21 +1,30 @@
-"""What commands do to tables now and then: merge, compact, let content expire, delete old files."""
+"""What commands do to tables now and then: merge, compact, close days, let content expire; ask the brokers.
+
+`pipeline run` does that in a thread of its own (`Upkeep`), so that no batch waits for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quaymaster.cli.output import note
+from quaymaster_pipeline.commands.broker_counts import count_brokers
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 
 if TYPE_CHECKING:
+    from quaymaster_pipeline.jobs.close import DayCloser
     from quaymaster_pipeline.usage.tasks import Workers
     from quaymaster_pipeline.warehouse.tables import Warehouse
+
+COUNT_EVERY_S = 600.0
+"""How often `pipeline run` asks the brokers what they counted."""
 
 ContentDays = Annotated[
     int,
@@ -44,26 +53,123 @@ def delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
             note(f"{error}; its old files stay until the next time.")
 
 
-def keep_up(
-    workers: Workers, tables: Warehouse, content_days: int, now: Callable[[], datetime.datetime]
-) -> None:
-    """Do what is due of merging and compacting; once a day let content expire, and delete old files."""
-    from quaymaster_pipeline.jobs import upkeep
-    from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+class Upkeep:
+    """What `pipeline run` does besides batches, a bounded part at a turn. One thread has it, with tables of its own."""
 
-    with giving_way():
-        upkeep.keep_up(workers, tables, now())
-        if upkeep.is_new_day(tables, now()):
-            expire_content(workers, tables, now(), days=content_days)
-            expire_quarantine(workers, tables, now(), days=content_days)
-        if upkeep.end_day(tables, now()):
-            delete_old_files_of_others(tables, KEEP_HOURS)
+    def __init__(
+        self,
+        workers: Workers,
+        tables: Warehouse,
+        directory: Path,
+        *,
+        content_days: int,
+        counts_brokers: bool,
+        now: Callable[[], datetime.datetime],
+    ) -> None:
+        self._workers = workers
+        self._tables = tables
+        self._directory = directory
+        self._content_days = content_days
+        self._counts_brokers = counts_brokers
+        self._now = now
+        self._closer: DayCloser | None = None
+        self._done: tuple[int, datetime.datetime] | None = None
+        """Up to which batch, and in which hour, nothing is left to do."""
+        self.is_behind = False
+        """A backlog is being taken: hours that are long over still get batches. Other threads say so."""
+        self.closed_until_us: int | None = 0
+        """Until when usage is whole, by its coverage. Other threads say so."""
+
+    def turn(self) -> None:
+        """Do what is due. What gives way to another process is tried again in the next turn.
+
+        Raises:
+            SumsDiffer: see `merge_sums`.
+        """
+        is_behind = self.is_behind
+        if not is_behind:
+            self._compare_brokers()
+        seen = self._batch(), self._now().replace(minute=0, second=0, microsecond=0)
+        if seen != self._done:
+            self._tables.refresh()
+            with giving_way("Its files stay as they are until the next time"):
+                if self._keep_up(ends_periods=not is_behind) and not is_behind:
+                    self._done = seen
+        if not is_behind:
+            with giving_way("Days are closed the next time"):
+                self._close_days()
+
+    def _close_days(self) -> None:
+        from quaymaster_pipeline.checks.reconciliation import write_comparisons
+        from quaymaster_pipeline.commands.close import tell_closed
+        from quaymaster_pipeline.jobs.close import DayCloser
+
+        if self._closer is None:
+            self._closer = DayCloser()
+        closed = self._closer.keep(self._workers, self._tables, self._now())
+        tell_closed(closed)
+        if closed.differences:
+            write_comparisons(self._tables, list(closed.differences), self._now())
+
+    def _batch(self) -> int:
+        from quaymaster_pipeline.usage import gold
+
+        table = self._tables.table(gold.DAILY.spec)
+        table.refresh()
+        return table.last_batch(gold.APP)
+
+    def _keep_up(self, *, ends_periods: bool) -> bool:
+        """Merge and compact; when a day has begun, do what is done once a day. Return whether nothing is left."""
+        from quaymaster_pipeline.jobs import upkeep
+
+        merged = upkeep.keep_up(self._workers, self._tables, self._now(), ends_periods=ends_periods)
+        if ends_periods and upkeep.is_new_day(self._tables, self._now()):
+            self._end_day()
+        return not merged
+
+    def _end_day(self) -> None:
+        """Do what is done once a day. If a step gives way, the day has not ended: all are done in the next turn."""
+        from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+        from quaymaster_pipeline.jobs.upkeep import end_day
+
+        expire_content(self._workers, self._tables, self._now(), days=self._content_days)
+        expire_quarantine(self._workers, self._tables, self._now(), days=self._content_days)
+        if end_day(self._tables, self._now()):
+            delete_old_files_of_others(self._tables, KEEP_HOURS)
+
+    def _compare_brokers(self) -> None:
+        """Ask the brokers what they counted, now and then, and compare that with usage once that is whole."""
+        from quaymaster_pipeline.checks.broker_counts import (
+            compare_brokers,
+            last_compared,
+            last_counted,
+            newest_comparable,
+            write_broker_comparison,
+        )
+        from quaymaster_pipeline.usage.partial_sums import whole_coverage
+        from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, RECONCILIATION
+
+        tables, now = self._tables, self._now
+        for spec in (BROKER_COUNTS, RECONCILIATION):
+            tables.table(spec).refresh()
+        with giving_way("Brokers are not compared until the next time"):
+            counted, compared = last_counted(tables), last_compared(tables)
+            is_due = counted is None or (now() - counted).total_seconds() >= COUNT_EVERY_S
+            counts = self._counts_brokers and is_due
+            if not counts and newest_comparable(tables, self.closed_until_us, compared) is None:
+                return
+            tables.refresh()
+            if counts:
+                count_brokers(tables, self._directory, now=now)
+            found = compare_brokers(tables, whole_coverage(tables), now=now(), after=compared)
+            if found is not None:
+                write_broker_comparison(tables, found, now())
 
 
 @contextlib.contextmanager
-def giving_way() -> Iterator[None]:
-    """Leave files as they are where another process was first, or one cannot be read: batches need no upkeep."""
+def giving_way(then: str) -> Iterator[None]:
+    """Note what is left undone where another process was first, or a file cannot be read: batches need no upkeep."""
     try:
         yield
     except (BrokenTable, CommitConflict) as error:
-        note(f"{error}. Its files stay as they are until the next time.")
+        note(f"{error}. {then}.")

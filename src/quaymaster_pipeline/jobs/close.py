@@ -36,7 +36,6 @@ from quaymaster_pipeline.jobs.close_tasks import (
 )
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.bronze import MEASURES, files_of_batches
-from quaymaster_pipeline.usage.gold import HOURLY
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.closes import (
@@ -134,14 +133,14 @@ def close_days(
         CommitConflict: others replaced the files again and again, or a batch is under way that does not end.
         BrokenTable: a table cannot be read.
     """
-    tables = [warehouse.table(spec) for spec in (USAGE_EVENTS, HOURLY.spec, USAGE_DAILY, CLOSES, BLOCKS)]
 
     def close() -> Closed:
+        warehouse.refresh()
         complete_closes(warehouse)
         plan = _plan(warehouse, now, takes_late=takes_late)
         return Closed() if plan is None else _close(workers, warehouse, plan, now, frozenset(accepted))
 
-    return planning_again(close, *tables)
+    return planning_again(close)
 
 
 def complete_closes(warehouse: Warehouse) -> None:
@@ -161,12 +160,18 @@ class DayCloser:
         self._next = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
     def keep(self, workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> Closed:
-        """Close what is due, if it is time to look. After a difference that is once a day: it reads a day again."""
-        last = last_closed_day(warehouse)
-        if now < self._next or (last is not None and last >= now.date() - _DAY):
+        """Close what is due, if it is time to look. After a difference that is once a day: it reads a day again.
+
+        Late usage alone is closed once a day at most, as closed files are not merged. It is closed also when a clock
+        that was ahead has closed days of the future.
+        """
+        last_day, noted = last_closed_day(warehouse), noted_closes(warehouse)
+        is_behind = last_day is None or last_day < now.date() - _DAY
+        takes_late = any(close.closed_time.date() != now.date() for close in noted)
+        if now < self._next or not (is_behind or takes_late):
             return Closed()
         self._next = now + datetime.timedelta(microseconds=self.LOOK_US)
-        closed = close_days(workers, warehouse, now)
+        closed = close_days(workers, warehouse, now, takes_late=takes_late)
         if closed.differences:
             self._next = now + _DAY
         return closed

@@ -3,7 +3,8 @@
     feed ──▶ bronze.blocks ──▶ silver.usage_events, audit_events, quarantine ──▶ gold.*
 
 Each table says which batches it has, so whatever was killed, each layer goes on after its own last one. A layer that
-fails does not hold up the one before it.
+is slow or fails does not hold up the one before it: bronze's job and that of the layers after it need only the tables,
+and may run in a thread each.
 """
 
 from __future__ import annotations
@@ -21,16 +22,23 @@ from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.data_files import RESTORE
-from quaymaster_pipeline.warehouse.errors import BrokenTable, SumsDiffer
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
+
+Clock = Callable[[], datetime.datetime]
+
+
+def now_in_utc() -> datetime.datetime:
+    """Return the time."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBatch:
     """What one layer did with one batch. `rows` are requests; in gold, rows of its sums.
 
-    `driver_cpu_s` is the CPU time of the driver's Python process; tasks have their own.
+    `driver_cpu_s` is the CPU time of the driver's thread that did it; tasks have their own.
     """
 
     layer: str
@@ -67,18 +75,18 @@ class Summary:
 
 
 class _Stopwatch:
-    """Measures one layer's work on one batch."""
+    """Measures one layer's work on one batch, in the thread that does it."""
 
     def __init__(self) -> None:
-        self._began_s, self._began_cpu_s = time.monotonic(), time.process_time()
+        self._began_s, self._began_cpu_s = time.monotonic(), time.thread_time()
 
     def batch(self, layer: str, batch_id: int, tasks: int, rows: int) -> LayerBatch:
-        seconds, cpu_s = time.monotonic() - self._began_s, time.process_time() - self._began_cpu_s
+        seconds, cpu_s = time.monotonic() - self._began_s, time.thread_time() - self._began_cpu_s
         return LayerBatch(layer, batch_id, tasks, rows, round(seconds, 3), round(cpu_s, 3))
 
 
-class Pipeline:
-    """The jobs over one warehouse and one feed. Its owner holds `Warehouse.ingesting()` for as long as it uses this."""
+class BronzeJob:
+    """Takes blocks of a feed into bronze. Its owner holds `Warehouse.ingesting()` for as long as it uses this."""
 
     def __init__(
         self,
@@ -86,19 +94,175 @@ class Pipeline:
         warehouse: Warehouse,
         feed: BlockSource,
         *,
-        clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        covered: tuple[Coverage, int] | None = None,
+        clock: Clock = now_in_utc,
     ) -> None:
+        """`covered` spares to read again what batches up to one cover.
+
+        Raises:
+            BrokenTable: see `check_order`.
+        """
         self._workers = workers
         self._warehouse = warehouse
         self._feed = feed
         self._clock = clock
-        self._committed: dict[int, int] = {}
-        """What the feed was told, by this process."""
         self._block_bytes = bronze.BLOCK_BYTES_GUESSED
-        self._keeper = CoverageKeeper(warehouse)
         check_order(warehouse)
         bronze.commit_marks(warehouse)
-        self.coverage: Coverage = bronze.coverage_of(warehouse)
+        if covered is None:
+            self.coverage = bronze.coverage_of(warehouse)
+        else:
+            self.coverage, batch_id = covered
+            bronze.add_batches(self.coverage, warehouse, batch_id + 1)
+        self._covered_batch = warehouse.table(BLOCKS).last_batch(bronze.APP)
+
+    def read_from(self, feed: BlockSource) -> None:
+        """Continue with a feed: the same one, perhaps at another address."""
+        self._feed = feed
+
+    def take(self, summary: Summary) -> bool:
+        """Take the next batch; False when there is none.
+
+        Raises:
+            FeedChanged, FeedIncomplete, NewerBlocks, CommitConflict: see `bronze.take_batch`.
+        """
+        if self._warehouse.table(BLOCKS).last_batch(bronze.APP) != self._covered_batch:
+            raise CommitConflict(f"another process takes batches into {self._warehouse.root}")
+        watch, now = _Stopwatch(), self._clock()
+        events = self._warehouse.table(USAGE_EVENTS)
+        events.refresh()
+        taken = bronze.take_batch(
+            self._workers,
+            self._warehouse,
+            self._feed,
+            self.coverage,
+            now,
+            self._block_bytes,
+            events.last_batch(silver.APP),
+        )
+        if taken is None:
+            return False
+        self._covered_batch = taken.batch_id
+        self._block_bytes = max(1, taken.content_bytes // taken.blocks)
+        summary.blocks += taken.blocks
+        summary.rows += taken.totals["rows"]
+        summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}
+        summary.batches.append(watch.batch(bronze.APP, taken.batch_id, taken.tasks, taken.totals["rows"]))
+        return True
+
+    def lag_blocks(self) -> int:
+        """Return how many blocks the feed has that bronze has not."""
+        return lag_of(self._warehouse, self._feed)
+
+
+class RefineJob:
+    """Brings what bronze has into silver and gold, and tells the feed how far all tables are.
+
+    It looks at the tables itself, so it may run in another thread than bronze's job, with a warehouse of its own.
+    `coverage` is what all layers have, and `warehouse` as it was when they had it.
+    """
+
+    def __init__(
+        self, workers: Workers, warehouse: Warehouse, feed: BlockSource, *, clock: Clock = now_in_utc
+    ) -> None:
+        self._workers = workers
+        self.warehouse = warehouse
+        self._feed = feed
+        self._clock = clock
+        self._committed: dict[int, int] = {}
+        """What the feed was told, by this process."""
+        self._keeper = CoverageKeeper(warehouse)
+        self.reload()
+
+    def reload(self) -> None:
+        """Look at all tables anew, after another process was first with a commit."""
+        self.warehouse.refresh()
+        self._covered_batch = partial_sums.whole_through(self.warehouse)
+        self.coverage: Coverage = bronze.coverage_of(self.warehouse, self._covered_batch)
+
+    def covered(self) -> tuple[Coverage, int]:
+        """Return a copy of the coverage, and the last batch that it has."""
+        return Coverage.of_lines(self.coverage.lines()), self._covered_batch
+
+    def read_from(self, feed: BlockSource) -> None:
+        """Continue with a feed: the same one, perhaps at another address."""
+        self._feed = feed
+
+    def refine(self, summary: Summary) -> bool:
+        """Bring the next batches that bronze has into the tables that lack them; False when none does.
+
+        Raises:
+            SumsDiffer: a layer has a mistake; it does not get the batch.
+            CommitConflict: another process does the same.
+        """
+        self.warehouse.refresh()
+        # What a killed run left in silver alone: gold has all batches of silver before silver takes more.
+        self._complete_gold(summary)
+        watch = _Stopwatch()
+        # Bronze's job adds them right after its commit, and asks again then.
+        refined = silver.refine_batches(self._workers, self.warehouse) if self._has_marks() else None
+        if refined is not None:
+            rows = refined.rows.get("usage.rows", 0)
+            summary.batches.append(watch.batch(silver.APP, refined.batch_id, refined.tasks, rows))
+            watch = _Stopwatch()
+            # Silver's tasks wrote the sums of what they wrote.
+            partial_sums.commit_batch(self.warehouse, refined.batch_id, refined.sums)
+            summary.batches.append(watch.batch(gold.APP, refined.batch_id, 0, refined.sums.rows))
+        self._cover()
+        return refined is not None
+
+    def commit_positions(self) -> None:
+        """Tell the feed how far all tables are, unless it turns out to be another one. Raises as `feed` does."""
+        positions = bronze.positions_of(self.warehouse)
+        blocks = self.warehouse.table(BLOCKS)
+        note, is_whole = blocks.note(bronze.APP), self._covered_batch == blocks.last_batch(bronze.APP)
+        if is_whole and positions != self._committed and note["feed"] == self._feed.identity:
+            self._feed.commit(positions)
+            self._committed = positions
+
+    def _has_marks(self) -> bool:
+        """Return whether ops.block_marks has those of the last batch of bronze."""
+        blocks, marks = self.warehouse.table(BLOCKS), self.warehouse.table(BLOCK_MARKS)
+        last = blocks.last_batch(bronze.APP)
+        return not blocks.note(bronze.APP).get("marks") or marks.last_batch(bronze.APP) >= last
+
+    def _complete_gold(self, summary: Summary) -> None:
+        """Add to gold what silver has and gold has not."""
+        batch_id = self.warehouse.table(USAGE_EVENTS).last_batch(silver.APP)
+        watch = _Stopwatch()
+        completed = partial_sums.complete(self._workers, self.warehouse, batch_id)
+        if completed is not None:
+            summary.batches.append(watch.batch(gold.APP, batch_id, completed.tasks, completed.rows))
+
+    def _cover(self) -> None:
+        """Add to the coverage what all layers have got."""
+        through = partial_sums.whole_through(self.warehouse)
+        if through > self._covered_batch:
+            bronze.add_batches(self.coverage, self.warehouse, self._covered_batch + 1, through)
+            self._covered_batch = through
+            # Not before all layers have the batch: readers ask what they have.
+            self._keeper.keep(self.coverage, through, self._clock())
+
+
+class Pipeline:
+    """All jobs over one warehouse and one feed, one after the other in the caller's thread."""
+
+    def __init__(
+        self, workers: Workers, warehouse: Warehouse, feed: BlockSource, *, clock: Clock = now_in_utc
+    ) -> None:
+        self._refining = RefineJob(workers, warehouse, feed, clock=clock)
+        covered = self._refining.covered()
+        self._bronze = BronzeJob(workers, warehouse, feed, covered=covered, clock=clock)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What the blocks cover that bronze has."""
+        return self._bronze.coverage
+
+    @property
+    def whole_coverage(self) -> Coverage:
+        """What the blocks cover that all layers have."""
+        return self._refining.coverage
 
     def catch_up(self, on_batch: Callable[[Summary], None] = lambda summary: None) -> Summary:
         """Take every block that the feed has, batch by batch, through all layers; `on_batch` is called after each.
@@ -110,69 +274,28 @@ class Pipeline:
         summary = Summary()
         # First: whoever was killed left a batch that only bronze has.
         mistake = self.refine(summary)
-        while self._take(summary):
+        while self._bronze.take(summary):
             mistake = self.refine(summary)
             if mistake is None:
-                self._commit_positions()
-                # Not before silver has the batch: readers ask what all layers have.
-                self._keeper.keep(self.coverage, summary.batches[-1].batch_id, self._clock())
+                self._refining.commit_positions()
             on_batch(summary)
         if mistake is not None:
             raise mistake
-        self._commit_positions()
+        self._refining.commit_positions()
         return summary
 
     def lag_blocks(self) -> int:
         """Return how many blocks the feed has that bronze has not."""
-        return lag_of(self._warehouse, self._feed)
-
-    def _take(self, summary: Summary) -> bool:
-        """Take the next batch into bronze; False when there is none."""
-        watch, now = _Stopwatch(), self._clock()
-        taken = bronze.take_batch(
-            self._workers, self._warehouse, self._feed, self.coverage, now, self._block_bytes
-        )
-        if taken is None:
-            return False
-        self._block_bytes = max(1, taken.content_bytes // taken.blocks)
-        summary.blocks += taken.blocks
-        summary.rows += taken.totals["rows"]
-        summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}
-        summary.batches.append(watch.batch(bronze.APP, taken.batch_id, taken.tasks, taken.totals["rows"]))
-        return True
+        return self._bronze.lag_blocks()
 
     def refine(self, summary: Summary) -> SumsDiffer | None:
         """Bring what bronze has into the tables that do not have it; return what was wrong with it, if anything."""
-        # What a killed run left in silver alone: gold has all batches of silver before silver takes more.
-        self._complete_gold(summary)
-        watch = _Stopwatch()
         try:
-            refined = silver.refine_batches(self._workers, self._warehouse)
+            while self._refining.refine(summary):
+                pass
         except SumsDiffer as error:
             return error
-        if refined is not None:
-            rows = refined.rows.get("usage.rows", 0)
-            summary.batches.append(watch.batch(silver.APP, refined.batch_id, refined.tasks, rows))
-            watch = _Stopwatch()
-            # Silver's tasks wrote the sums of what they wrote.
-            partial_sums.commit_batch(self._warehouse, refined.batch_id, refined.sums)
-            summary.batches.append(watch.batch(gold.APP, refined.batch_id, 0, refined.sums.rows))
         return None
-
-    def _complete_gold(self, summary: Summary) -> None:
-        """Add to gold what silver has and gold has not."""
-        batch_id = self._warehouse.table(USAGE_EVENTS).last_batch(silver.APP)
-        watch = _Stopwatch()
-        completed = partial_sums.complete(self._workers, self._warehouse, batch_id)
-        if completed is not None:
-            summary.batches.append(watch.batch(gold.APP, batch_id, completed.tasks, completed.rows))
-
-    def _commit_positions(self) -> None:
-        """Tell the feed how far all tables are. Only after a look at it: it may have turned out to be another one."""
-        positions = bronze.positions_of(self._warehouse)
-        if positions != self._committed:
-            self._feed.commit(positions)
-            self._committed = positions
 
 
 def check_order(warehouse: Warehouse) -> None:

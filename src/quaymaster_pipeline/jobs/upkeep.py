@@ -1,6 +1,6 @@
 """What is done to tables now and then: small files made into large ones, partial sums merged, old files deleted.
 
-`pipeline run` does what is due after it caught up, a bounded amount at a time (`keep_up`); `compact` does all of it.
+`pipeline run` does what is due next to its batches, a bounded amount at a time (`keep_up`); `compact` does all of it.
 """
 
 from __future__ import annotations
@@ -63,12 +63,15 @@ def compact(
     return done
 
 
-def keep_up(workers: Workers, warehouse: Warehouse, now: datetime.datetime) -> list[Merged]:
-    """Merge and compact what is due, within the bounds of a turn, so that batches need not wait for long.
+def keep_up(
+    workers: Workers, warehouse: Warehouse, now: datetime.datetime, *, ends_periods: bool = True
+) -> list[Merged]:
+    """Merge and compact what is due, within the bounds of a turn. `ends_periods`: see `merge_sums`.
 
     Raises: see `merge_sums`.
     """
-    done = merge_sums(workers, warehouse, now, is_thorough=is_new_day(warehouse, now))
+    is_thorough = ends_periods and is_new_day(warehouse, now)
+    done = merge_sums(workers, warehouse, now, is_thorough=is_thorough, ends_periods=ends_periods)
     for spec in _COMPACTED:
         one = _compact(workers, warehouse.table(spec), plan_due_compaction, None)
         done += [] if one is None else [one]

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster.protocol.usage.usage_blocks import BlockHeader, UnknownBlockVersion
+from quaymaster_pipeline.usage.backlogs import AHEAD, stops_ahead
 from quaymaster_pipeline.usage.blocks import (
     BLOCK_RANGE_COLUMNS,
     BatchFacts,
@@ -58,7 +59,7 @@ from quaymaster_pipeline.warehouse.data_files import (
 )
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, COVERAGE
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse, within
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, within
 from quaymaster_pipeline.warehouse.times import time_of_us
 
 APP: Final = "bronze"
@@ -116,10 +117,11 @@ def take_batch(
     coverage: Coverage,
     now: datetime.datetime,
     block_bytes: int = BLOCK_BYTES_GUESSED,
+    refined: int = NO_BATCH,
 ) -> BronzeBatch | None:
     """Commit the next batch of blocks; None when there is none. `coverage` then has its blocks.
 
-    `block_bytes` is how large a block is, about.
+    `block_bytes` is how large a block is, about; `refined` the last batch that silver has.
 
     Raises:
         FeedChanged: this is another feed.
@@ -137,9 +139,13 @@ def take_batch(
     ranges = plan_batch(bounds, positions, block_bytes)
     if not ranges:
         return None
+    last_batch = table.last_batch(APP)
+    table.refresh()  # upkeep makes other files of those that were there, and deletes them a day later
+    if table.last_batch(APP) != last_batch:
+        raise CommitConflict(f"another process took batch {last_batch + 1} into {warehouse.root}")
     # A clock that was set back must not make what is taken now older than what was taken before.
     taken_us = max(int(now.timestamp() * 1_000_000), note.get("taken_us", 0))
-    batch = BatchFacts(feed.identity, table.last_batch(APP) + 1, taken_us, coverage.closed_until_us() or 0)
+    batch = BatchFacts(feed.identity, last_batch + 1, taken_us, coverage.closed_until_us() or 0)
     places = {spec.name: warehouse.place(spec) for spec in (BLOCKS, BLOCK_MARKS)}
     items = [json.dumps(task) for task in plan_tasks(ranges, block_bytes, workers.cores)]
     answers = workers.over(items, bronze_work(places, feed.reader(), batch))
@@ -169,6 +175,7 @@ def take_batch(
             PASSED: passed_over(ranges, positions, note.get(PASSED, {})),
             "taken_us": taken_us,
             "headers": dict(headers),
+            AHEAD: stops_ahead(note.get(AHEAD, []), refined, batch.batch_id, headers),
             "marks": [file.to_json() for file in marks],
         },
     )
@@ -504,18 +511,19 @@ def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
     columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
     coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
     since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else -1
-    table = warehouse.table(BLOCKS)
-    for file in table.files():
-        if file.bounds["batch_id"][1] > since:
-            for rows in read_row_groups(table.place, BLOCKS, file.path, ["batch_id", *BLOCK_RANGE_COLUMNS]):
-                later = pc.and_(
-                    pc.greater(rows.column("batch_id"), since), pc.is_valid(rows.column("front_end"))
-                )
-                if through is not None:
-                    later = pc.and_(later, pc.less_equal(rows.column("batch_id"), through))
-                for run in runs_of_rows(rows.filter(later)):
-                    coverage.add(run)
+    add_batches(coverage, warehouse, since + 1, through)
     return coverage
+
+
+def add_batches(coverage: Coverage, warehouse: Warehouse, first: int, through: int | None = None) -> None:
+    """Add what the headers of the blocks of these batches say: from `first` on, up to `through` or the last one."""
+    table = warehouse.table(BLOCKS)
+    last = table.last_batch(APP) if through is None else through
+    for file in files_of_batches(table, first, last):
+        for rows in read_row_groups(table.place, BLOCKS, file.path, ["batch_id", *BLOCK_RANGE_COLUMNS]):
+            of_batches = in_batches(rows, first, last)
+            for run in runs_of_rows(of_batches.filter(pc.is_valid(of_batches.column("front_end")))):
+                coverage.add(run)
 
 
 def runs_of_rows(rows: Any) -> Iterator[BlockRange]:
@@ -580,15 +588,8 @@ def in_batches(rows: Any, first: int, last: int) -> Any:
 
 def files_of_batches(table: Table, first: int, last: int) -> list[DataFile]:
     """Return the files that may have rows of these batches, both included."""
-    return [file for file in table.files() if file.may_have("batch_id", first, last)]
-
-
-def control_totals(rows: Any) -> dict[str, int]:
-    """Return the control totals of requests."""
-    return {
-        "rows": rows.num_rows,
-        "messages": pc.sum(rows.column("message_count")).as_py() or 0,
-        "bytes": pc.sum(rows.column("payload_bytes")).as_py() or 0,
-        "chunks": pc.sum(rows.column("chunks")).as_py() or 0,
-        "errors": pc.sum(pc.greater_equal(rows.column("http_status"), 400)).as_py() or 0,
-    }
+    lines = table.file_lines()
+    if not lines.num_rows:
+        return []
+    lines = lines.filter(pc.greater_equal(lines.column("max.batch_id"), first))
+    return table.files(lines.filter(pc.less_equal(lines.column("min.batch_id"), last)))

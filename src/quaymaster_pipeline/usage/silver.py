@@ -1,6 +1,6 @@
 """Silver: requests of the batches of bronze, checked and each once, become usage and audit events, or go to quarantine.
 
-Silver takes all batches of bronze after its own last; its batch has the number of the last of them. Blocks that came
+Silver takes batches of bronze after its own last as one; its batch has the number of the last of them. Blocks that came
 twice are left out as a whole, by what ops.block_marks says of them. The rows of a block that overlaps others are
 compared one by one with what came before: the same again is a duplicate, the same identity with other content goes to
 quarantine. Nothing is committed unless all that the headers count is in one of these.
@@ -18,11 +18,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.usage.backlogs import AHEAD, BATCH, next_stop
 from quaymaster_pipeline.usage.bronze import APP as BRONZE
 from quaymaster_pipeline.usage.bronze import (
     MEASURES,
     blocks_of,
-    control_totals,
     files_of_batches,
     in_batches,
 )
@@ -75,7 +75,7 @@ class Refined:
 
 
 def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
-    """Commit the batches of bronze that silver does not have to its tables; None when it has all.
+    """Commit the next batches of bronze that silver does not have to its tables; None when it has all.
 
     Raises:
         SumsDiffer: what came out is not what went in; nothing is committed.
@@ -84,6 +84,11 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     first, last = usage.last_batch(APP) + 1, blocks.last_batch(BRONZE)
     if last < first:
         return None
+    before = usage.note(APP).get("totals", {})
+    headers = blocks.note(BRONZE).get("headers", {})
+    stop = next_stop(blocks.note(BRONZE).get(AHEAD, []), first, before.get("blocks.rows", 0))
+    if stop is not None:
+        last, headers = stop[BATCH], stop
     specs = (*SILVER_TABLES, *(sums.spec for sums in SUM_TABLES))
     places = {spec.name: warehouse.place(spec) for spec in specs}
     marks = warehouse.table(BLOCK_MARKS)
@@ -96,7 +101,7 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     counts = answers.counts("counts")
     heads = newest_heads(_heads_of_answer(text) for text in answers.texts(HEADS))
     sums = WrittenSums.of(answers)
-    _check(counts, usage.note(APP).get("totals", {}), blocks.note(BRONZE).get("headers", {}), sums.totals)
+    _check(counts, before, headers, sums.totals)
     # usage_events is last: when it has the batch, all of silver has.
     for spec in (QUARANTINE, AUDIT_EVENTS, USAGE_EVENTS):
         table = warehouse.table(spec)
@@ -379,8 +384,19 @@ def _counts_of(rows: Any, silver: Silver) -> Counter[str]:
     return counts
 
 
+def _control_totals(rows: Any) -> dict[str, int]:
+    """Return the control totals of requests."""
+    return {
+        "rows": rows.num_rows,
+        "messages": pc.sum(rows.column("message_count")).as_py() or 0,
+        "bytes": pc.sum(rows.column("payload_bytes")).as_py() or 0,
+        "chunks": pc.sum(rows.column("chunks")).as_py() or 0,
+        "errors": pc.sum(pc.greater_equal(rows.column("http_status"), 400)).as_py() or 0,
+    }
+
+
 def _counted(what: str, rows: Any) -> Counter[str]:
-    return Counter({f"{what}.{measure}": count for measure, count in control_totals(rows).items()})
+    return Counter({f"{what}.{measure}": count for measure, count in _control_totals(rows).items()})
 
 
 def _header_counts(what: str, blocks: Any) -> Counter[str]:

@@ -101,13 +101,22 @@ class Workers(Protocol):
 class SparkWorkers:
     """Spark's tasks, as many at a time as it has cores. One that fails is repeated where the master allows it."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, pool: str | None = None, *, gives_way: bool = False) -> None:
         self._spark = spark
+        self._pool = pool
+        self._gives_way = gives_way
 
     @property
     def cores(self) -> int:
         """How many tasks run at a time, as of now: executors come and go."""
         return int(self._spark.sparkContext.defaultParallelism)
+
+    def in_pool(self, name: str, *, gives_way: bool = False) -> SparkWorkers:
+        """Return those of a pool of Spark's scheduler: of pools that have work each gets its share of the cores.
+
+        `gives_way`: each item is a task, so that other pools get its core when the item is done.
+        """
+        return SparkWorkers(self._spark, name, gives_way=gives_way)
 
     def over(
         self,
@@ -131,7 +140,10 @@ class SparkWorkers:
     def _over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
         context = self._spark.sparkContext
         # Tasks of a few items each, so that who is done early takes from who is not.
-        tasks = min(len(items), ITEMS_OF_CORE * self.cores)
+        tasks = len(items) if self._gives_way else min(len(items), ITEMS_OF_CORE * self.cores)
+        if self._pool is not None:
+            # Of the thread that calls: each thread of Python has one of the JVM.
+            context.setLocalProperty("spark.scheduler.pool", self._pool)
         lines = self._spark.createDataFrame(
             context.parallelize([(item,) for item in items], tasks), "item string"
         )

@@ -110,6 +110,8 @@ def spark_session(
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.local.dir", str(directory))
+        # Threads have pools, and none waits until another's job has ended.
+        .config("spark.scheduler.mode", "FAIR")
         .config("spark.sql.warehouse.dir", str(directory / "unused"))
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")

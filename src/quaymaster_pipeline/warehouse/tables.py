@@ -366,6 +366,10 @@ class Warehouse:
             table = self._tables[spec.name] = Table(spec, self.place(spec))
         return table
 
+    def another(self) -> Warehouse:
+        """Return these tables for another thread: which versions it looks at is its own affair."""
+        return Warehouse(self.root, self.storage_options)
+
     def refresh(self) -> None:
         """See what others committed, in all tables."""
         for table in self._tables.values():

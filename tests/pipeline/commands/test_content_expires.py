@@ -13,7 +13,7 @@ from harness.pipeline_site import NOW, InProcess, Site
 from harness.usage_blocks import HOUR_US, FrontEnd
 
 from quaymaster_pipeline.commands import spark
-from quaymaster_pipeline.commands.upkeep import keep_up
+from quaymaster_pipeline.commands.upkeep import Upkeep
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE
 
@@ -44,7 +44,14 @@ def test_a_run_lets_contents_expire_once_a_day(tmp_path: Path, days: int, left: 
     site.ship(*blocks, one.block(40))
     site.run()
 
-    keep_up(InProcess(), site.warehouse, CONTENT_DAYS, lambda: NOW + datetime.timedelta(days))
+    Upkeep(
+        InProcess(),
+        site.warehouse,
+        tmp_path,
+        content_days=CONTENT_DAYS,
+        counts_brokers=False,
+        now=lambda: NOW + datetime.timedelta(days),
+    ).turn()
 
     assert contents(site) == left
 

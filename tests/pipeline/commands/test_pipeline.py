@@ -9,10 +9,8 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,11 +18,13 @@ from harness.command_line import Run, write_client_file
 from harness.object_store import object_store
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
+from harness.waiting import eventually
 
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster_pipeline.archive.ledger import Ledger, LedgerStretch, archive_lock
 from quaymaster_pipeline.commands import operators, pipeline, spark
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
+from quaymaster_pipeline.jobs.turns import Background
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -440,17 +440,16 @@ def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_wha
     def feed(*_: object, **__: object) -> FileFeed:
         return ServerAway(site.feed) if looks < 2 else FileFeed(site.feed)
 
-    def sleep(_: float) -> None:
+    def pause(*_: object) -> None:
         nonlocal looks
         looks += 1
         if looks == 3:
+            eventually(lambda: site.usage() == expected_usage(one))
             raise KeyboardInterrupt
 
     monkeypatch.setattr(spark, "spark_workers", no_spark)
     monkeypatch.setattr(pipeline, "_feed", feed)
-    monkeypatch.setattr(
-        pipeline, "time", SimpleNamespace(sleep=sleep, time=time.time, monotonic=time.monotonic)
-    )
+    monkeypatch.setattr(Background, "pause", pause)
 
     once = run("pipeline", "run", "--data", tmp_path, "--files", site.feed, "--once")
     ended = run("pipeline", "run", "--data", tmp_path, "--files", site.feed)

@@ -431,6 +431,42 @@ def test_a_run_looks_for_due_days_now_and_then(tmp_path: Path) -> None:
     assert fresh.keep(WORKERS, site.warehouse, at(25) + datetime.timedelta(minutes=5)).closes == ()
 
 
+def test_days_that_a_clock_ahead_has_closed_take_late_usage_once_a_day(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    for front_end in (one, two):
+        site.ship(front_end.block(0, seal=Seal(1, front_end.sequence, "stopped")))
+    site.run(now=at(25))
+    next_year = at(25) + datetime.timedelta(days=365)
+    close(site, next_year)
+    closer, again = DayCloser(), FrontEnd("c", step_us=HALF_HOUR_US)
+    site.ship(again.block(30))
+    site.run(now=at(25))
+
+    first = closer.keep(WORKERS, site.warehouse, at(25))
+    site.ship(again.block(30))
+    site.run(now=at(25))
+    second = DayCloser().keep(WORKERS, site.warehouse, at(25, 12))
+    third = closer.keep(WORKERS, site.warehouse, at(26))
+
+    assert [(row.day.day, row.is_late) for row in first.closes] == [(22, True), (23, True)]
+    assert second.closes == ()
+    assert [(row.day.day, row.is_late) for row in third.closes] == [(23, True)]
+    assert compare_sums(site.warehouse) == []
+
+
+def test_a_close_sees_what_others_have_committed_since_its_tables_were_opened(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    warehouse = site.warehouse
+    close_days(WORKERS, warehouse, at(25))
+    site.ship(one.block(48), two.block(48))
+    site.run(now=at(26))
+
+    rows = close_days(WORKERS, warehouse, at(26)).closes
+
+    assert [sums_in(row) for row in rows] == [sums_of((one, two), row.day) for row in rows]
+    assert [row.day.day for row in rows] == [24]
+
+
 def drop(rows: Any) -> Any:
     return rows.slice(1)
 

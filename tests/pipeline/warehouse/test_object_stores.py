@@ -203,7 +203,6 @@ def test_a_batch_beside_another_commit_adds_to_the_totals_that_there_are_then(
 def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) -> None:
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(50), one.block(60))
-    second = site.pipeline(site.warehouse)
 
     class Overtaken(InProcess):
         def over(self, *arguments: Any) -> Answers:
@@ -213,7 +212,7 @@ def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) ->
 
     runs: list[Summary] = []
 
-    second._workers = Overtaken()
+    second = site.pipeline(site.warehouse, workers=Overtaken())
     with pytest.raises(CommitConflict):
         second.catch_up()
 
