@@ -27,7 +27,7 @@ from quaymaster_pipeline.audit.audit import ANCHORS, HOLDS
 from quaymaster_pipeline.audit.stubs import ERASURES
 from quaymaster_pipeline.billing.tables import ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES, PRICE_BOOK
 from quaymaster_pipeline.warehouse.data_files import TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, QUEUES, TABLES, TableSpec
+from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, BROKER_STATE, QUEUES, TABLES, TableSpec
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ALL_TABLES: Final = (
     *TABLES,
-    *(BROKER_COUNTS, QUEUES),
+    *(BROKER_COUNTS, BROKER_STATE, QUEUES),
     *(CHARGES, ADJUSTMENTS, INVOICES, PRICE_BOOK, ACCOUNTS),
     *(HOLDS, ANCHORS, ERASURES),
     *(MESSAGES, LEDGER),

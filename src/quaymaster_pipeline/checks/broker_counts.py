@@ -3,44 +3,73 @@
     brokers say at T: so many sends and deletes of this queue, ever      (kept with the messages, replicated like them)
     usage says:       at least what was answered some time before T, at most what was answered some time after T
 
-What usage has, the brokers must have, to the last message. The brokers may have more, within a bound that is known:
-what a crash of a front end took, what was dropped for want of space, what was answered by an error although it was
-done (`allowances`). Anything else is a difference, and nothing is billed on it.
+What usage has, the brokers must have, to the last message. The brokers may have more: what a crash of a front end took,
+what was dropped for want of space, what was answered by an error although it was done (`allowances`). Such losses are
+booked once, to what explains them (`losses`). Anything else is a difference, and nothing is billed on it.
 
 A queue is compared from its baseline on. One that was made after usage was first recorded begins at 0. Another one, or
 one whose counts do not reach back to its beginning, begins where it was first counted: what was before is not known.
 From there on causes count, too: one of before explains nothing that is missing since.
+
+A comparison reads what came since the last one: blocks, events and quarantine of later batches, and later events.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.allowances import DELETES, MESSAGES_PER_REQUEST, SENDS, SKEW_US, KnownCauses
+from quaymaster_pipeline.checks import broker_state
+from quaymaster_pipeline.checks.allowances import (
+    SKEW_US,
+    FailedSums,
+    NewCauses,
+    add_failed,
+    first_watermark_us,
+    read_causes,
+)
+from quaymaster_pipeline.checks.broker_pages import COUNT_COLUMNS, Pages, Streams, compare_pages
+from quaymaster_pipeline.checks.broker_state import LastCheck, SortedRows, last_check, times_of
+from quaymaster_pipeline.checks.loss_table import loss_rows
+from quaymaster_pipeline.checks.losses import FAILED, MEASURES, OpenCause, SharedCauses
+from quaymaster_pipeline.checks.queue_usage import (
+    ANSWERED_AFTER_US,
+    EVER_US,
+    NOTHING,
+    SUMS_SCHEMA,
+    Baselines,
+    Reach,
+    Wanted,
+    merged,
+    sum_usage,
+)
 from quaymaster_pipeline.checks.reconciliation import APP as RECONCILIATION_APP
+from quaymaster_pipeline.usage.partial_sums import last_whole_batch
 from quaymaster_pipeline.usage.sequences import Coverage
+from quaymaster_pipeline.usage.tasks import ThisProcess, Workers
 from quaymaster_pipeline.warehouse.data_files import DataFile, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (
+    BLOCK_MARKS,
+    BLOCKS,
     BROKER_COUNTS,
+    BROKER_STATE,
+    LOSSES,
+    QUARANTINE,
     RECONCILIATION,
     USAGE_EVENTS,
-    USAGE_HOURLY,
 )
-from quaymaster_pipeline.warehouse.sums import add_up_files
-from quaymaster_pipeline.warehouse.tables import Warehouse, within
-from quaymaster_pipeline.warehouse.times import HOUR_US, bound_of_time, time_of_us, us_of_time
+from quaymaster_pipeline.warehouse.tables import Warehouse, planning_again
+from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 
-APP: Final = "broker_counts"
-SCOPE: Final = "brokers"
-"""The scope of a comparison over all queues."""
-MEASURES: Final = ("sends", "deletions")
-ANSWERED_AFTER_US: Final = 60_000_000
-"""What a broker has done is answered, and so recorded, within this, clocks that differ included."""
+APP: Final = broker_state.APP
+SCOPE: Final = broker_state.SCOPE
+HERE: Final = ThisProcess()
 COUNTS_KEPT: Final = 200
 """Counts before that many are forgotten; baselines stay."""
 COUNT: Final = "count"
@@ -66,11 +95,10 @@ class QueueCount(NamedTuple):
 
 
 class BrokerComparison(NamedTuple):
-    """One measure at the brokers and in usage. `allowed`: so many may be missing in usage, for causes that are known.
+    """One measure at the brokers and in usage. `allowed`: so many of those that are missing are booked to a cause.
 
     Of a queue whose baseline is not 0, `brokers` is what was counted since. `missing` in usage and `surplus` there are
-    what is outside of `usage_low` to `usage_high`; of all queues, the sums of theirs. What may be missing of any queue
-    is allowed to each alone, but once to all; what may of one queue is allowed to all as far as it is missing there.
+    what is outside of `usage_low` to `usage_high`; of all queues, the sums of theirs.
     """
 
     scope: str
@@ -85,90 +113,34 @@ class BrokerComparison(NamedTuple):
 
     @property
     def difference(self) -> int:
-        """0, or by how much usage is above what the brokers have, or below it by more than is allowed."""
+        """0, or by how much usage is above what the brokers have, or below it and not booked."""
         return self.surplus + max(0, self.missing - self.allowed)
 
 
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """What a comparison leaves to commit: the state after it, whose files are written, and rows of ops.losses."""
+
+    number: int
+    check: LastCheck
+    state_files: Sequence[DataFile]
+    losses: Any
+
+
 class Compared(NamedTuple):
-    """What was compared over all queues, and besides each queue that is not exactly as it should be."""
+    """What was compared over all queues, and besides queues that are not exactly as they should be.
+
+    `unkept` is None where nothing is left to commit.
+    """
 
     totals: tuple[BrokerComparison, ...]
     queues: tuple[BrokerComparison, ...]
+    unkept: Unkept | None = None
 
     @property
     def difference(self) -> int:
         """0, or no invoice is issued."""
         return sum(one.difference for one in self.totals)
-
-
-class UsageAt(NamedTuple):
-    """What was recorded of a queue up to a time: messages sent; deleted, those that were gone before once less.
-
-    Besides, how many requests that failed for our own reasons may have sent or deleted all the same.
-    """
-
-    sends: int = 0
-    deletions: int = 0
-    deletions_with_gone: int = 0
-    unanswered_sends: int = 0
-    unanswered_deletions: int = 0
-
-
-class UsageByTime:
-    """Messages sent and deleted by queue, as of any time, from gold for whole hours and silver for the rest."""
-
-    def __init__(self, warehouse: Warehouse) -> None:
-        self._warehouse = warehouse
-        names = ["hour", "queue_sk", "action", "messages", "duplicates", "errors_5xx"]
-        hourly = warehouse.table(USAGE_HOURLY)
-        self._hourly = _of_queues(add_up_files(hourly, hourly.files(), names[:3], names))
-        self._known: dict[int, dict[int, UsageAt]] = {}
-        self._ever = _sums(self._hourly.select(_COUNTED))
-
-    def unanswered(self, queue_id: int, measure: str, since_us: int | None) -> int:
-        """Return how many messages of a queue requests may have sent or deleted that failed for our own reasons.
-
-        Those that failed shortly before may have been done after. Of a transaction, asking again for its commit tells
-        how many they were.
-        """
-        before = {} if since_us is None else self._at(since_us - ANSWERED_AFTER_US)
-        ever, then = (usage.get(queue_id, UsageAt()) for usage in (self._ever, before))
-        if measure == "sends":
-            return ever.unanswered_sends - then.unanswered_sends
-        return ever.unanswered_deletions - then.unanswered_deletions
-
-    def between(self, count: Mapping[str, Any], measure: str) -> tuple[int, int]:
-        """Return least and most that usage may say of a queue that was counted so."""
-        queue_id = count["queue_id"]
-        low = self._at(us_of_time(count["counted_time"]) - SKEW_US).get(queue_id, UsageAt())
-        high = self._at(us_of_time(count["until_time"]) + ANSWERED_AFTER_US).get(queue_id, UsageAt())
-        if measure == "sends":
-            return low.sends, high.sends
-        return low.deletions, high.deletions_with_gone
-
-    def _at(self, time_us: int) -> dict[int, UsageAt]:
-        found = self._known.get(time_us)
-        if found is None:
-            hour_us = time_us // HOUR_US * HOUR_US
-            hours = self._hourly.column("hour").cast(pa.int64())
-            parts = [self._hourly.filter(pc.less(hours, hour_us)).select(_COUNTED)]
-            parts += self._of_hour(hour_us, time_us)
-            found = self._known[time_us] = _sums(pa.concat_tables(parts))
-        return found
-
-    def _of_hour(self, hour_us: int, time_us: int) -> Iterable[Any]:
-        table = self._warehouse.table(USAGE_EVENTS)
-        hour = bound_of_time(time_of_us(hour_us))
-        for file in table.files():
-            low, high = file.bounds["hour"]
-            if not low <= hour <= high:
-                continue
-            names = ["hour", "event_time", "http_status", "queue_sk", "action", "messages", "duplicates"]
-            for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
-                failed = pc.greater_equal(rows.column("http_status"), 500).cast(pa.int64())
-                rows = rows.append_column("errors_5xx", failed)
-                times = rows.column("event_time").cast(pa.int64())
-                yield _of_queues(rows.filter(within(times, hour_us, time_us + 1))).select(_COUNTED)
 
 
 def write_counts(
@@ -184,18 +156,21 @@ def write_counts(
     files = table.files()
     baselines = [file for file in files if _is_baseline(file)]
     older = sorted((file for file in files if not _is_baseline(file)), key=_counted_text)
-    known = {} if accept else {row["queue_id"]: row for row in table.read(files=baselines).to_pylist()}
-    rows = [_row(COUNT, count, counted, until) for count in counts]
+    before = table.read(files=[] if accept else baselines)
+    counted_from = dict(
+        zip(*(before.column(name).to_pylist() for name in ("queue_id", "counted_from")), strict=True)
+    )
+    rows = _rows_of(counts, counted, until)
     # What is counted from somewhere else than before cannot be compared with what was before.
-    fresh = {
-        row["queue_id"]: row | {"kind": ACCEPTED if accept else BASELINE}
-        for row in rows
-        if known.get(row["queue_id"], {}).get("counted_from") != row["counted_from"]
-    }
-    adds = table.write(COUNT, _table(rows))
+    fresh = [counted_from.get(one.queue_id) != one.counted_from for one in counts]
+    adds = table.write(COUNT, rows.sort_by("queue_id"))
     removes = older[: max(0, len(older) + 1 - COUNTS_KEPT)]
-    if fresh:
-        adds += table.write(BASELINE, _table([*(known | fresh).values()]))
+    if any(fresh):
+        kind = pa.array([ACCEPTED if accept else BASELINE] * len(counts), pa.string())
+        found = rows.set_column(0, "kind", kind).filter(pa.array(fresh, pa.bool_()))
+        is_replaced = pc.is_in(before.column("queue_id"), found.column("queue_id").combine_chunks())
+        kept = before.filter(pc.invert(is_replaced))
+        adds += table.write(BASELINE, pa.concat_tables([kept, found]).sort_by("queue_id"))
         removes += baselines
     table.commit(APP, None, adds, removes=removes)
 
@@ -241,103 +216,220 @@ def compare_brokers(
     *,
     now: datetime.datetime,
     after: datetime.datetime | None = None,
+    workers: Workers = HERE,
 ) -> Compared | None:
-    """Compare the newest counts of a time for which usage is whole.
+    """Compare the newest counts of a time for which usage is whole. What is found counts once it is written.
 
-    None when there are none later than `after`, or none can be compared since a clock was set back.
+    None when there are none later than `after`, or none can be compared since a clock was set back. `coverage` is of
+    what all layers have. Usage is summed up by tasks of `workers`.
     """
+    broker_state.complete_check(warehouse)
+    last = last_check(warehouse)
     newest = newest_comparable(warehouse, coverage.closed_until_us(), after)
-    if newest is None or set_back_from(warehouse, now) is not None:
+    if newest is None:
         return None
+    counted_us, until_us = (us_of_time(_bound(newest, name)) for name in ("counted_time", "until_time"))
+    if last is not None and counted_us < last.counted_us:
+        return None  # a spool of long ago came back, and usage is not whole yet up to where it was
+    if set_back_from(warehouse, now) is not None:
+        return None
+    through = last_whole_batch(warehouse)
+    # Looked at before the events, maybe: what they have of these batches is asked for next.
+    for spec in (BLOCKS, BLOCK_MARKS, QUARANTINE):
+        warehouse.table(spec).refresh()
+    began_us = first_watermark_us(warehouse, through) if last is None else last.began_us
+    reach = Reach.of_counts(through, counted_us, until_us)
+    kept = NOTHING if last is None else Reach.of_counts(last.batch_id, last.counted_us, last.until_us)
+    known = broker_state.known_queues(warehouse)
+    baselines = _baselines(warehouse, began_us, known)
+    if not _can_go_on(warehouse, newest, baselines, known, kept):
+        kept = NOTHING
+    known_batch = -1 if last is None else last.batch_id
+    causes = read_causes(
+        warehouse,
+        coverage,
+        (known_batch + 1, through),
+        counted_us,
+        set() if last is None else last.sealed_incarnations,
+        baselines.since_us,
+        workers,
+    )
+    wanted = Wanted(kept, reach, known_batch, counted_us, baselines)
+    usage = _with_quarantine(sum_usage(warehouse.table(USAGE_EVENTS), wanted, workers), causes, counted_us)
+    shared = SharedCauses(
+        [] if last is None else last.causes,
+        [*causes.shared, *_of_no_queue(causes)],
+        None if last is None else last.counted_us,
+    )
+    check = LastCheck(counted_us, until_us, through, began_us)
+    sealed = [*([] if last is None else last.sealed), *causes.sealed]
+    check.sealed = [(front_end, number) for front_end, number in sealed][-broker_state.SEALED_KEPT :]
+    return _compare(warehouse, newest, Inputs(usage, baselines, shared, check, last, kept is NOTHING))
+
+
+class Inputs(NamedTuple):
+    """What a comparison needs besides the counts and the state."""
+
+    usage: Any
+    baselines: Baselines
+    shared: SharedCauses
+    check: LastCheck
+    last: LastCheck | None
+    is_from_scratch: bool
+
+
+def _compare(warehouse: Warehouse, newest: DataFile, inputs: Inputs) -> Compared:
+    check = inputs.check
+    number = broker_state.next_number(warehouse)
+    state = warehouse.table(BROKER_STATE)
+    streams = Streams(
+        SortedRows(warehouse.table(BROKER_COUNTS), [newest], COUNT_COLUMNS),
+        SortedRows(state, state.files(), BROKER_STATE.schema.names),
+        inputs.usage,
+        inputs.baselines,
+        inputs.shared,
+        check.counted_us,
+        inputs.is_from_scratch,
+    )
+    with broker_state.state_writer(warehouse, number) as writer:
+        pages = compare_pages(streams, writer)
+        file = writer.finish()
+    hidden = {measure: pages.totals[measure]["hidden"] for measure in MEASURES}
+    check.causes = inputs.shared.left(hidden, check.counted_us)
+    last_us = None if inputs.last is None else inputs.last.counted_us
+    losses = loss_rows(warehouse, pages.bookings, pages.taken_back, check, last_us)
+    totals, queues = _comparisons(pages, time_of_us(check.counted_us))
+    check.totals = _as_note(totals)
+    return Compared(totals, queues, Unkept(number, check, [] if file is None else [file], losses))
+
+
+def _comparisons(
+    pages: Pages, counted: datetime.datetime
+) -> tuple[tuple[BrokerComparison, ...], tuple[BrokerComparison, ...]]:
+    names = BrokerComparison._fields[3:]
+    totals = tuple(
+        BrokerComparison(SCOPE, measure, counted, *(sums[name] for name in names))
+        for measure, sums in pages.totals.items()
+    )
+    queues = tuple(
+        BrokerComparison(f"{one.account_id}/{one.queue_name}", one.measure, counted, *one[3:])
+        for one in pages.lines
+    )
+    return totals, queues
+
+
+def _baselines(warehouse: Warehouse, began_us: int, known: tuple[Any, Any]) -> Baselines:
+    """Return from when on queues are compared that are not compared from their beginning on.
+
+    `known` is which queues the state has, and since when.
+    """
     table = warehouse.table(BROKER_COUNTS)
-    counts = table.read(files=[newest]).to_pylist()
-    baselines = table.read(files=[file for file in table.files() if _is_baseline(file)]).to_pylist()
-    usage = UsageByTime(warehouse)
-    causes = KnownCauses(warehouse, coverage)
-    return compare_counts(counts, {row["queue_id"]: row for row in baselines}, usage, causes)
-
-
-def compare_counts(
-    counts: Sequence[Mapping[str, Any]],
-    baselines: Mapping[int, Mapping[str, Any]],
-    usage: UsageByTime,
-    causes: KnownCauses,
-) -> Compared:
-    """Compare rows of ops.broker_counts with usage."""
-    began_us = causes.began_us
-    starts = [(row, baseline_of(row, baselines[row["queue_id"]], began_us)) for row in counts]
-    since_us = min(_since_us(row, baseline) for row, baseline in starts)
-    of_all = causes.of_all(since_us)
-    totals, queues = [], []
-    for measure in MEASURES:
-        # Nobody knows of which queue, so it may have been any.
-        shared = of_all + usage.unanswered(NO_QUEUE, measure, since_us)
-        each, explained = [], 0
-        for row, baseline in starts:
-            own_since_us = None if baseline is None else us_of_time(baseline["counted_time"])
-            own = causes.of_queue(row["queue_id"], measure, own_since_us)
-            own += usage.unanswered(row["queue_id"], measure, own_since_us)
-            one = _compare_queue(row, baseline, measure, usage, own + shared)
-            explained += min(own, one.missing)
-            each.append(one)
-        queues += [one for one in each if one.missing or one.surplus]
-        # Sums of what is missing and of what is too many: the one does not make up for the other.
-        totals.append(
-            BrokerComparison(
-                SCOPE,
-                measure,
-                counts[0]["counted_time"],
-                brokers=sum(one.brokers for one in each),
-                usage_low=sum(one.usage_low for one in each),
-                usage_high=sum(one.usage_high for one in each),
-                missing=sum(one.missing for one in each),
-                surplus=sum(one.surplus for one in each),
-                allowed=shared + explained,
-            )
-        )
-    return Compared(tuple(totals), tuple(queues))
-
-
-def baseline_of(
-    count: Mapping[str, Any], baseline: Mapping[str, Any], began_us: int
-) -> Mapping[str, Any] | None:
-    """Return from which count on a queue is compared; None when that is its beginning."""
-    is_from_0 = not count["counted_from"] and us_of_time(baseline["created_time"]) > began_us
-    return baseline if baseline["kind"] == ACCEPTED or not is_from_0 else None
-
-
-def _since_us(count: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> int:
-    """Return when that of a queue began which is compared."""
-    if baseline is None:
-        return us_of_time(count["created_time"]) - SKEW_US
-    return us_of_time(baseline["counted_time"])
-
-
-def _compare_queue(
-    count: Mapping[str, Any],
-    baseline: Mapping[str, Any] | None,
-    measure: str,
-    usage: UsageByTime,
-    allowed: int,
-) -> BrokerComparison:
-    low, high = usage.between(count, measure)
-    brokers: int = count[measure]
-    if baseline is not None:
-        before_low, before_high = usage.between(baseline, measure)
-        brokers -= baseline[measure]
-        low, high = max(0, low - before_high), max(0, high - before_low)
-    if not count["is_durable"]:
-        low = min(low, brokers)  # what was acknowledged may be lost: that is how the queue is set
-    scope = f"{count['account_id']}/{count['queue_name']}"
-    missing, surplus = max(0, brokers - high), max(0, low - brokers)
-    return BrokerComparison(
-        scope, measure, count["counted_time"], brokers, low, high, missing, surplus, allowed
+    columns = ["queue_id", "kind", "counted_time", "until_time", "counted_from", "created_time", *MEASURES]
+    parts = [pa.schema([BROKER_COUNTS.schema.field(name) for name in columns]).empty_table()]
+    for file in table.files():
+        if _is_baseline(file):
+            for rows in read_row_groups(table.place, BROKER_COUNTS, file.path, columns):
+                is_from_0 = pc.and_(
+                    pc.equal(rows.column("counted_from"), 0),
+                    pc.greater(rows.column("created_time").cast(pa.int64()), began_us),
+                )
+                is_accepted = pc.equal(rows.column("kind"), ACCEPTED)
+                parts.append(rows.filter(pc.or_(is_accepted, pc.invert(is_from_0))))
+    rows = pa.concat_tables(parts).sort_by("queue_id")
+    queue_ids, counted_us = rows.column("queue_id").to_numpy(), times_of(rows.column("counted_time"))
+    return Baselines(
+        queue_ids,
+        counted_us,
+        times_of(rows.column("until_time")),
+        {measure: rows.column(measure).to_numpy() for measure in MEASURES},
+        pc.equal(rows.column("kind"), ACCEPTED).to_numpy(),
+        ~np.isin(_pairs(queue_ids, counted_us), _pairs(*known)),
     )
 
 
+def _pairs(left: Any, right: Any) -> Any:
+    """Return two vectors as one of pairs that can be compared."""
+    found = np.empty(len(left), dtype=[("left", np.int64), ("right", np.int64)])
+    found["left"], found["right"] = left, right
+    return found
+
+
+def _can_go_on(
+    warehouse: Warehouse, newest: DataFile, baselines: Baselines, known: tuple[Any, Any], kept: Reach
+) -> bool:
+    """Return whether sums that are kept can be added to; else they are made anew, of all usage.
+
+    They cannot where a queue has a baseline of before them, or has none and had one, or was there before and forgotten.
+    """
+    counts = warehouse.table(BROKER_COUNTS).read(["queue_id", "created_time"], files=[newest])
+    counted_ids, (known_ids, since_us) = counts.column("queue_id").to_numpy(), known
+    base_us, _, is_fresh = baselines.of(counted_ids)
+    has_baseline = base_us != EVER_US
+    is_too_early = has_baseline & is_fresh & (base_us - SKEW_US < kept.low_us)
+    had_one = np.isin(counted_ids, known_ids[since_us != broker_state.NO_TIME_US])
+    was_there = times_of(counts.column("created_time")) < kept.low_us
+    is_forgotten = ~np.isin(counted_ids, known_ids) & was_there
+    return not (is_too_early | (~has_baseline & (had_one | is_forgotten))).any()
+
+
+def _with_quarantine(usage: Any, causes: NewCauses, counted_us: int) -> Any:
+    """Return sums of usage, with failed requests that are in quarantine; those of no queue are with `causes`."""
+    for is_send, measure in zip((True, False), MEASURES, strict=True):
+        mask = pc.and_(
+            pc.equal(usage.column("queue_id"), NO_QUEUE), pc.equal(usage.column("is_send"), is_send)
+        )
+        for row in usage.filter(mask).to_pylist():
+            owner = (NO_QUEUE, measure)
+            add_failed(causes.failed, owner, row["failed"], row["failed_us"], counted_us)
+            if row["later"]:
+                add_failed(causes.failed, owner, row["later"], row["later_us"], counted_us)
+    rows = [
+        (queue_id, measure == MEASURES[0], 0, 0, sums.now, sums.now_us, sums.later, sums.later_us)
+        for (queue_id, measure), sums in causes.failed.items()
+        if queue_id != NO_QUEUE
+    ]
+    columns = list(zip(*rows, strict=True)) or [()] * len(SUMS_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SUMS_SCHEMA, strict=True)]
+    return merged([usage, pa.table(arrays, schema=SUMS_SCHEMA)])
+
+
+def _of_no_queue(causes: NewCauses) -> Iterable[OpenCause]:
+    """Yield what failed requests may explain of which nobody knows the queue: it may have been any."""
+    for measure in MEASURES:
+        sums = causes.failed.get((NO_QUEUE, measure), FailedSums())
+        yield OpenCause(FAILED, measure, sums.now, sums.now_us, sums.now_us)
+        yield OpenCause(FAILED, measure, sums.later, sums.later_us, sums.later_us)
+
+
+def check_brokers(
+    warehouse: Warehouse,
+    coverage: Coverage,
+    *,
+    now: datetime.datetime,
+    after: datetime.datetime | None = None,
+    workers: Workers = HERE,
+) -> Compared | None:
+    """Compare, and keep what was found: as `compare_brokers`, once more where another process was first.
+
+    Raises:
+        CommitConflict: others were first again and again.
+    """
+
+    def check() -> Compared | None:
+        found = compare_brokers(warehouse, coverage, now=now, after=after, workers=workers)
+        if found is not None:
+            write_broker_comparison(warehouse, found, now)
+        return found
+
+    return planning_again(check, *(warehouse.table(spec) for spec in (BROKER_STATE, LOSSES)))
+
+
 def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime.datetime) -> None:
-    """Keep what was compared in ops.reconciliation."""
-    table = warehouse.table(RECONCILIATION)
+    """Keep what was compared in ops.reconciliation, what was booked in ops.losses, and how far the comparison is.
+
+    Raises:
+        CommitConflict: another process compared meanwhile.
+    """
     names = RECONCILIATION.schema.names
     lines = [
         {"checked_time": now, **one._asdict(), "difference": one.difference}
@@ -346,14 +438,25 @@ def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime
     rows = pa.Table.from_pylist(
         [{name: line.get(name) for name in names} for line in lines], schema=RECONCILIATION.schema
     )
+    if found.unkept is not None:
+        unkept = found.unkept
+        followers = {RECONCILIATION: rows, LOSSES: unkept.losses}
+        broker_state.commit_check(warehouse, unkept.number, unkept.check, unkept.state_files, followers)
+        return
+    table = warehouse.table(RECONCILIATION)
     app = RECONCILIATION_APP
-    note = [one._asdict() | {"counted_time": one.counted_time.isoformat()} for one in found.totals]
-    table.commit(app, None, table.write(app, rows), shared_notes={SCOPE: {"totals": note}})
+    shared_notes = {SCOPE: {"totals": _as_note(found.totals)}}
+    table.commit(app, None, table.write(app, rows), shared_notes=shared_notes)
 
 
 def last_comparison(warehouse: Warehouse) -> tuple[BrokerComparison, ...]:
     """Return what was compared last over all queues; empty when nothing was."""
-    lines = warehouse.table(RECONCILIATION).note(SCOPE).get("totals", [])
+    reconciliation, state = warehouse.table(RECONCILIATION), warehouse.table(BROKER_STATE)
+    lines = reconciliation.note(SCOPE).get("totals", [])
+    last = last_check(warehouse)
+    # A process that was killed may have kept it there only.
+    if last is not None and reconciliation.last_batch(APP) < state.last_batch(APP):
+        lines = last.totals
     return tuple(
         BrokerComparison(**line | {"counted_time": datetime.datetime.fromisoformat(line["counted_time"])})
         for line in lines
@@ -365,53 +468,19 @@ def last_compared(warehouse: Warehouse) -> datetime.datetime | None:
     return max((one.counted_time for one in last_comparison(warehouse)), default=None)
 
 
-_COUNTED: Final = ["queue_sk", "action", "messages", "duplicates", "errors_5xx"]
+def _as_note(totals: Iterable[BrokerComparison]) -> list[dict[str, Any]]:
+    return [one._asdict() | {"counted_time": one.counted_time.isoformat()} for one in totals]
 
 
-def _of_queues(rows: Any) -> Any:
-    """Return the rows of actions that send or delete."""
-    return rows.filter(pc.is_in(rows.column("action"), pa.array(sorted(SENDS | DELETES))))
-
-
-def _sums(rows: Any) -> dict[int, UsageAt]:
-    """Return sums by queue. Queues that were not found, and none at all, are NO_QUEUE."""
-    queues, actions = rows.column("queue_sk"), rows.column("action")
-    duplicates = pc.fill_null(rows.column("duplicates"), 0)
-    found_done = pc.if_else(pc.equal(actions, "CommitTransaction"), duplicates, 0)
-    summed = pa.table(
-        {
-            "queue": pc.if_else(pc.greater(queues, 0), queues, NO_QUEUE),
-            "is_send": pc.is_in(actions, pa.array(sorted(SENDS))),
-            "messages": rows.column("messages"),
-            "net": pc.subtract(rows.column("messages"), duplicates),
-            "unanswered": pc.add(pc.multiply(rows.column("errors_5xx"), MESSAGES_PER_REQUEST), found_done),
-        }
-    ).group_by(["queue", "is_send"])
-    found: dict[int, UsageAt] = {}
-    for row in summed.aggregate([("messages", "sum"), ("net", "sum"), ("unanswered", "sum")]).to_pylist():
-        before = found.get(row["queue"], UsageAt())
-        net, unanswered = row["net_sum"], row["unanswered_sum"]
-        found[row["queue"]] = (
-            before._replace(sends=net, unanswered_sends=unanswered)
-            if row["is_send"]
-            else before._replace(
-                deletions=net, deletions_with_gone=row["messages_sum"], unanswered_deletions=unanswered
-            )
-        )
-    return found
-
-
-def _row(
-    kind: str, count: QueueCount, counted: datetime.datetime, until: datetime.datetime
-) -> dict[str, Any]:
-    fields = count._asdict()
-    del fields["queue_type"]  # ops.dim_queue has it
-    fields["created_time"] = time_of_us(fields.pop("created_ms") * 1000)
-    return {"kind": kind, "counted_time": counted, "until_time": until, **fields}
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> Any:
-    return pa.Table.from_pylist(list(rows), schema=BROKER_COUNTS.schema)
+def _rows_of(counts: Iterable[QueueCount], counted: datetime.datetime, until: datetime.datetime) -> Any:
+    """Return rows of ops.broker_counts; ops.dim_queue has the kinds of queues."""
+    columns = list(zip(*counts, strict=True)) or [()] * len(QueueCount._fields)
+    fields = dict(zip(QueueCount._fields, columns, strict=True))
+    fields["created_time"] = tuple(time_of_us(created_ms * 1000) for created_ms in fields["created_ms"])
+    size = len(fields["queue_id"])
+    fields |= {"kind": (COUNT,) * size, "counted_time": (counted,) * size, "until_time": (until,) * size}
+    schema = BROKER_COUNTS.schema
+    return pa.table([pa.array(fields[field.name], field.type) for field in schema], schema=schema)
 
 
 def _is_baseline(file: DataFile) -> bool:

@@ -6,7 +6,8 @@ import datetime
 import time
 from typing import Any
 
-from quaymaster_pipeline.checks.broker_counts import MEASURES, last_comparison
+from quaymaster_pipeline.checks.broker_counts import last_comparison
+from quaymaster_pipeline.checks.losses import MEASURES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
 from quaymaster_pipeline.usage.content import content_span
@@ -25,7 +26,7 @@ METRICS = {
     "quaymaster_pipeline_reconciliation_difference": "How far the layers are from each other; 0, or alarm.",
     "quaymaster_pipeline_broker_difference": "How far usage is from what brokers counted, beyond bounds; 0, or alarm.",
     "quaymaster_pipeline_broker_missing_messages": "Messages that the brokers counted and usage lacks, by measure.",
-    "quaymaster_pipeline_broker_allowed_messages": "How many may be missing after crashes and drops that are known.",
+    "quaymaster_pipeline_broker_allowed_messages": "How many of those are booked to a cause that is known.",
     "quaymaster_pipeline_brokers_compared_timestamp_seconds": "Of what time the brokers' counts were compared last.",
     "quaymaster_pipeline_lag_seconds": "How old the newest usage is that is whole; 0 when all front ends ended.",
     "quaymaster_pipeline_open_epochs": "Incarnations of front ends of which more may come.",

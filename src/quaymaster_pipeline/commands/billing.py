@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -247,13 +248,14 @@ def _billing(store: BillingStore, tables: Warehouse, grace_days: int, *, final: 
         closed_until=_closed_until(tables),
         compare_layers=lambda: _compare_layers(tables, by_rows=final),
         grace=datetime.timedelta(days=grace_days),
-        why_not_final=lambda month: _why_brokers_do_not_say(tables, month),
+        why_not_final=functools.cache(lambda month: _why_brokers_do_not_say(tables, month)),
     )
 
 
 def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     """Return why usage of a month cannot be said to be what the brokers did; None if it can, or has no brokers."""
     from quaymaster_pipeline.checks.broker_counts import last_compared
+    from quaymaster_pipeline.checks.loss_table import losses_of_month, why_losses_stop
     from quaymaster_pipeline.usage import bronze
     from quaymaster_pipeline.usage.feed import QUEUE_FEED
     from quaymaster_pipeline.warehouse.schemas import BLOCKS
@@ -268,7 +270,7 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
             "now: a clock was set back, and invoices wait until then"
         )
     if compared is not None and compared >= month.end:
-        return None
+        return why_losses_stop(str(month), losses_of_month(tables, month.start.date(), month.end.date()))
     when = "never" if compared is None else f"last at {compared:%Y-%m-%d %H:%M} UTC"
     return (
         f"usage was {when} compared with what the brokers counted, which must be after the month: "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, NoServer
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.output import note
 from quaymaster.cli.profile_files import named_profile
 
@@ -46,6 +46,21 @@ def count_brokers(
     until = now()
     planning_again(lambda: write_counts(tables, counts, counted, until, accept=accept), tables)
     keep_queues(tables, counts, until)
+
+
+def tell_accepted_losses(tables: Warehouse, month: str, *, now: datetime.datetime) -> None:
+    """Accept what is booked as lost in a month, and say how much that is."""
+    from quaymaster_pipeline.billing.periods import Month
+    from quaymaster_pipeline.checks.loss_table import accept_losses
+
+    try:
+        period = Month.parse(month)
+    except ValueError as error:
+        raise WrongUsage(f"--accept-losses: {error}.") from None
+    found = accept_losses(tables, period.start.date(), period.end.date(), now)
+    note(
+        f"{found.accepted} lost messages of {month} are accepted; usage has {found.messages} sent and deleted."
+    )
 
 
 def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[QueueCount]:

@@ -16,7 +16,7 @@ from quaymaster.cli.connection import data_directory
 from quaymaster.cli.failures import CommandRefused
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
-from quaymaster_pipeline.commands.broker_counts import count_brokers
+from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
 from quaymaster_pipeline.commands.upkeep import ContentDays, delete_old_files_of_others
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.warehouse import (
@@ -45,6 +45,14 @@ class Comparing:
             "--accept", help="Compare with the brokers from now on only: what differed is known and settled."
         ),
     ] = False
+    accept_losses: Annotated[
+        str | None,
+        typer.Option(
+            "--accept-losses",
+            help="Accept what is booked as lost in a month, as 2026-11, so that its invoices are issued.",
+            metavar="MONTH",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,29 +69,23 @@ def reconcile(given: ReconcileOptions) -> None:
     ops.reconciliation.
     """
     need_tables()
-    from quaymaster_pipeline.checks.broker_counts import (
-        compare_brokers,
-        set_back_from,
-        write_broker_comparison,
-    )
+    from quaymaster_pipeline.checks.broker_counts import check_brokers, set_back_from
     from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
     from quaymaster_pipeline.usage.partial_sums import whole_coverage
     from quaymaster_pipeline.warehouse.steps import unwatched
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
-    with (
-        spark.spark_workers(directory, given.master, given.driver_memory) as workers,
-        progress_bar("Comparing: files and hours", quiet=given.as_json) as bar,
-    ):
-        watch = bar.show if bar.is_shown else unwatched
-        found = compare_rows(workers, tables, watch) + compare_sums(workers, tables)
-    write_comparisons(tables, found, _now())
-    count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
-    compared = compare_brokers(tables, whole_coverage(tables), now=_now())
+    with spark.spark_workers(directory, given.master, given.driver_memory) as workers:
+        with progress_bar("Comparing: files and hours", quiet=given.as_json) as bar:
+            watch = bar.show if bar.is_shown else unwatched
+            found = compare_rows(workers, tables, watch) + compare_sums(workers, tables)
+        write_comparisons(tables, found, _now())
+        count_brokers(tables, directory, given.admin_url, now=_now, accept=given.accept)
+        compared = check_brokers(tables, whole_coverage(tables), now=_now(), workers=workers)
     set_back = set_back_from(tables, _now())
-    if compared is not None:
-        write_broker_comparison(tables, compared, _now())
+    if given.accept_losses is not None:
+        tell_accepted_losses(tables, given.accept_losses, now=_now())
     _print_comparisons(found, compared, as_json=given.as_json)
     if set_back is not None:
         note(
@@ -220,6 +222,7 @@ def compact(given: CompactOptions) -> None:
     `pipeline run` does so by itself, a part at a time. This may run beside it, but for --keep-hours below 24.
     """
     need_tables()
+    from quaymaster_pipeline.checks.broker_state import complete_check
     from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
 
@@ -230,6 +233,7 @@ def compact(given: CompactOptions) -> None:
             # Files that another job has written and commits next would be deleted as well.
             stack.enter_context(only_writer(tables.ingesting()))
         workers = stack.enter_context(spark.spark_workers(directory, given.master, given.driver_memory))
+        complete_check(tables)  # its files are no table's yet, and would be deleted
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
             expired = expire_content(workers, tables, _now(), days=given.content_days)

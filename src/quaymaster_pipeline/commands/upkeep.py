@@ -41,10 +41,10 @@ def delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
     """Delete what other tables have not had for a while; they are small, and stay as they are."""
     from quaymaster_pipeline.audit.audit import Audit
     from quaymaster_pipeline.billing.store import BillingStore
-    from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, QUEUES
+    from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, BROKER_STATE, QUEUES
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy
 
-    for spec in (BROKER_COUNTS, QUEUES):
+    for spec in (BROKER_COUNTS, BROKER_STATE, QUEUES):
         tables.table(spec).vacuum(keep_hours)
     for owner in (BillingStore(tables), Audit(tables)):
         try:
@@ -140,11 +140,10 @@ class Upkeep:
     def _compare_brokers(self) -> None:
         """Ask the brokers what they counted, now and then, and compare that with usage once that is whole."""
         from quaymaster_pipeline.checks.broker_counts import (
-            compare_brokers,
+            check_brokers,
             last_compared,
             last_counted,
             newest_comparable,
-            write_broker_comparison,
         )
         from quaymaster_pipeline.usage.partial_sums import whole_coverage
         from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, RECONCILIATION
@@ -161,9 +160,7 @@ class Upkeep:
             tables.refresh()
             if counts:
                 count_brokers(tables, self._directory, now=now)
-            found = compare_brokers(tables, whole_coverage(tables), now=now(), after=compared)
-            if found is not None:
-                write_broker_comparison(tables, found, now())
+            check_brokers(tables, whole_coverage(tables), now=now(), after=compared, workers=self._workers)
 
 
 @contextlib.contextmanager

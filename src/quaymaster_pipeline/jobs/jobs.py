@@ -177,7 +177,7 @@ class RefineJob:
     def reload(self) -> None:
         """Look at all tables anew, after another process was first with a commit."""
         self.warehouse.refresh()
-        self._covered_batch = partial_sums.whole_through(self.warehouse)
+        self._covered_batch = partial_sums.last_whole_batch(self.warehouse)
         self.coverage: Coverage = bronze.coverage_of(self.warehouse, self._covered_batch)
 
     def covered(self) -> tuple[Coverage, int]:
@@ -236,7 +236,7 @@ class RefineJob:
 
     def _cover(self) -> None:
         """Add to the coverage what all layers have got."""
-        through = partial_sums.whole_through(self.warehouse)
+        through = partial_sums.last_whole_batch(self.warehouse)
         if through > self._covered_batch:
             bronze.add_batches(self.coverage, self.warehouse, self._covered_batch + 1, through)
             self._covered_batch = through

@@ -136,16 +136,16 @@ def commit_batch(warehouse: Warehouse, batch_id: int, written: WrittenSums) -> N
                     raise
 
 
-def whole_through(warehouse: Warehouse) -> int:
+def whole_coverage(warehouse: Warehouse) -> Coverage:
+    """Return what the blocks cover that all layers have: usage up to its `closed_until_us` is whole in gold."""
+    return coverage_of(warehouse, last_whole_batch(warehouse))
+
+
+def last_whole_batch(warehouse: Warehouse) -> int:
     """Return the last batch that all layers have."""
     tables = [(warehouse.table(sums.spec), APP) for sums in SUM_TABLES]
     tables.append((warehouse.table(USAGE_EVENTS), SILVER))
     return min(table.last_batch(app) for table, app in tables)
-
-
-def whole_coverage(warehouse: Warehouse) -> Coverage:
-    """Return what the blocks cover that all layers have: usage up to its `closed_until_us` is whole in gold."""
-    return coverage_of(warehouse, whole_through(warehouse))
 
 
 def complete(workers: Workers, warehouse: Warehouse, through: int) -> WrittenSums | None:

@@ -139,6 +139,11 @@ class Coverage:
         progress = self._incarnations.get(owner)
         return [] if progress is None else list(zip(progress.ranges.lows, progress.ranges.highs, strict=True))
 
+    def heard_us(self, owner: IncarnationId) -> int:
+        """Return the latest low watermark that came of an incarnation; 0 when none did."""
+        progress = self._incarnations.get(owner)
+        return 0 if progress is None else max((low_us for _, low_us in progress.watermarks), default=0)
+
     def lines(self) -> Iterator[CoverageLine]:
         """Yield all that is known, an incarnation at a time."""
         for owner, progress in sorted(self._incarnations.items()):

@@ -98,6 +98,27 @@ class Workers(Protocol):
         """Run `work` for each item; `on_done` is told of how many at a time it was done."""
 
 
+class ThisProcess:
+    """Runs tasks here, one after the other: for commands that do little, and need no Spark."""
+
+    cores = 1
+
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        """Run `work` for each item; `on_done` is told of each."""
+        answers = Answers()
+        for item in items:
+            rows = (row for line in work(item) for row in line.to_pylist())
+            answers += Answers(((row["what"], row["data"]) for row in rows), tasks=1)
+            if on_done is not None:
+                on_done(1)
+        return answers
+
+
 class SparkWorkers:
     """Spark's tasks, as many at a time as it has cores. One that fails is repeated where the master allows it."""
 

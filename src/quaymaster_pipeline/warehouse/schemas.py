@@ -329,6 +329,47 @@ BROKER_COUNTS = TableSpec(
 operator. Only `quaymaster_pipeline/checks/broker_counts` writes it, and compaction leaves it alone: its files' names
 tell both apart."""
 
+LOSSES = TableSpec(
+    "ops.losses",
+    pa.schema(
+        [
+            pa.field("queue_id", pa.int64()),
+            *_fields(pa.string(), "account_id", "measure"),
+            pa.field("messages", pa.int64()),
+            *_fields(pa.string(), "cause", "front_end"),
+            pa.field("epoch", pa.int64()),
+            pa.field("month", pa.string()),
+            pa.field("counted_time", TIME),
+            pa.field("through_batch", pa.int64()),
+        ]
+    ),
+    bounded=("counted_time", "through_batch"),
+)
+"""Messages that the brokers counted and usage lacks, booked once, each to the cause that explains it. `messages` below
+0: usage came late, so a booking is taken back. `cause`: `crash`, `dropped`, `failed` (5xx, or in quarantine), or
+`accepted` (an operator began the comparison again); `front_end` and `epoch` are of a crash or drop. They were lost in
+`month`; `counted_time` and `through_batch` are of the comparison that booked them. A row with the cause `month` books
+nothing: an operator accepted so many of that month. Kept for ever."""
+
+BROKER_STATE = TableSpec(
+    "ops.broker_state",
+    pa.schema(
+        [
+            pa.field("queue_id", pa.int64()),
+            pa.field("measure", pa.string()),
+            *_fields(TIME, "since_time", "seen_time"),
+            *_fields(pa.int64(), "usage_low", "usage_high", "booked", "unexplained", "hidden", "failed"),
+            pa.field("failed_later", pa.int64()),
+            pa.field("later_time", TIME),
+        ]
+    ),
+    bounded=("queue_id",),
+)
+"""How far the comparison with the brokers is, so that the next one reads what is new: usage of each queue since
+`since_time` (null: ever), losses booked, and what was missing without a cause. `hidden` may be missing besides, as
+requests were under way; `failed` and `failed_later` are messages of failed requests that may still explain something,
+the latter up to `later_time`. Replaced by each comparison; `quaymaster_pipeline/checks/broker_state` writes it."""
+
 QUEUES = TableSpec(
     "ops.dim_queue",
     pa.schema(
@@ -367,7 +408,7 @@ has the hash of the row before it."""
 
 TABLES = (
     *(BLOCKS, BLOCK_MARKS, COVERAGE, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
-    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, CLOSES),
+    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, LOSSES, CLOSES),
 )
 
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)

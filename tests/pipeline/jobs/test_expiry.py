@@ -184,14 +184,16 @@ def test_brokers_are_compared_although_quarantine_has_expired(tmp_path: Path) ->
     expire_raw(site, CONTENT_DAYS + 1)
     warehouse = site.warehouse
     counted = datetime.datetime.fromtimestamp((NOON_US + HOUR_US // 2) / SECOND_US, datetime.UTC)
-    count = QueueCount(101, "000000000002", "queue-1", 10_000, 0, 0, True, NOON_US // 1000, "standard")
+    # Made after usage was first recorded, so that it is compared from its beginning on.
+    created_ms = (NOON_US + 2 * HOUR_US) // 1000
+    count = QueueCount(101, "000000000002", "queue-1", 10_000, 0, 0, True, created_ms, "standard")
     with warehouse.ingesting():
         write_counts(warehouse, [count], counted, counted, accept=False)
 
     compared = compare_brokers(site.warehouse, bronze.coverage_of(site.warehouse), now=LATER)
 
     assert compared is not None
-    assert compared.totals[0].allowed == 400
+    assert (compared.totals[0].missing, compared.totals[0].allowed) == (10_000, 400)
 
 
 def test_status_and_metrics_tell_of_content_that_should_have_expired(tmp_path: Path) -> None:
