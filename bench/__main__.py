@@ -2,7 +2,7 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | verify | close
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | verify | close | invoices
         [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
@@ -30,6 +30,7 @@ from bench import (
     freshness,
     frontend_cost,
     http_limit,
+    invoices,
     overload,
     pipeline,
     report,
@@ -58,6 +59,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "freshness": freshness.main,
     "verify": verify.main,
     "close": close.main,
+    "invoices": invoices.main,
 }
 
 

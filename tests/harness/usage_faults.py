@@ -19,8 +19,8 @@ from random import Random
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from harness.billing import sqs_version
-from harness.pipeline_site import Site
+from harness.billing import Charge, charges_in, sqs_version
+from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import HOUR_US, SECOND_US
 from quaymaster.frontend.usage import spool_files
 from quaymaster.frontend.usage.recorder import category_of
@@ -30,11 +30,12 @@ from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageRecord
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
-from quaymaster_pipeline.billing.rating import Charge
-from quaymaster_pipeline.billing.service import Billing, Made
 from quaymaster_pipeline.billing.store import BillingStore
+from quaymaster_pipeline.jobs.close import close_days
+from quaymaster_pipeline.jobs.invoicing import InvoiceRequest, make_invoices
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse import data_files, tables
+from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
 from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -42,7 +43,7 @@ Result = TypeVar("Result")
 
 OCTOBER, NOVEMBER = Month(2026, 10), Month(2026, 11)
 NOW = datetime.datetime(2026, 12, 10, tzinfo=datetime.UTC)
-CHANGE = datetime.datetime(2026, 11, 15, 6, tzinfo=datetime.UTC)
+CHANGE = datetime.datetime(2026, 11, 15, tzinfo=datetime.UTC)
 BOOK = PriceBook(
     "changed", "USD", (sqs_version(1, valid_to=CHANGE), sqs_version(2, CHANGE, factor=Decimal(2)))
 )
@@ -312,24 +313,35 @@ class FaultySite(Site):
     def catch_up(self) -> None:
         self.until_done(lambda: self.run(now=NOW))
 
-    def bill(self) -> dict[tuple[str, str], tuple[tuple[Charge, ...], Decimal]]:
+    def bill(self) -> dict[tuple[str, str], tuple[list[Charge], Decimal]]:
         """Issue all invoices, and return their lines and what is to be paid, by month and account."""
         found = {}
         for month in (OCTOBER, NOVEMBER):
-            for made in self.until_done(partial(self._close, month)):
-                invoice = made.invoice
-                found[str(month), invoice.account_id] = invoice.charges, invoice.payable
+            self.until_done(partial(self._close, month))
+            store = BillingStore(self.warehouse)
+            for invoice, compared in store.heads(month):
+                store.check(invoice)
+                assert (invoice.state, [one for one in compared if one.difference]) == ("final", [])
+                charges = charges_in([store.charges(month, invoice.account_id)])
+                found[str(month), invoice.account_id] = charges, invoice.payable
         return found
 
-    def _close(self, month: Month) -> list[Made]:
+    def _close(self, month: Month) -> None:
         warehouse = Warehouse(self.root)
         store = BillingStore(warehouse)
+        assert coverage_of(warehouse).closed_until_us() is None, "all front ends have ended"
+        close_days(InProcess(), warehouse, NOW, takes_late=True)
         with store.writing():
-            assert coverage_of(warehouse).closed_until_us() is None, "all front ends have ended"
-            billing = Billing(store, now=NOW, closed_until=NOW, compare_layers=lambda: ())
             if store.book() != BOOK:
-                billing.set_book(BOOK)
-            return billing.close(month, billing.accounts(month))
+                store.set_book(BOOK)
+            request = InvoiceRequest(
+                month=month,
+                now=NOW,
+                is_final=True,
+                closes=read_closes(warehouse),
+                last_closed=last_closed_day(warehouse),
+            )
+            make_invoices(InProcess(), warehouse, request)
 
 
 def run_history(directory: Path, seed: int) -> tuple[FaultySite, list[SpoolingFrontEnd], list[bytes]]:

@@ -8,18 +8,22 @@ invoice have as many decimals as the one with the most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
 
+from quaymaster_pipeline.billing.documents import Lines, PriceSums
+from quaymaster_pipeline.billing.focus import charges_of
 from quaymaster_pipeline.billing.invoices import DAY, Invoice
 from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.price_files import time_text
-from quaymaster_pipeline.billing.rating import FREE, Charge
+from quaymaster_pipeline.billing.rating import CHARGES, FREE
 
 QUEUES_MAX: Final = 40
 """Queues that have a row of their own; the others are one row together."""
@@ -44,8 +48,58 @@ class _Page(FPDF):
         self.set_text_color(0)
 
 
-def render_pdf(invoice: Invoice) -> bytes:
-    """Return the PDF file of an invoice."""
+_QUEUE_KEYS: Final = ["queue_name", "region", "queue_id"]
+_QUEUES_AT_ONCE: Final = 1 << 16
+
+
+class _Sums:
+    """What the pages say of an invoice's lines; it grows with queues, not with lines."""
+
+    def __init__(self, lines: Iterable[Any]) -> None:
+        self.places = _CENTS
+        self.free = 0
+        self.corrected: dict[str, tuple[int, Decimal]] = {}
+        self._prices = PriceSums()
+        self._queues = [CHARGES.empty_table().select([*_QUEUE_KEYS, "quantity", "cost"])]
+        waiting = 0
+        for part in lines:
+            found = charges_of(part)
+            self.places = max(self.places, _places(pc.unique(found.column("cost")).to_pylist()))
+            self._add_corrections(found.filter(pc.is_valid(found.column("month"))))
+            charges = found.filter(pc.is_null(found.column("month")))
+            self._prices.add(charges)
+            self.free += (
+                pc.sum(charges.filter(pc.equal(charges.column("tier"), FREE)).column("quantity")).as_py() or 0
+            )
+            self._queues.append(charges.select(self._queues[0].column_names))
+            waiting += charges.num_rows
+            if waiting >= _QUEUES_AT_ONCE:
+                self._queues, waiting = [self._by_queue()], 0
+        self.prices = self._prices.all()
+        self.queues = self._by_queue().to_pylist()
+        self.queues.sort(
+            key=lambda row: (
+                row["cost"].copy_negate(),
+                -row["quantity"],
+                *(row[name] for name in _QUEUE_KEYS),
+            )
+        )
+
+    def _add_corrections(self, found: Any) -> None:
+        sums = found.group_by("month").aggregate([("quantity", "sum"), ("cost", "sum")])
+        for row in sums.to_pylist():
+            quantity, cost = self.corrected.get(row["month"], (0, Decimal(0)))
+            self.corrected[row["month"]] = quantity + row["quantity_sum"], exact_sum((cost, row["cost_sum"]))
+
+    def _by_queue(self) -> Any:
+        rows = pa.concat_tables(self._queues)
+        sums = rows.group_by(_QUEUE_KEYS, use_threads=False).aggregate([("quantity", "sum"), ("cost", "sum")])
+        names = [name.removesuffix("_sum") for name in sums.column_names]
+        return sums.rename_columns(names).select(rows.column_names).cast(rows.schema)
+
+
+def render_pdf(invoice: Invoice, lines: Lines) -> Iterator[bytes]:
+    """Yield the PDF file of an invoice."""
     title = f"Invoice {invoice.invoice_id}" if invoice.invoice_id else "Provisional invoice"
     page = _Page(_latin(f"{invoice.issuer} · {title} · revision {invoice.revision}"))
     # Time, producer and compression would make bytes differ between runs, versions and machines.
@@ -58,17 +112,15 @@ def render_pdf(invoice: Invoice) -> bytes:
     page.set_margins(_LEFT, 18, _RIGHT)
     page.set_auto_page_break(True, margin=20)
     page.add_page()
+    sums = _Sums(lines())
     _head(page, invoice, title)
-    places = _places(
-        charge.cost for charge in (*invoice.charges, *(one.charge for one in invoice.corrections))
-    )
-    _prices(page, invoice, places)
-    if invoice.corrections:
-        _corrections(page, invoice, places)
-    _total(page, invoice, places)
-    _queues(page, invoice, places)
-    _small_print(page, invoice)
-    return bytes(page.output())
+    _prices(page, invoice, sums)
+    if sums.corrected:
+        _corrections(page, invoice, sums)
+    _total(page, invoice, sums.places)
+    _queues(page, invoice, sums)
+    _small_print(page, invoice, sums.free)
+    yield bytes(page.output())
 
 
 def _head(page: FPDF, invoice: Invoice, title: str) -> None:
@@ -99,7 +151,7 @@ def _head(page: FPDF, invoice: Invoice, title: str) -> None:
     page.ln(4)
 
 
-def _prices(page: FPDF, invoice: Invoice, places: int) -> None:
+def _prices(page: FPDF, invoice: Invoice, sums: _Sums) -> None:
     widths = (70, 34, 34, 36)
     _row(
         page,
@@ -108,19 +160,19 @@ def _prices(page: FPDF, invoice: Invoice, places: int) -> None:
         bold=True,
         line=True,
     )
-    price_places = _places(price.unit_price.scaleb(6) for price in invoice.price_sums)
-    for price in invoice.price_sums:
+    price_places = _places(price.unit_price.scaleb(6) for price in sums.prices)
+    for price in sums.prices:
         kind, version, tier = price.price_id.split("-")
         rate = {"standard": "Standard", "fifo": "FIFO"}[kind]
         tier_name = "free requests" if tier == "free" else f"tier {tier.removeprefix('tier')}"
         name = f"{rate}, {tier_name} (prices {version})"
         per_million = _amount(price.unit_price.scaleb(6), price_places)
-        _row(page, widths, (name, f"{price.quantity:,}", per_million, _amount(price.cost, places)))
-    if not invoice.charges:
-        _row(page, widths, ("No billed requests", "0", "", _amount(Decimal(0), places)))
+        _row(page, widths, (name, f"{price.quantity:,}", per_million, _amount(price.cost, sums.places)))
+    if not sums.prices:
+        _row(page, widths, ("No billed requests", "0", "", _amount(Decimal(0), sums.places)))
 
 
-def _corrections(page: FPDF, invoice: Invoice, places: int) -> None:
+def _corrections(page: FPDF, invoice: Invoice, sums: _Sums) -> None:
     widths = (104, 34, 36)
     page.ln(4)
     _row(
@@ -130,11 +182,8 @@ def _corrections(page: FPDF, invoice: Invoice, places: int) -> None:
         bold=True,
         line=True,
     )
-    for month in sorted({correction.month for correction in invoice.corrections}):
-        charges = [correction.charge for correction in invoice.corrections if correction.month == month]
-        quantity = sum(charge.quantity for charge in charges)
-        cost = exact_sum(charge.cost for charge in charges)
-        _row(page, widths, (str(month), f"{quantity:,}", _amount(cost, places)))
+    for month, (quantity, cost) in sorted(sums.corrected.items()):
+        _row(page, widths, (month, f"{quantity:,}", _amount(cost, sums.places)))
 
 
 def _total(page: FPDF, invoice: Invoice, places: int) -> None:
@@ -147,17 +196,10 @@ def _total(page: FPDF, invoice: Invoice, places: int) -> None:
     _row(page, widths, payable, bold=True, line=True, places_left=places - _CENTS)
 
 
-def _queues(page: FPDF, invoice: Invoice, places: int) -> None:
-    by_queue: dict[tuple[str, str, int], list[Charge]] = {}
-    for charge in invoice.charges:
-        by_queue.setdefault((charge.queue_name, charge.region, charge.queue_id), []).append(charge)
-    if not by_queue:
+def _queues(page: FPDF, invoice: Invoice, sums: _Sums) -> None:
+    if not sums.queues:
         return
-    sums = [
-        (exact_sum(charge.cost for charge in charges), sum(charge.quantity for charge in charges), queue)
-        for queue, charges in by_queue.items()
-    ]
-    sums.sort(key=lambda row: (row[0].copy_negate(), -row[1], row[2]))
+    places = sums.places
     page.ln(6)
     widths = (104, 34, 36)
     _row(
@@ -167,20 +209,20 @@ def _queues(page: FPDF, invoice: Invoice, places: int) -> None:
         bold=True,
         line=True,
     )
-    for cost, quantity, (name, region, _) in sums[:QUEUES_MAX]:
+    for row in sums.queues[:QUEUES_MAX]:
+        name, region = row["queue_name"], row["region"]
         shown = f"{_short(name)} ({region})" if name else f"without a queue ({region})"
-        _row(page, widths, (shown, f"{quantity:,}", _amount(cost, places)))
-    others = sums[QUEUES_MAX:]
+        _row(page, widths, (shown, f"{row['quantity']:,}", _amount(row["cost"], places)))
+    others = sums.queues[QUEUES_MAX:]
     if others:
-        quantity = sum(row[1] for row in others)
-        cost = exact_sum(row[0] for row in others)
+        quantity = sum(row["quantity"] for row in others)
+        cost = exact_sum(row["cost"] for row in others)
         _row(page, widths, (f"{len(others):,} others", f"{quantity:,}", _amount(cost, places)))
 
 
-def _small_print(page: FPDF, invoice: Invoice) -> None:
+def _small_print(page: FPDF, invoice: Invoice, free: int) -> None:
     page.ln(6)
     page.set_font("Helvetica", size=8)
-    free = sum(charge.quantity for charge in invoice.charges if charge.tier == FREE)
     counts = (
         f"Of {invoice.quantity:,} requests in this period {free:,} were free and "
         f"{invoice.quantity - free:,} are charged. "

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
-from typing import Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 UNIT_PRICE_DIGITS: Final = (38, 18)
 LINE_COST_DIGITS: Final = (38, 12)
@@ -30,6 +33,18 @@ class AmountTooLarge(ValueError):
 def product(quantity: int, unit_price: Decimal) -> Decimal:
     """Return quantity times price, exactly."""
     return _EXACT.multiply(Decimal(quantity), unit_price)
+
+
+def line_costs(quantities: Any, unit_prices: Any) -> Any:
+    """Return `as_line_cost(product(...))` of arrays: of int64 and of DECIMAL(38,18), and so DECIMAL(38,12)."""
+    counts = quantities.cast(pa.decimal128(19, 0)).cast(pa.decimal256(19, 0))
+    exact = pc.multiply_checked(counts, unit_prices.cast(pa.decimal256(*UNIT_PRICE_DIGITS)))
+    rounded = pc.round(exact, LINE_COST_DIGITS[1], "half_to_even")
+    try:
+        return rounded.cast(pa.decimal128(*LINE_COST_DIGITS))
+    except pa.ArrowInvalid:
+        _fit(max(rounded.to_pylist()), LINE_COST_DIGITS, "line cost")
+        raise
 
 
 def exact_sum(amounts: Iterable[Decimal]) -> Decimal:

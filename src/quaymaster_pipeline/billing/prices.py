@@ -1,7 +1,7 @@
 """The price book: what a request costs, from when to when. Pure.
 
 A book is a list of *versions*, one after another in time; each has a monthly allowance of free requests, which all
-classes share, and for each billing class its tiers.
+classes share, and for each billing class its tiers. Usage is rated by day: versions begin and end at midnight in UTC.
 
     version 1  [2026-01-01, 2026-11-15)   1,000,000 free   standard  0: 0.40   100 B: 0.30   200 B: 0.24  per million
                                                            fifo      0: 0.50   100 B: 0.40   200 B: 0.35
@@ -68,7 +68,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class PriceVersion:
-    """The prices of one stretch of time, [valid_from, valid_to); `valid_to` None means until further notice."""
+    """The prices of one stretch of days, [valid_from, valid_to); `valid_to` None means until further notice."""
 
     number: int
     valid_from: datetime
@@ -80,9 +80,9 @@ class PriceVersion:
         where = f"version {self.number}"
         if not 1 <= self.number <= 32_767:
             raise BadPriceBook(f"{where}: numbers are 1 to 32767")
-        object.__setattr__(self, "valid_from", _full_hour(self.valid_from, f"{where}: valid_from"))
+        object.__setattr__(self, "valid_from", _midnight(self.valid_from, f"{where}: valid_from"))
         if self.valid_to is not None:
-            object.__setattr__(self, "valid_to", _full_hour(self.valid_to, f"{where}: valid_to"))
+            object.__setattr__(self, "valid_to", _midnight(self.valid_to, f"{where}: valid_to"))
         if self.valid_to is not None and self.valid_to <= self.valid_from:
             raise BadPriceBook(f"{where}: valid_to must be after valid_from")
         if not 0 <= self.free_requests <= QUANTITY_MAX:
@@ -184,12 +184,12 @@ def _check_tiers(where: str, tiers: Sequence[Tier]) -> None:
             raise BadPriceBook(f"{where}: two tiers begin above {later.above}")
 
 
-def _full_hour(time: datetime, what: str) -> datetime:
+def _midnight(time: datetime, what: str) -> datetime:
     if time.tzinfo is None:
         raise BadPriceBook(f"{what} {time.isoformat()} must say its zone, as {time.isoformat()}Z does")
     utc = time.astimezone(UTC)
-    if utc != utc.replace(minute=0, second=0, microsecond=0):
-        raise BadPriceBook(f"{what} {_text(utc)} must be a full hour")
+    if utc != utc.replace(hour=0, minute=0, second=0, microsecond=0):
+        raise BadPriceBook(f"{what} {_text(utc)} must be midnight in UTC: prices change with the day")
     return utc
 
 

@@ -1,165 +1,249 @@
 """Rating: the usage of an account's month becomes charges. Pure.
 
-    usage by hour ──added up by hour, class, region, queue, action──▶ in order of time ──split at──▶ pieces
-                                      free allowance · tier · price version · day
-    pieces ──added up by day, region, queue, action, class, price──▶ charges, each with a stable id
+    daily rows ──added up by day and class──▶ totals ──price book──▶ steps: from which request of the month on what
+    daily rows, in order, any number at a time ──cut at the steps──▶ charges, each with a stable id
 
-The month is always rated from its start, whole: allowance and tiers depend on what came before. So the charges depend
-on the usage alone, not on the order in which it came or how often it was rated. Within an hour the order is that of
-class (standard first), region, queue and action, and means nothing but that it is always the same.
+Requests are rated in the order of day, class (standard first), region, queue and action. What a request costs depends
+on its place among those of its class in the month alone: where its free requests end, a tier or a version of the prices
+begins there is a *step*, and totals of days say where these are. So rows are rated as a stream. They come in the order
+of day, region, queue, action, which within a class is the order of rating, and what is kept of them is two numbers.
+
+The month is always rated from its start, whole: so charges depend on the usage alone, not on the order in which it came
+or how often it was rated.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC
 from decimal import Decimal
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from quaymaster_pipeline.billing.money import as_line_cost, product
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.billing.money import LINE_COST_DIGITS, UNIT_PRICE_DIGITS, line_costs
 from quaymaster_pipeline.billing.periods import Month
-from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion
+from quaymaster_pipeline.billing.prices import QUANTITY_MAX, PriceBook
 from quaymaster_pipeline.billing.rules import BILLING_CLASSES, RULE_VERSION, BillingClass
 
 FREE: Final = -1
 """The tier number of requests of the free allowance."""
 LINE_ID_BYTES: Final = 16
+_BETWEEN: Final = "\x1f"
+_UNIT_PRICE: Final = pa.decimal128(*UNIT_PRICE_DIGITS)
 
-_CLASS_ORDER: Final = {name: index for index, name in enumerate(BILLING_CLASSES)}
+USAGE: Final = pa.schema(
+    [
+        ("day", pa.date32()),
+        ("region", pa.string()),
+        ("queue_id", pa.int64()),
+        ("queue_name", pa.string()),
+        ("action", pa.string()),
+        ("billing_class", pa.string()),
+        ("billed_requests", pa.int64()),
+    ]
+)
+"""What one queue of an account was asked on one day (in UTC) by one action, each of these once. `queue_id` 0 and
+`queue_name` "" stand for actions without a queue."""
+CHARGES: Final = pa.schema(
+    [
+        ("line_id", pa.string()),
+        *((field.name, field.type) for field in USAGE if field.name != "billed_requests"),
+        ("price_version", pa.int64()),
+        ("tier", pa.int64()),
+        ("unit_price", _UNIT_PRICE),
+        ("quantity", pa.int64()),
+        ("cost", pa.decimal128(*LINE_COST_DIGITS)),
+        ("rule_version", pa.int64()),
+    ]
+)
+"""A line: requests of one day, queue and action at one price. `tier` counts from 0, or is FREE."""
+CHARGE_KEYS: Final = (
+    *("day", "region", "queue_id", "queue_name", "action", "billing_class", "price_version", "tier"),
+)
+"""What tells the charges of an account apart, and their order; a line's id is a hash of them."""
 
 
 class BadUsage(ValueError):
     """Usage that cannot be rated; the message says which and why."""
 
 
-class Usage(NamedTuple):
-    """What one queue of an account was asked in one hour by one action.
+class Step(NamedTuple):
+    """Requests of a class after the first `above` of the month cost this, up to the next step."""
 
-    `hour` is its start, in UTC. `queue_id` 0 and `queue_name` "" stand for actions without a queue.
-    """
-
-    hour: datetime
-    region: str
-    queue_id: int
-    queue_name: str
-    action: str
-    billing_class: BillingClass
-    billed_requests: int
-
-
-class Charge(NamedTuple):
-    """One line: requests of one day, queue and action at one price.
-
-    `tier` counts from 0, or is FREE; `cost` has 12 decimals. `price_id` names class, tier and version of the price.
-    """
-
-    line_id: str
-    day: datetime
-    region: str
-    queue_id: int
-    queue_name: str
-    action: str
-    billing_class: BillingClass
+    above: int
     price_version: int
     tier: int
     unit_price: Decimal
-    quantity: int
-    cost: Decimal
-    rule_version: int
-
-    @property
-    def price_id(self) -> str:
-        """The stable name of the price."""
-        return price_id(self.billing_class, self.price_version, self.tier)
 
 
-def price_id(billing_class: BillingClass, version: int, tier: int) -> str:
+Totals = dict[datetime.date, dict[BillingClass, int]]
+"""Billed requests by day and class."""
+
+
+def price_id(billing_class: str, version: int, tier: int) -> str:
     """Return the stable name of a price: `standard-v1-tier2`, `fifo-v1-free`."""
     return f"{billing_class}-v{version}-" + ("free" if tier == FREE else f"tier{tier + 1}")
 
 
-_Key = tuple[datetime, str, int, str, str, BillingClass, int, int]
-"""Of a charge: day, region, queue id, queue name, action, class, price version, tier."""
-
-
-def rate_month(usage: Iterable[Usage], book: PriceBook, month: Month, *, account_id: str) -> list[Charge]:
-    """Return the charges of an account's month, sorted by day, region, queue, action, class, price.
-
-    All usage of the month must be given, in any order and in any parts. The sum of the quantities is the sum of the
-    billed requests. Raises BadUsage, NoPrice.
-    """
-    quantities: dict[_Key, int] = {}
-    positions: dict[BillingClass, int] = dict.fromkeys(BILLING_CLASSES, 0)
-    free_used = 0
-    hour: datetime | None = None
-    version: PriceVersion | None = None
-    for row, billed in _in_order(usage, month):
-        if row.hour != hour:
-            hour, version = row.hour, book.at(row.hour)
-        assert version is not None, "the first row has an hour"
-        day = row.hour.replace(hour=0)
-        left = billed
-        while left:
-            position = positions[row.billing_class]
-            free_left = version.free_requests - free_used
-            if free_left > 0:
-                tier, part = FREE, min(left, free_left)
-                free_used += part
-            else:
-                tiers = version.tiers[row.billing_class]
-                tier = version.tier_number(row.billing_class, position)
-                part = left if tier + 1 == len(tiers) else min(left, tiers[tier + 1].above - position)
-            key = (
-                *(day, row.region, row.queue_id, row.queue_name, row.action),
-                *(row.billing_class, version.number, tier),
-            )
-            quantities[key] = quantities.get(key, 0) + part
-            positions[row.billing_class] = position + part
-            left -= part
-    versions = {version.number: version for version in book.versions}
-    return [_charge(account_id, key, quantities[key], versions[key[6]]) for key in sorted(quantities)]
-
-
-def _in_order(usage: Iterable[Usage], month: Month) -> list[tuple[Usage, int]]:
-    """Return the usage of each key once, in the order in which it is rated."""
-    billed: dict[Usage, int] = {}
-    start, end = month.start, month.end
-    for row in usage:
-        if row.billed_requests < 0:
-            raise BadUsage(f"usage of {row.action} at {row.hour} has {row.billed_requests} billed requests")
-        if not start <= row.hour < end:
-            raise BadUsage(f"usage at {row.hour.isoformat()} is not of {month}")
-        if row.hour.minute or row.hour.second or row.hour.microsecond or row.hour.utcoffset() != timedelta(0):
-            raise BadUsage(f"usage at {row.hour.isoformat()} is not of a full hour in UTC")
-        if row.billing_class not in _CLASS_ORDER:
-            raise BadUsage(
-                f"usage of billing class {row.billing_class!r}; there are {', '.join(BILLING_CLASSES)}"
-            )
-        key = row._replace(hour=row.hour.astimezone(UTC), billed_requests=0)
-        billed[key] = billed.get(key, 0) + row.billed_requests
-    return sorted(billed.items(), key=_rating_order)
-
-
-def _rating_order(item: tuple[Usage, int]) -> tuple[object, ...]:
-    row = item[0]
-    return (row.hour, _CLASS_ORDER[row.billing_class], *itemgetter(1, 2, 3, 4)(row))
-
-
-def _charge(account_id: str, key: _Key, quantity: int, version: PriceVersion) -> Charge:
-    day, region, queue_id, queue_name, action, billing_class, number, tier = key
-    unit_price = Decimal(0) if tier == FREE else version.tiers[billing_class][tier].unit_price
-    cost = as_line_cost(product(quantity, unit_price))
-    return Charge(
-        line_id(account_id, key),
-        *(day, region, queue_id, queue_name, action, billing_class, number, tier),
-        *(unit_price, quantity, cost, RULE_VERSION),
+def add_totals(totals: Totals, rows: Any, month: Month) -> None:
+    """Add the billed requests of rows of USAGE to totals. Raises BadUsage."""
+    least = pc.min_max(rows.column("billed_requests")).as_py()
+    if rows.num_rows and least["min"] < 0:
+        at = pc.index(rows.column("billed_requests"), least["min"]).as_py()
+        row = rows.slice(at, 1).to_pylist()[0]
+        raise BadUsage(f"usage of {row['action']} on {row['day']} has {least['min']} billed requests")
+    if rows.num_rows and least["max"] * rows.num_rows > QUANTITY_MAX:
+        raise BadUsage(f"usage of {month} has {least['max']} billed requests in a row, which is too many")
+    summed = rows.group_by(["day", "billing_class"], use_threads=False).aggregate(
+        [("billed_requests", "sum")]
     )
+    for row in summed.to_pylist():
+        day, billing_class, billed = row["day"], row["billing_class"], row["billed_requests_sum"]
+        if (day.year, day.month) != month:
+            raise BadUsage(f"usage on {day} is not of {month}")
+        if billing_class not in BILLING_CLASSES:
+            raise BadUsage(
+                f"usage of billing class {billing_class!r}; there are {', '.join(BILLING_CLASSES)}"
+            )
+        of_day = totals.setdefault(day, dict.fromkeys(BILLING_CLASSES, 0))
+        of_day[billing_class] += billed
 
 
-def line_id(account_id: str, key: tuple[object, ...]) -> str:
-    """Return the id of a line: a hash of what it is a charge for, so the same in every revision of its month."""
-    texts = (part.isoformat() if isinstance(part, datetime) else str(part) for part in key)
-    text = "\x1f".join((account_id, *texts))
+def steps_of(totals: Totals, book: PriceBook) -> dict[BillingClass, list[Step]]:
+    """Return the steps of each class. Raises NoPrice for a day with usage that the book has no price for."""
+    steps: dict[BillingClass, list[Step]] = {name: [] for name in BILLING_CLASSES}
+    positions = dict.fromkeys(BILLING_CLASSES, 0)
+    free_used = 0
+    for day in sorted(totals):
+        version = book.at(datetime.datetime(day.year, day.month, day.day, tzinfo=UTC))
+        for name in BILLING_CLASSES:
+            tiers = version.tiers[name]
+            position, end = positions[name], positions[name] + totals[day][name]
+            if end > QUANTITY_MAX:
+                raise BadUsage(f"usage up to {day} has {end} billed requests, which is too many")
+            free = min(end - position, max(0, version.free_requests - free_used))
+            if free:
+                _add_step(steps[name], Step(position, version.number, FREE, Decimal(0)))
+                free_used += free
+                position += free
+            while position < end:
+                tier = version.tier_number(name, position)
+                _add_step(steps[name], Step(position, version.number, tier, tiers[tier].unit_price))
+                position = end if tier + 1 == len(tiers) else min(end, tiers[tier + 1].above)
+            positions[name] = end
+    return steps
+
+
+def _add_step(steps: list[Step], step: Step) -> None:
+    if not steps or steps[-1][1:] != step[1:]:
+        steps.append(step)
+
+
+class Rater:
+    """Rates the rows of one account's month, in their order, any number at a time."""
+
+    def __init__(self, account_id: str, steps: Mapping[BillingClass, list[Step]]) -> None:
+        self._account_id = account_id
+        self._positions = dict.fromkeys(BILLING_CLASSES, 0)
+        self._firsts: dict[BillingClass, int] = {}
+        self._steps: list[Step] = []
+        self._bounds: dict[BillingClass, Any] = {}
+        for name in BILLING_CLASSES:
+            self._firsts[name] = len(self._steps)
+            self._steps += steps[name]
+            self._bounds[name] = np.array([*(step.above for step in steps[name]), QUANTITY_MAX], np.int64)
+
+    def charges(self, rows: Any) -> Any:
+        """Return the charges of the next rows of USAGE, in the order of CHARGE_KEYS."""
+        billed = rows.column("billed_requests").to_numpy()
+        parts = [
+            self._cut(name, np.flatnonzero(is_class), billed)
+            for name in BILLING_CLASSES
+            if (is_class := _mask(pc.equal(rows.column("billing_class"), name))).any()
+        ]
+        if not parts:
+            return CHARGES.empty_table()
+        at, steps, quantities = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if len(parts) > 1:
+            order = np.argsort(at, kind="stable")
+            at, steps, quantities = at[order], steps[order], quantities[order]
+        return self._charges(rows.take(pa.array(at)), steps, quantities)
+
+    def _cut(self, name: BillingClass, at: Any, billed: Any) -> tuple[Any, Any, Any]:
+        """Return what rows of a class are charged, in parts: which row, which step, how many requests."""
+        at = at[billed[at] > 0]
+        ends = self._positions[name] + np.cumsum(billed[at])
+        starts = ends - billed[at]
+        if len(ends):
+            self._positions[name] = int(ends[-1])
+        bounds = self._bounds[name]
+        first = np.searchsorted(bounds, starts, side="right") - 1
+        counts = np.searchsorted(bounds, ends - 1, side="right") - first
+        rows = np.repeat(np.arange(len(at)), counts)
+        steps = first[rows] + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        quantities = np.minimum(ends[rows], bounds[steps + 1]) - np.maximum(starts[rows], bounds[steps])
+        return at[rows], steps + self._firsts[name], quantities
+
+    def _charges(self, rows: Any, steps: Any, quantities: Any) -> Any:
+        taken = pa.array(steps)
+        version, tier, price = (
+            pa.array([step[at] for step in self._steps], kind).take(taken)
+            for at, kind in ((1, pa.int64()), (2, pa.int64()), (3, _UNIT_PRICE))
+        )
+        quantity = pa.array(quantities)
+        columns = {
+            **{name: rows.column(name) for name in CHARGE_KEYS[:6]},
+            "price_version": version,
+            "tier": tier,
+            "unit_price": price,
+            "quantity": quantity,
+            "cost": line_costs(quantity, price),
+            "rule_version": pa.array(np.full(len(quantities), RULE_VERSION, np.int64)),
+        }
+        ids = line_ids(self._account_id, pa.table(columns))
+        columns["line_id"] = ids
+        return pa.table([columns[name] for name in CHARGES.names], schema=CHARGES)
+
+
+def rate_month(rows: Iterable[Any], totals: Totals, book: PriceBook, *, account_id: str) -> Iterator[Any]:
+    """Yield the charges of an account's month, of which `rows` are all of USAGE in order and `totals` their sums.
+
+    The sum of the quantities is the sum of the billed requests. Raises BadUsage, NoPrice, AmountTooLarge.
+    """
+    rater = Rater(account_id, steps_of(totals, book))
+    yield from map(rater.charges, rows)
+
+
+def key_texts(charges: Any) -> Any:
+    """Return CHARGE_KEYS of charges as texts, which ids and digests are made of."""
+    days = charges.column("day").combine_chunks().dictionary_encode()
+    names = [f"{day.isoformat()}T00:00:00+00:00" for day in days.dictionary.to_pylist()]
+    parts = [pa.array(names, pa.string()).take(days.indices)]
+    parts += [charges.column(name).combine_chunks().cast(pa.string()) for name in CHARGE_KEYS[1:]]
+    return pc.binary_join_element_wise(*parts, _BETWEEN)
+
+
+def line_ids(account_id: str, charges: Any) -> Any:
+    """Return the ids of lines: hashes of what they are charges for, so the same in every revision of their month."""
+    begin = hashlib.blake2b(f"{account_id}{_BETWEEN}".encode(), digest_size=LINE_ID_BYTES)
+    ids = []
+    for text in key_texts(charges).to_pylist():
+        hashed = begin.copy()
+        hashed.update(text.encode())
+        ids.append(hashed.hexdigest())
+    return pa.array(ids, pa.string())
+
+
+def line_id(account_id: str, *parts: str) -> str:
+    """Return the id of a line that is no charge."""
+    text = _BETWEEN.join((account_id, *parts))
     return hashlib.blake2b(text.encode(), digest_size=LINE_ID_BYTES).hexdigest()
+
+
+def _mask(column: Any) -> Any:
+    return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)

@@ -1,14 +1,15 @@
-"""Whether an invoice is of exactly what was recorded: the same counts in every layer, as integers. Pure.
+"""Whether an invoice is of exactly what was recorded: the same counts everywhere, as integers. Pure.
 
-    blocks = silver + quarantine + duplicates      everything recorded, whatever its month
-    silver = gold = charges                        the month
+    blocks = silver = gold = closed days        compared when a day is closed (ops.closes)
+    closed days = files of closed days          the month, before its invoices are final
+    daily rows = charges                        each account
 
 No difference is tolerated. A provisional invoice shows what differs; a final one is not issued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -38,7 +39,30 @@ class BillingComparison(NamedTuple):
             "difference": self.difference,
         }
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> BillingComparison:
+        """Return what `as_json` was made of."""
+        return cls(fields["scope"], fields["measure"], tuple(fields["counts"].items()))
+
 
 def differing(comparisons: Iterable[BillingComparison]) -> list[BillingComparison]:
     """Return those that do not agree."""
     return [comparison for comparison in comparisons if comparison.difference]
+
+
+def of_closes(month: str, closes: Sequence[tuple[str, int, bool]]) -> list[BillingComparison]:
+    """Return what closes of a month's days found: (day, difference, whether an operator accepted it) each."""
+    found = [
+        BillingComparison(
+            day, "counts of layers that differ", (("found", count), ("accepted", count if accepted else 0))
+        )
+        for day, count, accepted in closes
+        if count
+    ]
+    unaccepted = sum(one.difference for one in found)
+    return [
+        BillingComparison(
+            f"closed days of {month}", "counts of layers that differ", (("found", unaccepted), ("allowed", 0))
+        ),
+        *found,
+    ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-from quaymaster_pipeline.billing.focus import COLUMNS
+from quaymaster_pipeline.billing.focus import LINES
 from quaymaster_pipeline.billing.money import LINE_COST_DIGITS, PAYABLE_DIGITS, UNIT_PRICE_DIGITS
 from quaymaster_pipeline.warehouse.schemas import TIME, TableSpec
 
@@ -15,26 +15,13 @@ MONTH_COLUMN: Final = "billing_month"
 _COST = pa.decimal128(*LINE_COST_DIGITS)
 _UNIT_PRICE = pa.decimal128(*UNIT_PRICE_DIGITS)
 _PAYABLE = pa.decimal128(*PAYABLE_DIGITS)
+_LINES = pa.schema([*LINES, (MONTH_COLUMN, pa.date32())])
+ACCOUNT_COLUMN: Final = "BillingAccountId"
 
-
-def _focus_kind(name: str) -> Any:
-    if name.endswith("Cost"):
-        return _COST
-    if name.endswith("UnitPrice"):
-        return _UNIT_PRICE
-    if name.endswith(("Start", "End")):
-        return TIME
-    if name.endswith("Quantity") or name in ("x_queue_id", "x_price_version", "x_rule_version", "x_revision"):
-        return pa.int64()
-    return pa.string()
-
-
-_LINES = pa.schema([*((name, _focus_kind(name)) for name in COLUMNS), (MONTH_COLUMN, pa.date32())])
-
-CHARGES = TableSpec("gold.charges", _LINES, MONTH_COLUMN)
+CHARGES = TableSpec("gold.charges", _LINES, MONTH_COLUMN, bounded=(ACCOUNT_COLUMN,))
 """Lines of invoices, provisional and final, but for corrections: usage, and each invoice's rounding."""
 
-ADJUSTMENTS = TableSpec("gold.adjustments", _LINES, MONTH_COLUMN)
+ADJUSTMENTS = TableSpec("gold.adjustments", _LINES, MONTH_COLUMN, bounded=(ACCOUNT_COLUMN,))
 """Lines that correct closed months, in the month of the invoice that has them (ChargeClass `Correction`)."""
 
 INVOICES = TableSpec(
@@ -59,12 +46,17 @@ INVOICES = TableSpec(
             ("usage_version", pa.int64()),
             ("reconciliation", pa.string()),
             (MONTH_COLUMN, pa.date32()),
+            ("through_batch", pa.int64()),
+            ("through_close", pa.int64()),
         ]
     ),
     MONTH_COLUMN,
+    bounded=("account_id", "through_close"),
 )
 """One row an account and month: the last revision. Its row is written after its lines, so it says that they are whole.
-`usage_version` is the version of gold.usage_hourly that was rated, `reconciliation` JSON of what was compared."""
+`usage_version` is the version of gold.usage_daily that was rated, `reconciliation` JSON of what was compared.
+`through_close` is the last close of days (`ops.closes`) whose rows it has, `through_batch` the last batch in them: rows
+that closes after it bring are corrections. Files of these three tables are sorted by account."""
 
 PRICE_BOOK = TableSpec(
     "ops.price_book",

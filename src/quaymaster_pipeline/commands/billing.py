@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from quaymaster_pipeline.billing.periods import Month
     from quaymaster_pipeline.billing.prices import PriceBook
     from quaymaster_pipeline.billing.reconciliation import BillingComparison
-    from quaymaster_pipeline.billing.service import Billing, Made
-    from quaymaster_pipeline.billing.store import BillingStore
+    from quaymaster_pipeline.billing.store import BillingStore, Head
+    from quaymaster_pipeline.jobs.close import Closed
+    from quaymaster_pipeline.jobs.invoicing import InvoiceRequest, LeftOut
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
 app = options.new_group("Make invoices of usage, by a price book. Needs quaymaster[spark].")
@@ -41,8 +44,8 @@ prices_app = options.new_group("Show and set what requests cost.")
 app.add_typer(prices_app, name="prices")
 
 GRACE_DAYS = 3
-ACCOUNTS_AT_ONCE = 200
-"""Whose provisional invoices are written in one commit: each rewrites the month's rows of all."""
+ROWS_OF_PAGE = 1_000
+"""So many invoices are laid out together."""
 
 
 class Format(StrEnum):
@@ -61,7 +64,7 @@ class BookFormat(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvoiceOptions:
+class Invoices:
     """Whose invoices of which month, and what becomes of them."""
 
     month: Annotated[str, typer.Option("--month", help="Which month, as 2026-11.", metavar="MONTH")]
@@ -89,9 +92,11 @@ class InvoiceOptions:
             "--grace-days", min=0, max=365, help="A month takes late usage for so long.", metavar="DAYS"
         ),
     ] = GRACE_DAYS
-    warehouse: WarehouseURI = None
-    storage_option: StorageOptions = None
-    as_json: options.AsJSON = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvoiceOptions(spark.SparkOptions, Invoices):
+    """What is invoiced, and with which Spark."""
 
 
 @app.command()
@@ -99,8 +104,9 @@ class InvoiceOptions:
 def invoice(given: InvoiceOptions) -> None:
     """Make the invoices of a month: provisional ones, or with --final those that count.
 
-    A final invoice needs every hour of the month closed, the days of grace over, and the same counts in all tables.
-    Usage that comes later is corrected in the next month's invoice. An issued invoice is printed as it was issued.
+    A final invoice needs every day of the month closed, the days of grace over, and no count that differs. Usage that
+    comes later is corrected in the next month's invoice. Issued invoices are printed as they were issued, without
+    Spark; to make any needs it.
     """
     need_tables()
     from quaymaster_pipeline.billing.store import BillingStore
@@ -112,40 +118,85 @@ def invoice(given: InvoiceOptions) -> None:
     for account_id in given.account or ():
         check_account(account_id)
     period = _month(given.month)
-    tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
+    directory = data_directory(given.data)
+    tables = open_warehouse(directory, given.warehouse, given.storage_option)
     store = BillingStore(tables)
-    with _billing_errors(), store.writing():
-        billing = _billing(store, tables, given.grace_days, final=given.final)
-        made = _make(billing, period, given)
-        left_out = {} if given.account else billing.left_out(period)
-    _tell_differences(made)
-    if given.format_ is None:
-        _print_summary(made, given.as_json)
-    elif given.out is not None:
-        _write_files(made, given.format_, given.out, given.as_json)
-    else:
-        _print_documents([one.invoice for one in made], given.format_)
-    if not made:
+    with _billing_errors():
+        request, left_out = _make(store, tables, directory, period, given)
+        heads = _heads(store, period, request.accounts)
+        first = next(heads, None)
+        heads = heads if first is None else itertools.chain([first], heads)
+        if given.format_ is None:
+            _print_summary(heads, request, given.as_json)
+        elif given.out is not None:
+            _write_files(store, heads, given.format_, given.out, given.as_json)
+        else:
+            _print_documents(store, heads, given.format_)
+    if first is None:
         note(f"Nobody used anything in {period}, and nothing is to be corrected in it.")
     for earlier, late in left_out.items():
+        names = ", ".join(late.accounts)
+        others = late.count - len(late.accounts)
         note(
-            f"{', '.join(late)} used something in {earlier} and have no final invoice of it, as others do: "
-            f"quaymaster billing invoice --month {earlier} --final"
+            f"{names}{f' and {others} others' if others else ''} used something in {earlier} and have no final invoice "
+            f"of it, as others do: quaymaster billing invoice --month {earlier} --final"
         )
 
 
-def _make(billing: Billing, month: Month, given: InvoiceOptions) -> list[Made]:
-    # In the order asked for, each once.
-    accounts = list(dict.fromkeys(given.account)) if given.account else billing.accounts(month)
-    if given.final:
-        return billing.close(month, accounts)
-    made: list[Made] = []
-    quiet = given.as_json or given.format_ is not None
-    with progress_bar("invoices", total=len(accounts), quiet=quiet) as bar:
-        for first in range(0, len(accounts), ACCOUNTS_AT_ONCE):
-            made += billing.update(month, accounts[first : first + ACCOUNTS_AT_ONCE])
-            bar.update(len(made))
-    return made
+def _make(
+    store: BillingStore, tables: Warehouse, directory: Path, month: Month, given: InvoiceOptions
+) -> tuple[InvoiceRequest, dict[Month, LeftOut]]:
+    """Make the invoices unless all are issued; return what was asked for, and who else is to be invoiced."""
+    from quaymaster_pipeline.billing.reconciliation import differing
+    from quaymaster_pipeline.jobs.close import close_days
+    from quaymaster_pipeline.jobs.invoicing import comparisons_of, is_issued, make_invoices
+
+    request = _request(tables, month, given)
+    if is_issued(store, tables, request):
+        return request, {}
+    if request.is_final and request.now < month.end + request.grace:
+        request.refuse_unless_over()
+    session = spark.spark_workers(directory, given.master, given.driver_memory)
+    with store.writing(), session as workers:
+        if given.final:
+            closed = close_days(workers, tables, request.now, takes_late=True)
+            request = replace(_request(tables, month, given), why_open=_why_open(tables, closed))
+        quiet = given.as_json or given.format_ is not None
+        with progress_bar("invoices: stretches of accounts", quiet=quiet) as bar:
+            made = make_invoices(workers, tables, request, bar.show)
+    for one in differing(comparisons_of(request)):
+        note(f"Counts differ, and nothing final will be issued: {one}.")
+    return request, dict(made.left_out)
+
+
+def _request(tables: Warehouse, month: Month, given: InvoiceOptions) -> InvoiceRequest:
+    from quaymaster_pipeline.billing.store import first_day_of
+    from quaymaster_pipeline.jobs.invoicing import InvoiceRequest
+    from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
+    from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
+
+    return InvoiceRequest(
+        month=month,
+        now=_now(),
+        # In the order asked for, each once.
+        accounts=tuple(dict.fromkeys(given.account)) if given.account else None,
+        is_final=given.final,
+        closes=read_closes(tables),
+        last_closed=last_closed_day(tables),
+        first_used=first_day_of(tables.table(USAGE_DAILY)),
+        grace=datetime.timedelta(days=given.grace_days),
+        compared=_compare_brokers(tables),
+        why_not_final=lambda month: _why_brokers_do_not_say(tables, month),
+    )
+
+
+def _heads(store: BillingStore, month: Month, accounts: tuple[str, ...] | None) -> Iterator[Head]:
+    """Yield the invoices in the order in which they were asked for."""
+    if accounts is None:
+        yield from store.heads(month)
+        return
+    for account_id in accounts:
+        yield from store.heads(month, [account_id])
 
 
 @prices_app.command("show")
@@ -204,7 +255,7 @@ def set_prices(
     tables = open_warehouse(data_directory(data), warehouse, storage_option)
     store = BillingStore(tables)
     with _billing_errors(), store.writing():
-        _billing(store, tables, GRACE_DAYS, final=False).set_book(book)
+        store.set_book(book)
     _print_book(book, as_json)
 
 
@@ -239,19 +290,6 @@ def accounts(
         print_table(("ACCOUNT ID", "NAME"), sorted(names.items()))
 
 
-def _billing(store: BillingStore, tables: Warehouse, grace_days: int, *, final: bool) -> Billing:
-    from quaymaster_pipeline.billing.service import Billing
-
-    return Billing(
-        store,
-        now=_now(),
-        closed_until=_closed_until(tables),
-        compare_layers=lambda: _compare_layers(tables, by_rows=final),
-        grace=datetime.timedelta(days=grace_days),
-        why_not_final=functools.cache(lambda month: _why_brokers_do_not_say(tables, month)),
-    )
-
-
 def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     """Return why usage of a month cannot be said to be what the brokers did; None if it can, or has no brokers."""
     from quaymaster_pipeline.checks.broker_counts import last_compared
@@ -278,38 +316,38 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     )
 
 
-def _closed_until(tables: Warehouse) -> datetime.datetime | None:
-    """Return the time below which every hour is closed; now when all front ends have ended in order."""
-    from quaymaster_pipeline.usage import gold
-    from quaymaster_pipeline.usage.partial_sums import whole_coverage
-    from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
-
-    # The last table that a batch gets to.
-    if tables.table(USAGE_DAILY).last_batch(gold.APP) < 0:
-        return None
-    closed_us = whole_coverage(tables).closed_until_us()
-    return (
-        _now() if closed_us is None else datetime.datetime.fromtimestamp(closed_us / 1_000_000, datetime.UTC)
-    )
-
-
-def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[BillingComparison]:
-    """Return what all layers count: by the notes of their commits, or, before an invoice is issued, by their rows."""
+def _compare_brokers(tables: Warehouse) -> tuple[BillingComparison, ...]:
+    """Return what the brokers counted last beside usage, within bounds."""
     from quaymaster_pipeline.billing.reconciliation import BillingComparison
     from quaymaster_pipeline.checks.broker_counts import last_comparison
-    from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
 
     found = []
-    for one in compare_rows(tables) if by_rows else compare_notes(tables):
-        scope = "all records" if one.scope == "all" else one.scope
-        below = ("silver, quarantine and duplicates", one.silver + one.quarantine + one.duplicates)
-        found.append(BillingComparison(scope, one.measure, (("blocks", one.blocks), below)))
-        found.append(BillingComparison(scope, one.measure, (("silver", one.silver), ("gold", one.gold))))
     for brokers in last_comparison(tables):
         usage = brokers.brokers + (brokers.difference if brokers.surplus else -brokers.difference)
         counts = (("brokers", brokers.brokers), ("usage, within bounds", usage))
         found.append(BillingComparison("brokers", brokers.measure, counts))
-    return found
+    return tuple(found)
+
+
+def _why_open(tables: Warehouse, closed: Closed) -> str:
+    """Return what keeps the first day open that is not closed."""
+    from quaymaster_pipeline.usage import gold
+    from quaymaster_pipeline.usage.partial_sums import whole_coverage
+    from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
+
+    if closed.open_days:
+        return (
+            f"as layers differ: {', '.join(closed.open_days)}; `quaymaster pipeline close` says by how much"
+        )
+    if tables.table(USAGE_DAILY).last_batch(gold.APP) < 0:
+        return "as no usage was taken yet: `quaymaster pipeline run` does"
+    closed_us = whole_coverage(tables).closed_until_us()
+    until = (
+        ""
+        if closed_us is None
+        else f" after {datetime.datetime.fromtimestamp(closed_us / 1e6, datetime.UTC):%Y-%m-%d %H:%M}"
+    )
+    return f"as front ends may still report usage{until}"
 
 
 @contextlib.contextmanager
@@ -318,8 +356,7 @@ def _billing_errors() -> Iterator[None]:
     from quaymaster_pipeline.billing.money import AmountTooLarge
     from quaymaster_pipeline.billing.prices import NoPrice
     from quaymaster_pipeline.billing.rating import BadUsage
-    from quaymaster_pipeline.billing.service import NothingToBill, NotIssued, PricesAreClosed
-    from quaymaster_pipeline.billing.store import StoreDamaged
+    from quaymaster_pipeline.billing.service import NothingToBill, NotIssued, PricesAreClosed, StoreDamaged
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy
 
     try:
@@ -338,95 +375,118 @@ def _billing_errors() -> Iterator[None]:
         raise CommandRefused(f"{error}; wait for it.") from None
 
 
-def _tell_differences(made: Sequence[Made]) -> None:
-    told = dict.fromkeys(str(difference) for one in made for difference in one.differences)
-    for text in told:
-        note(f"Counts differ, and nothing final will be issued: {text}.")
+_SUMMARY = (
+    *(
+        "ACCOUNT ID",
+        "NAME",
+        "MONTH",
+        "STATE",
+        "REVISION",
+        "BILLED REQUESTS",
+        "PAYABLE",
+        "CURRENCY",
+        "INVOICE",
+    ),
+)
 
 
-def _print_summary(made: Sequence[Made], as_json: bool) -> None:
-    from quaymaster_pipeline.billing.documents import invoice_head
+def _print_summary(heads: Iterator[Head], request: InvoiceRequest, as_json: bool) -> None:
+    from quaymaster_pipeline.billing.documents import invoice_head, json_list, json_of
 
     if as_json:
-        print_json(
-            [
-                invoice_head(one.invoice)
-                | {
-                    "stage": one.stage.value,
-                    "reconciliation": [compared.as_json() for compared in one.compared],
-                }
-                for one in made
-            ]
-        )
-        return
-    print_table(
-        (
-            "ACCOUNT ID",
-            "NAME",
-            "MONTH",
-            "STATE",
-            "REVISION",
-            "BILLED REQUESTS",
-            "PAYABLE",
-            "CURRENCY",
-            "INVOICE",
-        ),
-        (
-            (
-                *(one.invoice.account_id, one.invoice.account_name or None, one.invoice.month),
-                *(one.invoice.state, one.invoice.revision, one.invoice.quantity),
-                *(one.invoice.payable, one.invoice.currency, one.invoice.invoice_id),
+        _write_out(
+            json_list(
+                [
+                    json_of(
+                        invoice_head(head.invoice)
+                        | {
+                            "stage": "closed" if head.invoice.state == "final" else request.stage.value,
+                            "reconciliation": [compared.as_json() for compared in head.compared],
+                        }
+                    )
+                ]
+                for head in heads
             )
-            for one in made
-        ),
-    )
+        )
+        print_line()
+        return
+    while True:
+        page = [head.invoice for head in itertools.islice(heads, ROWS_OF_PAGE)]
+        print_table(
+            _SUMMARY,
+            [
+                (
+                    *(one.account_id, one.account_name or None, one.month, one.state, one.revision),
+                    *(one.quantity, one.payable, one.currency, one.invoice_id),
+                )
+                for one in page
+            ],
+        )
+        if len(page) < ROWS_OF_PAGE:
+            return
 
 
-def _print_documents(invoices: Sequence[Invoice], format_: Format) -> None:
-    from quaymaster_pipeline.billing.documents import invoice_as_json, render_csv
+def _print_documents(store: BillingStore, heads: Iterator[Head], format_: Format) -> None:
+    from quaymaster_pipeline.billing.documents import csv_text, json_list, json_text
 
     if format_ is Format.JSON:
-        print_json([invoice_as_json(one) for one in invoices])
+        _write_out(json_list(json_text(one, _lines(store, one)) for one, _ in heads))
+        print_line()
         return
-    for index, one in enumerate(invoices):
-        lines = render_csv(one).decode().splitlines()
-        print_line("\n".join(lines if index == 0 else lines[1:]))
+    for index, (one, _) in enumerate(heads):
+        _write_out(csv_text(_lines(store, one), has_header=index == 0))
 
 
-def _write_files(made: Sequence[Made], format_: Format, out: Path, as_json: bool) -> None:
-    from quaymaster_pipeline.billing.documents import render_csv, render_json
+def _lines(store: BillingStore, invoice: Invoice) -> Callable[[], Iterator[object]]:
+    """Return how to read the lines of an invoice, which are those that it was made of."""
+    store.check(invoice)
+    return lambda: store.lines(invoice)
 
-    render: dict[Format, Callable[[Invoice], bytes]] = {Format.JSON: render_json, Format.CSV: render_csv}
+
+def _write_out(parts: Iterable[str]) -> None:
+    for part in parts:
+        sys.stdout.write(part)
+
+
+def _write_files(
+    store: BillingStore, heads: Iterator[Head], format_: Format, out: Path, as_json: bool
+) -> None:
+    from quaymaster_pipeline.billing.documents import json_list, json_of, render_csv, render_json
+
+    render: dict[Format, Callable[..., Iterator[bytes]]] = {Format.JSON: render_json, Format.CSV: render_csv}
     if format_ is Format.PDF:
         try:
             from quaymaster_pipeline.billing.invoice_pdf import render_pdf
         except ImportError as error:
             raise WrongUsage(f"{error.name} is not installed: pip install 'quaymaster[spark]'.") from None
         render[Format.PDF] = render_pdf
-    written = []
+
+    def written() -> Iterator[Path]:
+        for one, _ in heads:
+            name = one.invoice_id or f"provisional-{one.month}-{one.account_id}"
+            path = out / f"{name}.{format_.value}"
+            _write_whole(path, render[format_](one, _lines(store, one)))
+            yield path
+
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for one in made:
-            invoice_id = one.invoice.invoice_id
-            name = invoice_id or f"provisional-{one.invoice.month}-{one.invoice.account_id}"
-            path = out / f"{name}.{format_.value}"
-            _write_whole(path, render[format_](one.invoice))
-            written.append(path)
+        if as_json:
+            _write_out(json_list([json_of(str(path))] for path in written()))
+            print_line()
+        else:
+            for path in written():
+                print_line(str(path))
     except OSError as error:
         raise WrongUsage(f"{error.filename or out} cannot be written: {reason_of(error)}.") from None
-    if as_json:
-        print_json([str(path) for path in written])
-    else:
-        for path in written:
-            print_line(str(path))
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file, all of it or none: half an invoice must not be taken for one."""
     part = path.with_name(f"{path.name}.part")
     try:
         with telling_full_disk(str(path.parent)):
-            part.write_bytes(data)
+            with part.open("wb") as file:
+                file.writelines(parts)
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -285,16 +285,32 @@ def read_row_groups(
 
 
 def read_batches(
-    place: TablePlace, spec: TableSpec, path: str, columns: Sequence[str], rows: int
+    place: TablePlace,
+    spec: TableSpec,
+    path: str,
+    columns: Sequence[str],
+    rows: int,
+    *,
+    may_have: tuple[str, Callable[[Any, Any], bool]] | None = None,
 ) -> Iterator[Any]:
     """Yield the rows of a data file, at most so many at a time.
+
+    `may_have` is a column, and whether rows are wanted that have values from a lowest to a highest one: what was
+    written together is left out if they are not.
 
     Raises:
         BrokenTable: the file is gone, or is none.
     """
     schema = _wanted(spec, columns)
     with _opened(place, spec, path, schema) as (file, names):
-        for batch in file.iter_batches(rows, columns=names):
+        groups = [
+            at
+            for at in range(file.num_row_groups)
+            if may_have is None
+            or (found := _bounds(file, at, may_have[0])) is None
+            or may_have[1](found.min, found.max)
+        ]
+        for batch in file.iter_batches(rows, row_groups=groups, columns=names):
             yield _with_columns(pa.Table.from_batches([batch]), schema, names)
 
 
@@ -323,9 +339,15 @@ def _with_columns(found: Any, schema: Any, there: Collection[str]) -> Any:
 
 
 def _may_have(file: Any, row_group: int, name: str, low: int, high: int) -> bool:
+    found = _bounds(file, row_group, name)
+    return found is None or (found.min <= high and low <= found.max)
+
+
+def _bounds(file: Any, row_group: int, name: str) -> Any:
+    """Return the statistics of a column of a row group; None where there are none."""
     column = file.schema_arrow.get_field_index(name)
     found = None if column < 0 else file.metadata.row_group(row_group).column(column).statistics
-    return found is None or not found.has_min_max or (found.min <= high and low <= found.max)
+    return None if found is None or not found.has_min_max else found
 
 
 @contextlib.contextmanager

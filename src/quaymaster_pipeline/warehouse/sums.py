@@ -126,7 +126,14 @@ def read_sorted(
 
 
 def summed(streams: Iterable[Iterator[Any]], keys: Sequence[str], schema: Any) -> Iterator[Any]:
-    """Yield the rows of sorted streams, those with the same keys as one, in the order of the keys.
+    """Yield the rows of sorted streams, those with the same keys as one, in the order of the keys."""
+    for rows in together(streams, keys, schema):
+        yield add_up(rows, keys, schema)
+
+
+def together(streams: Iterable[Iterator[Any]], keys: Sequence[str], schema: Any) -> Iterator[Any]:
+    """Yield the rows of sorted streams, all that have the same keys at once, in the order of the keys, but for those in
+    between that are yielded together.
 
     What is below the least of the last keys that streams have given is whole: no stream has more of it.
     """
@@ -142,8 +149,9 @@ def summed(streams: Iterable[Iterator[Any]], keys: Sequence[str], schema: Any) -
         if bound is None:
             return
         counts = [_count_up_to(rows, keys, bound) for rows, _ in filled]
-        whole = [rows.slice(0, count) for (rows, _), count in zip(filled, counts, strict=True)]
-        yield add_up(pa.concat_tables(whole), keys, schema)
+        yield pa.concat_tables(
+            [rows.slice(0, count) for (rows, _), count in zip(filled, counts, strict=True)]
+        )
         waiting = [(rows.slice(count), stream) for (rows, stream), count in zip(filled, counts, strict=True)]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from decimal import Decimal, localcontext
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,27 @@ def test_a_product_is_exact_whatever_the_callers_decimal_context(quantity: int, 
     )
     with localcontext(prec=100):
         assert abs(line - exact) <= Decimal("5e-13")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**63 - 1), st.decimals(min_value=0, max_value=10**6, places=18)), max_size=9
+    )
+)
+def test_many_costs_at_once_are_those_of_one_after_the_other(parts: list[tuple[int, Decimal]]) -> None:
+    costs = money.line_costs(
+        pa.array([quantity for quantity, _ in parts], pa.int64()),
+        pa.array([price for _, price in parts], pa.decimal128(*money.UNIT_PRICE_DIGITS)),
+    )
+
+    assert costs.to_pylist() == [money.as_line_cost(money.product(*part)) for part in parts]
+
+
+def test_many_costs_at_once_are_refused_like_one_that_is_too_large() -> None:
+    prices = pa.array([Decimal(10**18)], pa.decimal128(*money.UNIT_PRICE_DIGITS))
+
+    with pytest.raises(AmountTooLarge, match="line cost 9223372036854775807000000000000000000 has more"):
+        money.line_costs(pa.array([2**63 - 1], pa.int64()), prices)
 
 
 @given(st.lists(st.decimals(min_value=-(10**25), max_value=10**25, places=12), max_size=20))

@@ -27,9 +27,9 @@ TEXTS = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_si
 
 @st.composite
 def books(draw: st.DrawFn) -> PriceBook:
-    hours = sorted(draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=4, unique=True)))
-    times = [datetime(2000, 1, 1, tzinfo=UTC) + timedelta(hours=hour) for hour in hours]
-    ends = [*times[1:], draw(st.sampled_from([None, times[-1] + timedelta(hours=1)]))]
+    days = sorted(draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=4, unique=True)))
+    times = [datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=day) for day in days]
+    ends = [*times[1:], draw(st.sampled_from([None, times[-1] + timedelta(days=1)]))]
     versions = [
         PriceVersion(
             number,
@@ -66,10 +66,10 @@ def test_prices_may_be_numbers_or_texts_and_stay_decimal() -> None:
     assert parse_toml(text.replace('"0.4"', "0.4").replace('"0.24"', "0.240")) == example_book()
 
 
-def test_a_version_is_valid_from_its_first_hour_up_to_its_end() -> None:
-    assert CHANGED.at(CHANGE - timedelta(hours=1)).number == 1
+def test_a_version_is_valid_from_its_first_day_up_to_its_end() -> None:
+    assert CHANGED.at(CHANGE - timedelta(days=1)).number == 1
     assert CHANGED.at(CHANGE).number == 2
-    assert [version.number for version in CHANGED.between(CHANGE, CHANGE + timedelta(hours=1))] == [2]
+    assert [version.number for version in CHANGED.between(CHANGE, CHANGE + timedelta(days=1))] == [2]
     with pytest.raises(NoPrice, match="2019-12-31T23:00:00Z"):
         CHANGED.at(datetime(2019, 12, 31, 23, tzinfo=UTC))
 
@@ -79,8 +79,8 @@ def test_prices_of_a_time_differ_only_when_a_charge_could() -> None:
     other = parse_toml(render_toml(CHANGED).replace('"0.8"', '"0.9"').replace('"changed"', '"renamed"'))
 
     assert other.prices_between(start, CHANGE) == CHANGED.prices_between(start, CHANGE)
-    assert other.prices_between(start, CHANGE + timedelta(hours=1)) != CHANGED.prices_between(
-        start, CHANGE + timedelta(hours=1)
+    assert other.prices_between(start, CHANGE + timedelta(days=1)) != CHANGED.prices_between(
+        start, CHANGE + timedelta(days=1)
     )
 
 
@@ -93,11 +93,11 @@ GOOD = render_toml(CHANGED)
         ("number = 2", "number = 1", "different numbers"),
         ("number = 2", "number = 0", "1 to 32767"),
         ("number = 2", 'number = "two"', "whole number"),
-        ("valid_from = 2026-11-15T06:00:00Z", "valid_from = 2026-11-15T05:00:00Z", "already"),
-        ("valid_from = 2026-11-15T06:00:00Z", "valid_from = 2026-11-15T06:30:00Z", "full hour"),
-        ("valid_from = 2026-11-15T06:00:00Z", "valid_from = 2026-11-15T06:00:00", "zone"),
-        ("valid_from = 2026-11-15T06:00:00Z", "valid_from = 3", "must be a time"),
-        ("valid_to = 2026-11-15T06:00:00Z", "valid_to = 2019-11-15T06:00:00Z", "after valid_from"),
+        ("valid_from = 2026-11-15T00:00:00Z", "valid_from = 2026-11-14T00:00:00Z", "already"),
+        ("valid_from = 2026-11-15T00:00:00Z", "valid_from = 2026-11-15T06:00:00Z", "must be midnight in UTC"),
+        ("valid_from = 2026-11-15T00:00:00Z", "valid_from = 2026-11-15T00:00:00", "zone"),
+        ("valid_from = 2026-11-15T00:00:00Z", "valid_from = 3", "must be a time"),
+        ("valid_to = 2026-11-15T00:00:00Z", "valid_to = 2019-11-15T00:00:00Z", "after valid_from"),
         ("free_requests = 1000000", "free_requests = -1", "free_requests must be 0"),
         ("free_requests = 1000000", "free = 1", "free means nothing here"),
         ("above = 0,", "above = 1,", "first tier must be above 0"),

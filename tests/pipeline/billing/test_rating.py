@@ -1,19 +1,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 
 import pytest
-from harness.billing import BILLION, BOOK, CHANGE, CHANGED, MILLION, MONTH, rate, sqs_version, used
+from harness.billing import (
+    BILLION,
+    BOOK,
+    CHANGE,
+    CHANGED,
+    MILLION,
+    MONTH,
+    Charge,
+    Usage,
+    added_up,
+    rate,
+    sqs_version,
+    used,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.billing.money import exact_sum
+from quaymaster_pipeline.billing.money import as_line_cost, exact_sum, product
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import NoPrice, PriceBook
-from quaymaster_pipeline.billing.rating import FREE, BadUsage, Charge, Usage, rate_month
-from quaymaster_pipeline.billing.rules import BillingClass
+from quaymaster_pipeline.billing.rating import FREE, BadUsage
+from quaymaster_pipeline.billing.rules import BILLING_CLASSES, BillingClass
 
 
 def total(charges: Sequence[Charge]) -> Decimal:
@@ -35,6 +48,9 @@ USAGE = st.builds(
 )
 MONTHS_USAGE = st.lists(USAGE, max_size=12)
 BOOKS = st.sampled_from([BOOK, CHANGED])
+MORE_FREE = PriceBook(
+    "more", "USD", (sqs_version(1, valid_to=CHANGE), sqs_version(2, CHANGE, free_requests=3 * MILLION))
+)
 
 
 def test_the_first_million_is_free_for_all_classes_together() -> None:
@@ -73,9 +89,9 @@ def test_each_class_has_tiers_of_its_own() -> None:
     assert total(rate(usage)) == Decimal("39999.6") + Decimal(50_000)
 
 
-def test_a_price_change_counts_from_its_hour_and_leaves_tiers_and_free_requests_counted() -> None:
+def test_a_price_change_counts_from_its_midnight_and_leaves_tiers_and_free_requests_counted() -> None:
     before = int((CHANGE - MONTH.start).total_seconds()) // 3600 - 1
-    usage = [used(3 * MILLION, hour=before), used(3 * MILLION, hour=before + 1)]
+    usage = [used(3 * MILLION, hour=before), used(3 * MILLION, hour=before + 24)]
 
     charges = rate(usage, CHANGED)
 
@@ -87,12 +103,9 @@ def test_a_price_change_counts_from_its_hour_and_leaves_tiers_and_free_requests_
 
 
 def test_a_change_of_the_allowance_within_a_month_counts_what_was_free_already() -> None:
-    book = PriceBook(
-        "more", "USD", (sqs_version(1, valid_to=CHANGE), sqs_version(2, CHANGE, free_requests=3 * MILLION))
-    )
     usage = [used(2 * MILLION), used(5 * MILLION, hour=29 * 24)]
 
-    charges = rate(usage, book)
+    charges = rate(usage, MORE_FREE)
 
     assert [(charge.price_id, charge.quantity) for charge in charges] == [
         ("standard-v1-free", MILLION),
@@ -120,6 +133,41 @@ def test_usage_in_any_parts_is_rated_the_same(
         parts += [row._replace(billed_requests=cut), row._replace(billed_requests=row.billed_requests - cut)]
 
     assert rate(parts, book) == rate(usage, book)
+
+
+def one_by_one(usage: list[Usage], book: PriceBook) -> list[tuple[object, ...]]:
+    """Rate by the rules, word for word: day, class, region, queue, action; each request takes its place."""
+    rows = sorted(
+        added_up(usage), key=lambda row: (row.day, BILLING_CLASSES.index(row.billing_class), row[1:5])
+    )
+    positions, free_used, found = dict.fromkeys(BILLING_CLASSES, 0), 0, []
+    for row in rows:
+        version = book.at(MONTH.start + (row.day - MONTH.start.date()))
+        left = row.billed_requests
+        while left:
+            position = positions[row.billing_class]
+            tiers = version.tiers[row.billing_class]
+            if free_used < version.free_requests:
+                tier, price, part = FREE, Decimal(0), min(left, version.free_requests - free_used)
+                free_used += part
+            else:
+                tier = version.tier_number(row.billing_class, position)
+                price = tiers[tier].unit_price
+                part = left if tier + 1 == len(tiers) else min(left, tiers[tier + 1].above - position)
+            cost = as_line_cost(product(part, price))
+            found.append((*row[:6], version.number, tier, price, part, cost))
+            positions[row.billing_class] = position + part
+            left -= part
+    return sorted(found)
+
+
+@given(MONTHS_USAGE, st.sampled_from([BOOK, CHANGED, MORE_FREE]), st.integers(1, 5))
+def test_rows_rated_any_number_at_a_time_cost_what_single_requests_do(
+    usage: list[Usage], book: PriceBook, rows_at_once: int
+) -> None:
+    charges = rate(usage, book, rows_at_once=rows_at_once)
+
+    assert [charge[1:12] for charge in charges] == one_by_one(usage, book)
 
 
 @given(MONTHS_USAGE, BOOKS)
@@ -154,14 +202,14 @@ def test_more_usage_never_costs_less(usage: list[Usage], book: PriceBook, more: 
 
 
 @given(MONTHS_USAGE, USAGE)
-def test_later_usage_leaves_the_lines_of_earlier_hours_as_they_are(usage: list[Usage], late: Usage) -> None:
-    last = late._replace(hour=MONTH.end - timedelta(hours=1), queue_id=99)
+def test_later_usage_leaves_the_lines_of_earlier_days_as_they_are(usage: list[Usage], late: Usage) -> None:
+    last = late._replace(day=(MONTH.end - timedelta(days=1)).date(), queue_id=99)
 
     before = {charge.line_id: charge for charge in rate(usage)}
     after = {charge.line_id: charge for charge in rate([*usage, last])}
 
     for line_id, charge in before.items():
-        if charge.day < last.hour.replace(hour=0):
+        if charge.day < last.day:
             assert after[line_id] == charge
 
 
@@ -171,12 +219,12 @@ def test_lines_are_by_day_and_have_the_first_and_the_last_hour_of_a_leap_day() -
 
     charges = rate(usage, month=month)
 
-    assert [(charge.day, charge.quantity) for charge in charges] == [(datetime(2028, 2, 29, tzinfo=UTC), 3)]
+    assert [(charge.day, charge.quantity) for charge in charges] == [(date(2028, 2, 29), 3)]
 
 
 def test_the_same_usage_of_another_account_has_other_line_ids() -> None:
     mine = rate([used(1)])
-    theirs = rate_month([used(1)], BOOK, MONTH, account_id="210987654321")
+    theirs = rate([used(1)], account_id="210987654321")
 
     assert mine[0].line_id != theirs[0].line_id
 
@@ -191,13 +239,13 @@ def test_line_ids_stay_what_they_were_published_as() -> None:
         (used(-1), "-1 billed requests"),
         (used(1, hour=30 * 24), "is not of 2026-11"),
         (used(1, hour=-1), "is not of 2026-11"),
-        (used(1)._replace(hour=MONTH.start + timedelta(minutes=1)), "not of a full hour"),
+        (used(2**62), "is too many"),
         (used(1)._replace(billing_class="gold"), "billing class 'gold'"),  # type: ignore[arg-type]
     ],
 )
 def test_usage_that_cannot_be_rated_is_refused(row: Usage, message: str) -> None:
     with pytest.raises(BadUsage, match=message):
-        rate([row])
+        rate([row, row._replace(queue_id=row.queue_id + 1)])
 
 
 def test_usage_of_a_time_without_price_is_refused() -> None:

@@ -19,6 +19,8 @@ from quaymaster_pipeline.usage.silver import APP as SILVER
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCKS,
+    SUMMED_UP,
+    USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
     TableSpec,
@@ -251,7 +253,7 @@ BREAKAGES = (file_removed, file_of_junk, log_of_junk)
         (AUDIT_EVENTS, ("audit", "verify")),
         (USAGE_HOURLY, ("usage",)),
         (USAGE_HOURLY, ("pipeline", "reconcile")),
-        (USAGE_HOURLY, ("billing", "invoice", "--month", "2026-11")),
+        (USAGE_DAILY, ("billing", "invoice", "--month", "2026-11")),
     ],
 )
 def test_a_broken_table_ends_with_one_line_that_says_which_and_what_to_do(
@@ -267,8 +269,6 @@ def test_a_broken_table_ends_with_one_line_that_says_which_and_what_to_do(
     *_, line = done.err.splitlines()
     assert line.startswith(f"quaymaster: the table {spec.name} is broken: ")
     assert broken in line
-    assert (
-        "pipeline backfill" if spec is USAGE_HOURLY and break_it is not log_of_junk else "restore"
-    ) in line
+    assert ("pipeline backfill" if spec in SUMMED_UP and break_it is not log_of_junk else "restore") in line
     assert done.err.count("\n") == 1
     assert json.loads(as_json.err)["error"]["message"] == line.removeprefix("quaymaster: ")

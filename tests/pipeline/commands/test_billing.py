@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import io
 import json
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.command_line import PlayedServer, Run, write_client_file
-from harness.pipeline_site import Site
+from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
 from quaymaster_pipeline.billing.store import APP
-from quaymaster_pipeline.billing.tables import INVOICES
+from quaymaster_pipeline.billing.tables import CHARGES, INVOICES
 from quaymaster_pipeline.checks.broker_counts import BrokerComparison, Compared, write_broker_comparison
-from quaymaster_pipeline.commands import billing
+from quaymaster_pipeline.commands import billing, spark
+from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import QUEUE_FEED
-from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 MONTH = "2020-02"
@@ -38,6 +41,16 @@ MILLION_TIMES_DEARER = (
     .replace("free_requests = 1000000", "free_requests = 10")
     .replace('per_million = "0.', 'per_million = "123456.')
 )
+
+
+@contextlib.contextmanager
+def no_spark(*_: Any) -> Iterator[InProcess]:
+    yield InProcess()
+
+
+@pytest.fixture(autouse=True)
+def _tasks_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
 
 
 def used(data: Path, *, is_sealed: bool = True, front_end: str = "fe-1") -> FrontEnd:
@@ -60,6 +73,7 @@ def billed(one: FrontEnd) -> Counter[str]:
 
 def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path: Path, run: Run) -> None:
     one = used(tmp_path)
+    close_days(InProcess(), Site(tmp_path).warehouse, NOW)
 
     done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
 
@@ -96,25 +110,48 @@ def test_a_comparison_with_the_brokers_counts_for_a_month_when_its_clock_was_not
     assert right is None
 
 
-def test_provisional_invoices_of_many_accounts_are_written_together(
+def test_invoices_of_all_accounts_are_one_commit_of_each_table(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+
+    done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+
+    assert len(done.json) == len(billed(one)) > 1
+    tables = Site(tmp_path).warehouse
+    assert [tables.table(spec).last_batch(APP) for spec in (CHARGES, INVOICES)] == [0, 0]
+
+
+def test_what_was_issued_is_shown_without_spark(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = used(tmp_path)
+    used(tmp_path)
     words = ("billing", "invoice", "--data", tmp_path, "--month", MONTH)
+    first = run(*words, "--final", "--json")
 
-    run(*words)
-    together = Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP)
-    monkeypatch.setattr(billing, "ACCOUNTS_AT_ONCE", 1)
-    Site(tmp_path).warehouse.table(INVOICES).commit("forget", 0, [], removes=invoice_files(tmp_path))
-    one_by_one = run(*words, "--json")
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("Spark is not needed")
 
-    assert together == 0
-    assert Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP) == len(billed(one)) > 1
-    assert {made["account_id"]: made["billed_requests"] for made in one_by_one.json} == billed(one)
+    monkeypatch.setattr(spark, "spark_workers", refuse)
+    again = run(*words, "--final", "--json")
+    provisional = run(*words, "--account", ONE, "--json")
+    early = run("billing", "invoice", "--data", tmp_path, "--month", "9998-12", "--final")
+
+    assert again.json == first.json
+    assert {one["state"] for one in again.json} == {"final"}
+    assert provisional.json == first.json[:1]
+    assert "is open: it is not over" in early.err
 
 
-def invoice_files(data: Path) -> list[DataFile]:
-    return Site(data).warehouse.table(INVOICES).files()
+def test_documents_of_invoices_whose_lines_were_changed_are_refused(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    words = ("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+    assert run(*words).code == 0
+    table = Site(tmp_path).warehouse.table(CHARGES)
+    table.commit("somebody", 0, [], removes=table.files())
+
+    done = run(*words, "--format", "csv")
+
+    assert (done.code, done.out) == (1, "")
+    assert "are not those that gold.invoices was written for" in done.err
 
 
 def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(
@@ -183,21 +220,38 @@ def test_an_open_month_has_no_final_invoice(tmp_path: Path, run: Run) -> None:
     done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
 
     assert done.code == 1
-    assert "2020-02 is open: hours until 2020-02-29 23:50 are closed" in done.err
+    said = "2020-02 is open: 2020-02-29 is not closed, as front ends may still report usage after 2020-02-29 23:50."
+    assert said in done.err
 
 
-def test_counts_that_differ_are_told_and_nothing_final_is_issued(tmp_path: Path, run: Run) -> None:
+def test_a_day_whose_layers_differ_is_told_and_nothing_final_is_issued(tmp_path: Path, run: Run) -> None:
     used(tmp_path)
     table = Site(tmp_path).warehouse.table(USAGE_HOURLY)
     files = table.files()
     table.commit("somebody", 0, [], removes=files[:1])
+    final = ("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
 
-    final = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
-    provisional = run("billing", "invoice", "--data", tmp_path, "--month", MONTH)
+    refused = run(*final)
+    close_days(InProcess(), Site(tmp_path).warehouse, NOW, accepted=["2020-02-29"])
+    issued = run(*final)
 
-    assert (final.code, provisional.code) == (1, 0)
-    assert "counts differ" in final.err
-    assert "Counts differ" in provisional.err
+    assert (refused.code, issued.code) == (1, 0)
+    assert (
+        "2020-02-29 is not closed, as layers differ: 2020-02-29; `quaymaster pipeline close`" in refused.err
+    )
+
+
+def test_a_closed_day_that_was_changed_is_refused_by_its_file(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    close_days(InProcess(), Site(tmp_path).warehouse, NOW)
+    table = Site(tmp_path).warehouse.table(USAGE_DAILY)
+    (file,) = table.files()
+    table.commit("somebody", 0, table.write("closed", table.read()), removes=[file])
+
+    done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+
+    assert done.code == 1
+    assert f"{file.path} is not in it any more" in done.err
 
 
 def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run) -> None:
