@@ -1,6 +1,7 @@
 """Reading a log in bulk: rows per second and CPU time of built blocks and of the tail, beside Spark on Parquet.
 
     python -m bench.log_reads [--messages 100000] [--rounds 3] [--readers 2] [--spark [--copies 20]]
+    python -m bench.log_reads --workers 0,2 [...]     # the tail alone, with log workers and without (`log_workers`)
 
 Fills a log-retained queue (JSON bodies of about 270 bytes, a tenth of them with attributes), reads it whole with
 FetchMessages into Arrow record batches, from the journal and, when they are built, from its blocks. With `--spark` the
@@ -129,10 +130,10 @@ def measure(name: str, rounds: int, pid: int, read: Callable[[], int]) -> None:
     spent: list[float] = []
     others: list[float] = []
     for _ in range(rounds):
-        started, cpu, other = time.monotonic(), time.process_time(), _cpu_s(pid)
+        started, cpu, other = time.monotonic(), time.process_time(), cpu_s(pid)
         count = read()
         took.append((time.monotonic() - started) / count)
-        others.append((_cpu_s(pid) - other) / count)
+        others.append((cpu_s(pid) - other) / count)
         spent.append((time.process_time() - cpu) / count + others[-1])
     print(
         f"{name:44s} {1 / min(took):11,.0f} rows/s  {min(spent) * 1e6:6.2f} us CPU a row, "
@@ -145,7 +146,7 @@ def measure_readers(endpoint: Endpoint, url: str, pid: int, what: str, rounds: i
     """Print rows/s of so many processes at a time that each read their part of the log, all columns."""
     best: dict[str, float] = {}
     for _ in range(rounds):
-        cpu = _cpu_s(pid)
+        cpu = cpu_s(pid)
         children = [os.pipe() for _ in range(readers)]
         started = time.monotonic()
         for part, (_, report) in enumerate(children):
@@ -166,11 +167,11 @@ def measure_readers(endpoint: Endpoint, url: str, pid: int, what: str, rounds: i
         if not all(count for count, _ in told):
             raise RuntimeError("a reader failed; its error stands above")
         count = sum(count for count, _ in told)
-        spent = _cpu_s(pid) - cpu + sum(used for _, used in told)
+        spent = cpu_s(pid) - cpu + sum(used for _, used in told)
         best = {
             "rows": max(best.get("rows", 0), count / took),
             "cpu": min(best.get("cpu", 1e9), spent / count),
-            "server": min(best.get("server", 1e9), (_cpu_s(pid) - cpu) / count),
+            "server": min(best.get("server", 1e9), (cpu_s(pid) - cpu) / count),
         }
     print(
         f"{what}, all columns, {readers} readers".ljust(44)
@@ -180,7 +181,8 @@ def measure_readers(endpoint: Endpoint, url: str, pid: int, what: str, rounds: i
     )
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, without that of its children."""
     # The clock that clock_getcpuclockid(3) names. /proc/<pid>/stat counts in hundredths of a second: half a microsecond
     # for each of 20,000 rows.
     return time.clock_gettime(~pid << 3 | 2)
@@ -231,11 +233,20 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=2)
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--copies", type=int, default=20)
+    parser.add_argument("--workers", help="numbers of log workers to compare, as 0,2")
     arguments = parser.parse_args()
     rounds = arguments.rounds
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        if arguments.workers:
+            from bench import log_workers  # which needs what is here
+
+            counts = [int(count) for count in arguments.workers.split(",")]
+            log_workers.compare(
+                folder, counts, messages=arguments.messages, rounds=rounds, readers=arguments.readers
+            )
+            return
         os.environ["QUAYMASTER_BLOCK_BUILD_INTERVAL_S"] = "0"
         with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
             url = server.create_queue("log", {"RetentionMode": "Log"})

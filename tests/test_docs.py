@@ -173,6 +173,8 @@ KINDS = {
     "timestamp[us, tz=UTC]": "timestamp",
     "date32[day]": "date",
     "list<item: int64>": "list of int64",
+    "list<item: string>": "list of string",
+    "list<item: binary>": "list of binary",
     "map<string, string>": "map of string to string",
     "map<string, struct<type: string, string_value: string, binary_value: binary>>": "map of string to struct",
 }

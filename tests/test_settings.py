@@ -215,3 +215,15 @@ def test_settings_that_many_change_come_first_in_their_groups() -> None:
     assert places == sorted(places, key=lambda place: (groups.index(place[0]), place[1]))
     assert set(with_common) == set(groups)
     assert len(with_common) == 30
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "workers"),
+    [(None, 1, 0), (None, 3, 0), (None, 4, 2), (None, 7, 3), (None, 64, 4), (0, 8, 0), (6, 2, 6)],
+)
+def test_log_workers_are_half_of_four_cores_or_more_unless_they_are_set(
+    given: int | None, cores: int, workers: int
+) -> None:
+    settings = load_settings(flags={"log_workers_max": given}, environment={})
+
+    assert settings.log_workers(cores) == workers

@@ -35,6 +35,8 @@ FLAGS = {"data_directory": "--data", "admin_listen": "--admin"}
 
 MIB = 1024 * 1024
 DISK_LOW_BYTES_MAX = 256 * MIB
+LOG_WORKERS_MAX = 4
+LOG_WORKERS_CORES_MIN = 4
 
 
 class SettingsError(Exception):
@@ -226,6 +228,9 @@ class Settings(BaseSettings):
     gets 503."""
     data_timeout_ms: Count = Field(30_000, json_schema_extra=LIMITS)
     """How long such an action may take, the wait for its turn included."""
+    log_workers_max: NotNegative | None = Field(None, json_schema_extra=LIMITS)
+    """Worker processes that decrypt messages for FetchMessages on other cores. They start when a log is read in bulk
+    and end when they are idle. Unset: from four cores on half of them, at most 4; 0: the front end decrypts them."""
     http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=LIMITS)
     """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
     http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=LIMITS)
@@ -442,6 +447,13 @@ class Settings(BaseSettings):
         if self.disk_low_bytes is not None:
             return self.disk_low_bytes
         return min(DISK_LOW_BYTES_MAX, disk_bytes // 20)
+
+    def log_workers(self, cores: int) -> int:
+        """Return how many log workers `log_workers_max` means where a process may use so many cores."""
+        if self.log_workers_max is not None:
+            return self.log_workers_max
+        # With fewer, workers take the cores of the server and of those that read.
+        return min(LOG_WORKERS_MAX, cores // 2) if cores >= LOG_WORKERS_CORES_MIN else 0
 
     def http_limits(self) -> dict[str, int]:
         """Return the HTTP limits under the names of `net.http.message.HTTPLimits`."""

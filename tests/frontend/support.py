@@ -41,9 +41,10 @@ from quaymaster.core.values.messages import decode_message, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
-from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.assembly import make_front_end, make_opening_pool
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
+from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.recorder import UsageRecorder
@@ -534,6 +535,7 @@ class Service(NamedTuple):
     settings: Settings
     client: Client
     blocks: BuiltBlocks | None = None
+    opening: OpeningPool | None = None
 
     async def add_queue(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
         """Create a queue; the name's suffix says whether it is a FIFO queue."""
@@ -580,7 +582,7 @@ async def serving_recorded(
     usage: UsageRecorder | None, blocks_in: Any = None, **flags: object
 ) -> AsyncIterator[Service]:
     """Do the same, with a recorder that takes a record of every request."""
-    settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
+    settings = load_settings(flags={"slow_request_ms": 0, "log_workers_max": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
@@ -601,6 +603,7 @@ async def serving_with(
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
     blocks = None if blocks_in is None else BuiltBlocks(blocks_in, metadata.data_key)
+    opening = make_opening_pool(settings)
     front_end = make_front_end(
         settings,
         broker=broker,
@@ -609,6 +612,7 @@ async def serving_with(
         now_ms=now_ms,
         usage=usage,
         blocks=blocks,
+        opening=opening,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)
@@ -620,10 +624,25 @@ async def serving_with(
     if settings.authentication == "open":
         client = Client(port, None, "")
     try:
-        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client, blocks)
+        yield Service(
+            *(
+                server,
+                front_end,
+                front_end.calls,
+                broker,
+                metadata,
+                metrics,
+                settings,
+                client,
+                blocks,
+                opening,
+            )
+        )
     finally:
         await server.drain(1)
         await front_end.stop()
+        if opening is not None:
+            await opening.close()
 
 
 async def until(condition: Callable[[], object]) -> None:

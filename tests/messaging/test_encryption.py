@@ -13,10 +13,11 @@ from quaymaster.core.values.messages import (
     decode_message,
     encode_content,
     encode_moved,
+    key_parts_of,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.messaging import encryption
-from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, OpenedMessages
+from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, MessageOpener, OpenedMessages
 
 KEYS = {9: b"k" * 32, 10: b"l" * 32}
 ID_A = bytes(range(16))
@@ -228,3 +229,60 @@ def test_key_of_deduplication_ids_is_the_queues_alone_and_the_same_in_each_proce
 
 def test_queue_of_an_older_cell_format_has_no_key_for_its_ids() -> None:
     assert cipher().id_key(queue()) == b""
+
+
+def opener_of(cipher: MessageCipher, *messages: bytes) -> MessageOpener:
+    """Return an opener with the keys of some messages."""
+    return MessageOpener((part, cipher.message_key(part)) for part in key_parts_of(messages) or [])
+
+
+def test_opener_with_message_keys_opens_what_the_cipher_does() -> None:
+    first, second = cipher(), cipher()
+    messages = [
+        first.encrypt_content(CONTENT, queue(), ID_A),
+        second.encrypt_content(OTHER, queue(8, 10), ID_B),
+        second.encrypt_content(CONTENT, queue(), ID_C),
+    ]
+
+    opened = opener_of(cipher(), *messages).open_plain(messages)
+
+    assert opened is not None
+    assert list(opened[0]) == [ID_A, ID_B, ID_C]
+    assert opened[1] == [CONTENT, OTHER, CONTENT]
+
+
+def test_message_key_opens_no_messages_of_another_start_queue_or_data_key() -> None:
+    front_end = cipher(b"start--1")
+    own = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    others = [
+        cipher(b"start--2").encrypt_content(CONTENT, queue(), ID_A),
+        front_end.encrypt_content(CONTENT, queue(7, 10), ID_A),
+        front_end.encrypt_content(CONTENT, queue(8, 9), ID_A),
+    ]
+    opener = opener_of(front_end, own)
+    (part,) = key_parts_of([own]) or []
+
+    assert front_end.message_key(part) not in KEYS.values()
+    assert opener.open_plain([own]) is not None
+    for other in others:
+        assert opener.open_plain([own, other]) is None
+
+
+def test_opener_leaves_moved_and_damaged_messages_to_the_cipher() -> None:
+    front_end = cipher()
+    whole = front_end.encrypt_content(CONTENT, queue(), ID_A)
+    moved = encode_moved(7, 0, 4, ID_B, "arn:dead", whole)
+
+    for at in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        assert opener_of(front_end, whole).open_plain([whole, bytes(changed)]) is None
+    for wrong in (moved, whole[:-1], whole[:20], b""):
+        assert opener_of(front_end, whole).open_plain([whole, wrong]) is None
+
+
+def test_message_key_of_a_data_key_that_is_gone_is_none() -> None:
+    (part,) = key_parts_of([cipher().encrypt_content(CONTENT, queue(data_key_id=10), ID_A)]) or []
+
+    with pytest.raises(KeyError):
+        MessageCipher({9: KEYS[9]}.__getitem__).message_key(part)

@@ -22,6 +22,7 @@ from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import Open, Signed, VerifyingKey
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
+from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
@@ -66,12 +67,14 @@ def make_front_end(
     usage: UsageRecorder | None = None,
     blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
+    opening: OpeningPool | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
     One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
     of every request. `blocks`: where closed stretches of logs may be read; None: they are in the journal only.
-    `on_log_read` hears of each log that is read in bulk.
+    `on_log_read` hears of each log that is read in bulk. `opening`: the workers that open what is read so; close it
+    when the front end has stopped.
     """
     addresses = Addresses(
         region=settings.region,
@@ -92,7 +95,7 @@ def make_front_end(
     )
     queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(addresses, queues.dead_letter_sources)
-    logs = LogActions(groups, broker, cipher, blocks, on_log_read)
+    logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
     return FrontEnd(
         Calls(
@@ -129,6 +132,12 @@ def make_front_end(
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
         },
     )
+
+
+def make_opening_pool(settings: Settings) -> OpeningPool | None:
+    """Return the workers that open what is read of logs in bulk, none of which runs yet; None when there are none."""
+    workers_max = settings.log_workers(usable_cores())
+    return OpeningPool(workers_max) if workers_max else None
 
 
 def make_usage_feed(settings: Settings, data: Path, *, node: str) -> UsageFeed:

@@ -13,10 +13,11 @@ queue of a message that was moved; those are the broker's to decide.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import count
 from struct import Struct
+from typing import NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -62,6 +63,13 @@ class OpenedMessages(msgspec.Struct, gc=False):
     message_ids: list[bytes]
     dead_letter_sources: list[str | None]
     contents: list[MessageContent]
+
+
+class _OpeningKey(NamedTuple):
+    """What decrypts messages with the same key, and what they are bound to but for their id."""
+
+    decrypt: Callable[[bytes, bytes, bytes], bytes]
+    bound_to: bytes
 
 
 class MessageDamaged(Exception):
@@ -157,22 +165,21 @@ class MessageCipher:
         opened.dead_letter_sources += [None] * len(contents)
         opened.contents += contents
 
+    def message_key(self, part: bytes) -> bytes:
+        """Return the key of the messages with that part of their head, for a process that opens some of them.
+
+        KeyError when its data key does not exist. The key opens one front-end start's messages under one data key.
+        """
+        data_key_id, start_id, _ = split_key_part(part)
+        return _derive_message_key(self._data_key(data_key_id), start_id)
+
     def _open_plain(self, messages: Sequence[bytes]) -> tuple[Sequence[bytes], list[MessageContent]]:
         """Return ids and contents of messages that were never moved; raises one of _NOT_ALL_PLAIN otherwise."""
-        message_ids, key_parts, counters = split_plain_heads(messages)
-        keys = {part: self._key_of_part(part) for part in set(key_parts)}
-        plain = [
-            decrypt(counter + _NONCE_END, message[HEAD_BYTES:], bound_to + message_id)
-            for (decrypt, bound_to), counter, message, message_id in zip(
-                map(keys.__getitem__, key_parts), counters, messages, message_ids, strict=True
-            )
-        ]
-        return message_ids, decode_contents(plain)
+        return _open_plain(messages, self._key_of_part)
 
-    def _key_of_part(self, part: bytes) -> tuple[Callable[[bytes, bytes, bytes], bytes], bytes]:
-        """Return what decrypts messages with that part of their head, and what they are bound to but for their id."""
+    def _key_of_part(self, part: bytes) -> _OpeningKey:
         data_key_id, start_id, queue_id = split_key_part(part)
-        return self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id)
+        return _OpeningKey(self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id))
 
     def _derive_id_key(self, data_key_id: int, queue_id: int) -> bytes:
         salt = queue_id.to_bytes(8, "little")
@@ -180,5 +187,42 @@ class MessageCipher:
         return derivation.derive(self._data_key(data_key_id))
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
-        derivation = HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1")
-        return AESGCM(derivation.derive(self._data_key(data_key_id)))
+        return AESGCM(_derive_message_key(self._data_key(data_key_id), start_id))
+
+
+class MessageOpener:
+    """Opens messages with keys that `MessageCipher.message_key` gave, by the part of their heads; it has no others."""
+
+    def __init__(self, keys: Iterable[tuple[bytes, bytes]]) -> None:
+        self._keys = {part: self._of_part(part, key) for part, key in keys}
+
+    def open_plain(self, messages: Sequence[bytes]) -> tuple[Sequence[bytes], list[MessageContent]] | None:
+        """Return ids and contents; None when one was moved, is damaged, or needs another key."""
+        try:
+            return _open_plain(messages, self._keys.__getitem__)
+        except _NOT_ALL_PLAIN:
+            return None
+
+    @staticmethod
+    def _of_part(part: bytes, key: bytes) -> _OpeningKey:
+        data_key_id, _, queue_id = split_key_part(part)
+        return _OpeningKey(AESGCM(key).decrypt, associated_start(data_key_id, queue_id))
+
+
+def _derive_message_key(data_key: bytes, start_id: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1").derive(data_key)
+
+
+def _open_plain(
+    messages: Sequence[bytes], key_of_part: Callable[[bytes], _OpeningKey]
+) -> tuple[Sequence[bytes], list[MessageContent]]:
+    """Return ids and contents of messages that were never moved; raises one of _NOT_ALL_PLAIN otherwise."""
+    message_ids, key_parts, counters = split_plain_heads(messages)
+    keys = {part: key_of_part(part) for part in set(key_parts)}
+    plain = [
+        decrypt(counter + _NONCE_END, message[HEAD_BYTES:], bound_to + message_id)
+        for (decrypt, bound_to), counter, message, message_id in zip(
+            map(keys.__getitem__, key_parts), counters, messages, message_ids, strict=True
+        )
+    ]
+    return message_ids, decode_contents(plain)

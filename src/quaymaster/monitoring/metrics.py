@@ -65,6 +65,18 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_messages_received_total": Declaration("counter", "Deliveries made."),
     "quaymaster_messages_empty_receives_total": Declaration("counter", "Receives answered with no message."),
     "quaymaster_messages_deleted_total": Declaration("counter", "Messages deleted by consumers."),
+    "quaymaster_log_workers": Declaration(
+        "gauge", "Worker processes that decrypt messages of logs that are read in bulk."
+    ),
+    "quaymaster_log_worker_pieces_total": Declaration(
+        "counter", "Pieces, of 1,024 messages at most, that such workers were given."
+    ),
+    "quaymaster_log_worker_failures_total": Declaration(
+        "counter", "Such workers that ended by themselves, did not answer in time or could not be started."
+    ),
+    "quaymaster_log_worker_pauses_total": Declaration(
+        "counter", "How often such workers were left alone for a while because they had to wait for cores."
+    ),
     "quaymaster_metadata_age_seconds": Declaration(
         "gauge", "How old what this front end knows of queues and keys may be, in a cell.", is_of_cells=True
     ),

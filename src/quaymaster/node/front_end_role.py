@@ -18,7 +18,13 @@ from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin
-from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
+from quaymaster.frontend.assembly import (
+    Metadata,
+    make_front_end,
+    make_opening_pool,
+    make_usage_feed,
+    make_usage_shipper,
+)
 from quaymaster.frontend.logs.block_building import BlockBuilding
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
@@ -62,6 +68,10 @@ async def serve_sqs(
     if feed is not None:
         node.health.add_notices(feed.notices)
         await feed.chain_acts(behind.store, settings.account_id)
+    opening = make_opening_pool(settings)
+    if opening is not None:
+        stack.push_async_callback(opening.close)
+        metrics.add_source(opening.samples)
     front_end = make_front_end(
         settings,
         broker=behind.broker,
@@ -71,6 +81,7 @@ async def serve_sqs(
         usage=None if feed is None else feed.recorder,
         blocks=blocks,
         on_log_read=on_log_read,
+        opening=opening,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

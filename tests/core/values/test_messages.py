@@ -28,6 +28,7 @@ from quaymaster.core.values.messages import (
     hash_group,
     hash_retry,
     join_payload,
+    key_parts_of,
     message_id_of,
     prefix_bytes,
     retry_hash_prefix,
@@ -327,3 +328,14 @@ def test_many_contents_are_not_read_where_one_is_damaged(wrong: bytes) -> None:
 
     with pytest.raises(UnknownMessageFormat):
         decode_contents([good, wrong])
+
+
+def test_key_parts_of_messages_are_found_once_each_and_not_of_what_was_moved_or_is_none() -> None:
+    other = encode_message_head(ID_B, 6, START, 7, 10) + CIPHERTEXT
+    parts = key_parts_of([message(), other, message(ID_C)])
+
+    assert parts is not None
+    assert sorted(map(split_key_part, parts)) == [(5, START, 7), (6, START, 7)]
+    assert key_parts_of([]) == []
+    for wrong in (message(ID_A, ID_B), encode_moved(1, 2, 3, None, None, message()), message()[:41], b""):
+        assert key_parts_of([message(), wrong]) is None

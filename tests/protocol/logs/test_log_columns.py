@@ -103,6 +103,24 @@ def seen(block: Block) -> list[dict[str, Any]]:
     return batch.to_pylist()  # type: ignore[no-any-return]
 
 
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.lists(row, max_size=10), max_size=5), st.data())
+def test_columns_that_were_made_in_parts_are_the_same_bytes_as_those_of_all_messages(
+    parts: list[list[Any]], data: st.DataObject
+) -> None:
+    names = data.draw(st.lists(st.sampled_from(list(COLUMNS)), unique=True, min_size=1))
+    whole, joined = BlockBuilder(names), BlockBuilder(names)
+
+    for part in parts:
+        whole.append(rows_of(part))
+        if data.draw(st.booleans()):
+            joined.append(rows_of(part))
+        else:
+            joined.append_block(parse_block(b"".join(render_block(columns_of(rows_of(part), names)))))
+
+    assert b"".join(render_block(joined.block())) == b"".join(render_block(whole.block()))
+
+
 def test_the_schema_is_the_one_that_spark_asks_for() -> None:
     attribute = pa.struct(
         [("type", pa.string()), ("string_value", pa.string()), ("binary_value", pa.binary())]

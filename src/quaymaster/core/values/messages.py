@@ -52,6 +52,7 @@ TAG_BYTES: Final = 16
 
 _HEAD = struct.Struct("<BB16sQ8sQQ")
 _PLAIN_PARTS = struct.Struct("<2s16s24s8s")
+_BEGINNING_AND_KEY_PART = struct.Struct("<2s16x24s")
 _KEY_PART = struct.Struct("<Q8sQ")
 _ASSOCIATED_START = struct.Struct("<BQQ")
 _ASSOCIATED = struct.Struct("<BQQ16s")
@@ -244,6 +245,15 @@ def split_plain_heads(messages: Sequence[bytes]) -> tuple[Sequence[bytes], Seque
     if set(beginnings) - {_PLAIN_HEAD}:
         raise UnknownMessageFormat("one was moved, or is no message")
     return message_ids, key_parts, counters
+
+
+def key_parts_of(messages: Sequence[bytes]) -> list[bytes] | None:
+    """Return the key parts of messages, each once; None when one of them was moved or is no message."""
+    try:
+        found = set(map(_BEGINNING_AND_KEY_PART.unpack_from, messages))
+    except struct.error:
+        return None
+    return None if {beginning for beginning, _ in found} - {_PLAIN_HEAD} else [part for _, part in found]
 
 
 def split_key_part(part: bytes) -> tuple[int, bytes, int]:

@@ -31,7 +31,9 @@ from quaymaster.frontend.logs.built_blocks import (
     block_bytes,
     open_block,
 )
+from quaymaster.frontend.logs.kept_memory import keep_freed_memory
 from quaymaster.frontend.logs.log_reader import LogReader
+from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, ask
@@ -42,6 +44,8 @@ from quaymaster.protocol.logs.log_rows import Rows, columns_of
 FETCHES_AT_ONCE_MAX: Final = 4
 """More would not be faster, and each holds some MiB."""
 FETCHES_WAITING_MAX: Final = 64
+BULK_BYTES: Final = 1 << 20
+"""A process that once answered so much keeps the memory of such answers."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +67,11 @@ class LogActions:
         cipher: MessageCipher,
         blocks: BuiltBlocks | None = None,
         on_read: Callable[[QueueDefinition], None] = lambda log: None,
+        opening: OpeningPool | None = None,
     ) -> None:
         self._groups = groups
         self._broker = broker
-        self._reader = LogReader(broker, cipher)
+        self._reader = LogReader(broker, cipher, opening=opening)
         self._blocks = blocks
         self._on_read = on_read
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
@@ -114,6 +119,8 @@ class LogActions:
             async with self._fetching:
                 block, next_offset = await self._read(log, given.Partition, wanted)
                 headers, body = await _encode(block, is_arrow=wanted.is_arrow)
+                if len(body) >= BULK_BYTES:
+                    keep_freed_memory()
         finally:
             self._waiting -= 1
         call.message_count, call.payload_bytes = max(0, next_offset - given.FromOffset), len(body)

@@ -1,11 +1,12 @@
 """Messages of a log from the broker, opened, in columns: for those who ask for them, and for blocks.
 
-    Fetch ══▶ broker ──▶ stored messages ──▶ a few hundred at a time: opened, and added to the columns
-      ▲                                                                  │
-      └─────────────── until the range or its bytes are full ◀───────────┘
+    Fetch ══▶ broker ──▶ stored messages ──▶ a few hundred at a time: opened here, and added to the columns
+      ▲                        │                                             │
+      │                        └─ many: a piece to each worker ─▶ its columns, added in the order of the offsets
+      └─────────────── until the range or its bytes are full ◀───────────────┘
 
 Between two parts others get their turn. What no column asked for needs is not done: without a body or an attribute
-nothing is decrypted, and without message ids as well no body is read.
+nothing is decrypted, and without message ids as well no body is read. What a worker cannot open is opened here.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.values.commands import Fetch, FetchOutcome
-from quaymaster.core.values.errors import InternalFailure, MessageUnreadable
+from quaymaster.core.values.errors import CallerError, InternalFailure, MessageUnreadable, NotNow
 from quaymaster.core.values.messages import UnknownMessageFormat, message_id_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.logs.opening import Piece, keys_for
+from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, OpenedMessages
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.protocol.logs.log_columns import COLUMNS, Block
@@ -36,19 +40,72 @@ With all that is made of them they fit into a processor's second cache (1 MiB); 
 OPENED_BYTES_AT_ONCE: Final = 256 << 10
 """And fewer when they are long, by the bytes stored; but one at least."""
 
+PIECE_MESSAGES: Final = 1_024
+PIECE_BYTES: Final = 384 << 10
+"""So many messages a worker is given at a time: those of one Fetch, which are still in the processor's caches then.
+
+And fewer when they are long, by those before. What is sent there and back is so short that memory for it is there;
+longer stretches cost several times as much a byte, because the system has to map memory for each.
+"""
+
+GIVEN_MIN: Final = PIECE_MESSAGES // 2
+GIVEN_BYTES_MIN: Final = PIECE_BYTES // 2
+"""Fewer messages that are no longer than this are opened here: they are before a worker would have answered."""
+
+GIVEN_BYTES_EACH_MAX: Final = 8 << 10
+"""Messages that are longer on average are opened here: to send them there and back costs as much."""
+
 _TIMES_BYTES: Final = 16
 """What a message counts of which only offset and time are asked for."""
 
 _monotonic = time.monotonic
 
 
-class LogReader:
-    """Reads stretches of logs. `ease`: how long it lets others work for each second it works itself."""
+class Stored(NamedTuple):
+    """Messages of one partition as the broker keeps them, one offset after another."""
 
-    def __init__(self, broker: BrokerClient, cipher: MessageCipher, *, ease: float = 0.0) -> None:
+    queue: str
+    partition: int
+    sequences: list[int]
+    sent_ms: list[int]
+    messages: list[bytes]
+
+    def part(self, start: int, stop: int) -> Stored:
+        """Return those at the places [start, stop)."""
+        at = slice(start, stop)
+        return Stored(self.queue, self.partition, self.sequences[at], self.sent_ms[at], self.messages[at])
+
+
+class _Given(NamedTuple):
+    """Messages that a worker has, and what it will answer; or their columns, when they were opened meanwhile."""
+
+    stored: Stored
+    answer: asyncio.Future[Block | None] | Block
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nothing has to be waited for."""
+        return isinstance(self.answer, Block) or self.answer.done()
+
+
+class LogReader:
+    """Reads stretches of logs. `ease`: how long it lets others work for each second it works itself.
+
+    `opening`: the workers that open many messages; None: all are opened here.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerClient,
+        cipher: MessageCipher,
+        *,
+        ease: float = 0.0,
+        opening: OpeningPool | None = None,
+    ) -> None:
         self._broker = broker
         self._cipher = cipher
         self._ease = ease
+        self._opening = opening
 
     async def read(
         self,
@@ -68,54 +125,124 @@ class LogReader:
         needs_content = any(COLUMNS[name].needs_content for name in names)
         needs_messages = needs_content or "message_id" in names
         builder = BlockBuilder(names)
-        at, left = start, bytes_max
+        given: deque[_Given] = deque()
+        at, left, piece = start, bytes_max, PIECE_MESSAGES
         while True:
-            fetch = Fetch(log.queue_id, partition, at, stop, left, needs_messages)
-            outcome = await ask(self._broker, fetch)
-            assert isinstance(outcome, FetchOutcome), "a Fetch is answered by a FetchOutcome"
-            _check_dense(outcome, at)
-            if needs_messages:
-                await self._add(log.name, partition, outcome, builder, needs_content=needs_content)
-            else:
+            workers = self._opening if needs_content else None
+            most = FETCH_MESSAGES_MAX if workers is None or not workers.is_ready else piece
+            fetch = Fetch(log.queue_id, partition, at, min(stop, at + most), left, needs_messages)
+            try:
+                outcome = await self._fetch(fetch)
+            except (CallerError, NotNow):
+                await self._take(given, builder)  # one of those before it may be unreadable
+                raise
+            stored = Stored(log.name, partition, outcome.sequences, outcome.sent_ms, outcome.messages)
+            size = sum(map(len, outcome.messages))
+            if size:
+                piece = min(PIECE_MESSAGES, max(1, PIECE_BYTES * len(outcome.messages) // size))
+            if not needs_messages:
                 began_s = _monotonic()
                 builder.append(Rows(log.name, partition, outcome.sequences, outcome.sent_ms, [], [], []))
                 await self._give_way(began_s)
-            is_full_stretch = outcome.next_sequence - at == FETCH_MESSAGES_MAX
+            elif workers is None or not await self._give(workers, stored, size, given, builder):
+                await self._take(given, builder)
+                await self._open(stored, builder, needs_content=needs_content)
+            while given and given[0].is_there:
+                await self._take_first(given, builder)
+            is_full_stretch = outcome.next_sequence - at == most
             at = outcome.next_sequence
-            left -= sum(map(len, outcome.messages)) or _TIMES_BYTES * len(outcome.sequences)
+            left -= size or _TIMES_BYTES * len(outcome.sequences)
             if not is_full_stretch or left <= 0 or at >= min(stop, outcome.end):
                 break
+        await self._take(given, builder)
         return builder.block(), at
 
-    async def _add(
-        self, queue: str, partition: int, outcome: FetchOutcome, builder: BlockBuilder, *, needs_content: bool
-    ) -> None:
-        """Open what was fetched and add it to the columns, a part at a time."""
+    async def _fetch(self, fetch: Fetch) -> FetchOutcome:
+        outcome = await ask(self._broker, fetch)
+        assert isinstance(outcome, FetchOutcome), "a Fetch is answered by a FetchOutcome"
+        _check_dense(outcome, fetch.from_sequence)
+        return outcome
+
+    # On workers
+
+    async def _give(
+        self, workers: OpeningPool, stored: Stored, size: int, given: deque[_Given], builder: BlockBuilder
+    ) -> bool:
+        """Let a worker open messages, or do so here when all have enough to do; False when that is not to be.
+
+        Either way the columns are added behind those of the messages before.
+        """
+        count = len(stored.messages)
+        is_little = count < GIVEN_MIN and size < GIVEN_BYTES_MIN
+        if is_little or size > GIVEN_BYTES_EACH_MAX * count:
+            return False
+        if not workers.is_ready:
+            workers.start_one()
+            return False
+        if count > PIECE_MESSAGES:  # there was no worker when they were asked for
+            return False
+        if not workers.find_room():
+            aside = BlockBuilder(builder.names)
+            try:
+                await self._open(stored, aside, needs_content=True)
+            except MessageUnreadable:
+                await self._take(given, builder)  # one of those before it may be, too
+                raise
+            given.append(_Given(stored, aside.block()))
+            return True
+        began_s = _monotonic()
+        keys = keys_for(self._cipher, stored.messages)
+        if keys is None:
+            return False
+        queue, partition, sequences, sent_ms, messages = stored
+        piece = Piece(queue, partition, sequences[0], sent_ms, messages, builder.names, keys)
+        given.append(_Given(stored, workers.give(piece)))
+        await self._give_way(began_s)
+        return True
+
+    async def _take(self, given: deque[_Given], builder: BlockBuilder) -> None:
+        """Add to the columns what workers have."""
+        while given:
+            await self._take_first(given, builder)
+
+    async def _take_first(self, given: deque[_Given], builder: BlockBuilder) -> None:
+        stored, answer = given.popleft()
+        block = answer if isinstance(answer, Block) else await answer
+        if block is None:
+            await self._open(stored, builder, needs_content=True)
+        else:
+            builder.append_block(block)
+
+    # Here
+
+    async def _open(self, stored: Stored, builder: BlockBuilder, *, needs_content: bool) -> None:
+        """Open messages and add them to the columns, a part at a time."""
         start = 0
-        while start < len(outcome.messages):
+        while start < len(stored.messages):
             began_s = _monotonic()
-            part = slice(start, start + _count_at_once(outcome.messages[start : start + OPENED_AT_ONCE]))
+            stop = start + _count_at_once(stored.messages[start : start + OPENED_AT_ONCE])
+            part = stored.part(start, stop)
             opened = OpenedMessages([], [], [])
             try:
                 if needs_content:
-                    self._cipher.open_run(outcome.messages[part], opened)
+                    self._cipher.open_run(part.messages, opened)
                 else:
-                    for message in outcome.messages[part]:
+                    for message in part.messages:
                         opened.message_ids.append(message_id_of(message))
             except (MessageDamaged, UnknownMessageFormat) as error:
-                raise MessageUnreadable(outcome.sequences[start + len(opened.message_ids)]) from error
+                raise MessageUnreadable(part.sequences[len(opened.message_ids)]) from error
             builder.append(
                 Rows(
-                    queue,
-                    partition,
-                    outcome.sequences[part],
-                    outcome.sent_ms[part],
+                    part.queue,
+                    part.partition,
+                    part.sequences,
+                    part.sent_ms,
                     opened.message_ids,
                     opened.dead_letter_sources,
                     opened.contents,
                 )
             )
-            start = part.stop
+            start = stop
             await self._give_way(began_s)
 
     async def _give_way(self, began_s: float) -> None:
