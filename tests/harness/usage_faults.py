@@ -31,8 +31,11 @@ from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageR
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.store import BillingStore
+from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.jobs.invoicing import InvoiceRequest, make_invoices
+from quaymaster_pipeline.jobs.merge import merge_sums
+from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse import data_files, tables
 from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
@@ -313,6 +316,18 @@ class FaultySite(Site):
     def catch_up(self) -> None:
         self.until_done(lambda: self.run(now=NOW))
 
+    def look_after(self, chance: Random) -> None:
+        """Do something to the tables that is done next to batches: close days, merge, compact, or sum up again."""
+        acts: tuple[Callable[[Warehouse], Any], ...] = (
+            lambda warehouse: close_days(InProcess(), warehouse, NOW),
+            lambda warehouse: close_days(InProcess(), warehouse, NOW, takes_late=True),
+            lambda warehouse: merge_sums(InProcess(), warehouse, NOW, is_thorough=True),
+            lambda warehouse: compact(InProcess(), warehouse, NOW),
+            lambda warehouse: backfill(InProcess(), warehouse, 0, 1 << 62),
+        )
+        act = chance.choice(acts)
+        self.until_done(lambda: act(Warehouse(self.root)))
+
     def bill(self) -> dict[tuple[str, str], tuple[list[Charge], Decimal]]:
         """Issue all invoices, and return their lines and what is to be paid, by month and account."""
         found = {}
@@ -371,6 +386,8 @@ def run_history(directory: Path, seed: int) -> tuple[FaultySite, list[SpoolingFr
             chance.shuffle(fresh)
         site.ship(*fresh)
         site.catch_up()
+        for _ in range(chance.randrange(3)):
+            site.look_after(chance)
     spool_faults.left = 0
     for front_end in front_ends:
         front_end.stop(queue)

@@ -20,8 +20,9 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from quaymaster.protocol.usage.usage_blocks import block_text
-from quaymaster_pipeline.audit.audit import Audit
 from quaymaster_pipeline.audit.erasure import Erased, Subject, erase
+from quaymaster_pipeline.audit.expiry import Expiry, expire_events
+from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
@@ -221,6 +222,8 @@ def test_contents_go_though_processes_of_tasks_are_killed(spark: SparkSession, t
 
     assert (done, again) == (Erased(events, 20, 0), Erased(0, 0, 0))
     assert (blocks, in_quarantine) == (3, (0, 0))
-    proof = Audit(site.warehouse).verify()
+    proof = verify_chains(SparkWorkers(spark), site.warehouse)
     assert (proof.breaks, proof.erased) == ([], events)
+    expired = expire_events(SparkWorkers(spark), site.warehouse, later, later)
+    assert (expired, verify_chains(SparkWorkers(spark), site.warehouse).breaks) == (Expiry(events, 0, 0), [])
     assert list(marks.iterdir())

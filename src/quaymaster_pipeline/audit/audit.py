@@ -1,10 +1,10 @@
-"""Audit: who did what, when, from where. Search, the proof that nothing was changed, legal holds, and expiry.
+"""Audit: who did what, when, from where. Search, and legal holds.
 
 A front end's events are a chain of hashes (`quaymaster_pipeline/audit/audit_chains`): `record` has the bytes that were
 hashed, so an event shows by itself whether it was changed, and the chain whether one is missing or was put in. The
 events do not show where their chain ended: that there were more is known from bronze's rows, and from the heads and
 counts in the notes of silver's tables. Who can rewrite all of these can make a new chain; that shows against a head
-that was kept elsewhere.
+that was kept elsewhere (`quaymaster_pipeline/audit/verification`).
 
 Expired events leave from the beginning of a chain; the hash of the last one that left is kept in `ops.audit_anchors`,
 and the chain goes on from there. An expired event after one that is held becomes a *stub*: only its hashes stay. So
@@ -15,29 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.protocol.usage.usage_records import NO_HASH
-from quaymaster_pipeline.audit.audit_chains import RECORDED, Break, Chains, Proof, are_erased
-from quaymaster_pipeline.audit.stubs import ERASURES, registered_stubs
-from quaymaster_pipeline.usage import silver
-from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
-from quaymaster_pipeline.usage.requests import changes_of
-from quaymaster_pipeline.warehouse.data_files import DataFile, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import (
-    AUDIT_EVENTS,
-    BLOCKS,
-    QUARANTINE,
-    TIME,
-    USAGE_EVENTS,
-    TableSpec,
-)
-from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.audit.stubs import ERASURES
+from quaymaster_pipeline.warehouse.data_files import DataFile
+from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, TIME, TableSpec
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 APP: Final = "audit"
 LOCK_FILE: Final = "audit.lock"
@@ -90,15 +78,6 @@ SHOWN: Final = (
     *("event_id", "request_parameters", "response_elements", "front_end", "epoch", "sequence"),
 )
 _NEWEST_FIRST: Final = [(name, "descending") for name in ("event_time", "front_end", "epoch", "sequence")]
-_KEPT_IN_STUB: Final = {
-    "front_end",
-    "epoch",
-    "sequence",
-    "event_time",
-    "prev_hash",
-    "record_hash",
-    "event_date",
-}
 
 
 class AuditMistake(ValueError):
@@ -132,14 +111,6 @@ class Hold(NamedTuple):
     released: datetime.datetime | None
 
 
-class Expiry(NamedTuple):
-    """What `expire` did, or would do: events deleted, made stubs, and those that a hold keeps."""
-
-    deleted: int
-    stubbed: int
-    held: int
-
-
 class Audit:
     """The audit events of one warehouse."""
 
@@ -153,7 +124,7 @@ class Audit:
         if not 1 <= query.limit <= FOUND_MAX:
             raise AuditMistake(f"the limit is {query.limit}; it must be 1 to {FOUND_MAX}")
         table = self._warehouse.table(AUDIT_EVENTS)
-        by_day = _by_day(file for file in table.files() if _may_have(file, query.since, query.until))
+        by_day = _by_day(file for file in table.files() if may_have(file, query.since, query.until))
         found: list[dict[str, Any]] = []
         for day in sorted(by_day, reverse=True):
             rows = table.read(SHOWN, files=by_day[day])
@@ -161,92 +132,6 @@ class Audit:
             found += rows.slice(0, query.limit - len(found)).to_pylist()
             if len(found) == query.limit:
                 break
-        return found
-
-    # Proof
-
-    def verify(self, kept: Iterable[tuple[str, str]] = ()) -> Proof:
-        """Check all chains, front end by front end.
-
-        `kept` are heads of before: (front end, hash as hex). Each must still be in its chain, or have expired.
-        """
-        wanted: dict[str, set[bytes]] = {}
-        for front_end, text in kept:
-            wanted.setdefault(front_end, set()).add(_hash_of(text))
-        proof = Proof()
-        ends = self._known_ends()
-        anchors = self._anchors()
-        chains = Chains(proof, anchors, self._lost_incarnations(), wanted, self._expired_before(), ends.heads)
-        # Registrations come before what they register: looked at later, none is missing.
-        registered = self._warehouse.table(ERASURES)
-        registered.refresh()
-        for day, rows in self._days():
-            is_any_erased = pc.any(are_erased(rows)).as_py()
-            chains.take(rows, registered_stubs(registered, day) if is_any_erased else frozenset())
-        for rows in self._recorded(ends.batch_id):
-            chains.compare(rows)
-        chains.finish(self._quarantined)
-        expired = sum(anchor["events"] for of_one in anchors.values() for anchor in of_one)
-        if not proof.breaks and (missing := ends.events - expired - proof.events) > 0:
-            reason = f"{missing} events are missing: {ends.events} were put in, and {expired} have expired"
-            proof.add(Break(None, None, None, None, reason))
-        return proof
-
-    def _known_ends(self) -> _Ends:
-        """Return what the tables of silver must have, by their notes. A pipeline may run meanwhile."""
-        usage, events = self._warehouse.table(USAGE_EVENTS), self._warehouse.table(AUDIT_EVENTS)
-        # A batch is in usage_events last: what that has, audit_events has had since before.
-        usage.refresh()
-        events.refresh()
-        tables = (usage, events)
-        return _Ends(
-            max(table.last_batch(silver.APP) for table in tables),
-            silver.newest_heads(silver.heads_in(table) for table in tables),
-            max(table.note(silver.APP).get("totals", {}).get("audit.rows", 0) for table in tables),
-        )
-
-    def _recorded(self, batch_id: int) -> Iterator[Any]:
-        """Yield management requests that bronze has, up to this batch."""
-        table = self._warehouse.table(BLOCKS)
-        table.refresh()
-        names = ["log_partition", "log_offset", "batch_id", "rows", "content"]
-        for file in files_of_batches(table, 0, batch_id):
-            for blocks in read_row_groups(table.place, BLOCKS, file.path, names):
-                for rows in changes_of(in_batches(blocks, 0, batch_id)):
-                    yield rows.select(RECORDED)
-
-    def _quarantined(self) -> set[tuple[str, int, int]]:
-        """Return the requests that broke a rule, and so are not among the events."""
-        rows = self._warehouse.table(QUARANTINE).read(["front_end", "epoch", "sequence"])
-        return set(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-
-    def _expired_before(self) -> datetime.datetime | None:
-        """Return the time up to which events have expired; None when none have."""
-        text = self._warehouse.table(AUDIT_EVENTS).note(APP).get("before")
-        return None if text is None else datetime.datetime.fromisoformat(text)
-
-    def _days(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
-        """Yield all events, a day at a time, each day's in the order of their chains."""
-        table = self._warehouse.table(AUDIT_EVENTS)
-        for day, files in sorted(_by_day(table.files()).items()):
-            rows = table.read(columns, files=files)
-            yield day, rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "sequence")])
-
-    def _lost_incarnations(self) -> dict[str, set[int]]:
-        """Return the incarnations of front ends that lost their spool, after which a chain begins anew."""
-        rows = self._warehouse.table(BLOCKS).read(["front_end", "seal_epoch", "seal_reason"])
-        rows = rows.filter(pc.equal(rows.column("seal_reason"), "lost"))
-        found: dict[str, set[int]] = {}
-        for row in rows.to_pylist():
-            found.setdefault(row["front_end"], set()).add(row["seal_epoch"])
-        return found
-
-    def _anchors(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the anchors of each front end, oldest first."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        rows = self._warehouse.table(ANCHORS).read().to_pylist()
-        for row in sorted(rows, key=lambda row: (row["epoch"], row["sequence"])):
-            found.setdefault(row["front_end"], []).append(row)
         return found
 
     # Holds
@@ -281,97 +166,6 @@ class Audit:
         rows = pa.Table.from_pylist([hold._asdict() for hold in holds], schema=HOLDS.schema)
         table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows), removes=table.files())
 
-    # Expiry
-
-    def expire(self, before: datetime.datetime, now: datetime.datetime, *, dry_run: bool = False) -> Expiry:
-        """Delete events older than `before` that no hold keeps, and say what was done.
-
-        Raises:
-            CommitConflict: a compaction replaced the same files meanwhile.
-            AuditMistake: a chain is broken; what proves the break must not be deleted.
-        """
-        if dry_run:
-            return self._expire(before, now, dry_run=True)
-        with self.changing():
-            return self._expire(before, now, dry_run=False)
-
-    def _expire(self, before: datetime.datetime, now: datetime.datetime, *, dry_run: bool) -> Expiry:
-        proof = self.verify()
-        if proof.breaks:
-            first = proof.breaks[0]
-            raise AuditMistake(
-                f"a chain is broken {first.where} ({first.reason}); nothing expires until that is understood"
-            )
-        if not dry_run:
-            self._drop_registrations()
-        kept_from = self._first_kept(before)
-        table = self._warehouse.table(AUDIT_EVENTS)
-        anchors: dict[str, dict[str, Any]] = {}
-        removes: list[DataFile] = []
-        adds: list[DataFile] = []
-        deleted = stubbed = held = 0
-        files = [file for file in table.files() if _may_have(file, None, before)]
-        for _, of_day in sorted(_by_day(files).items()):
-            rows = table.read(files=of_day)
-            is_held = held_by(self.holds(), rows)
-            is_old = pc.less(rows.column("event_time"), pa.scalar(before, TIME))
-            fates = _fates(rows, pc.or_(pc.invert(is_old), is_held).to_pylist(), kept_from, anchors)
-            held += pc.sum(pc.and_(is_old, is_held)).as_py() or 0
-            deleted += fates.count(_DELETED)
-            stubbed += fates.count(_STUB)
-            if not dry_run and any(fates):
-                fate = pa.array(fates, pa.int8())
-                stubs = _as_stubs(rows.filter(pc.equal(fate, _STUB)))
-                left = pa.concat_tables([rows.filter(pc.equal(fate, _KEPT)), stubs])
-                adds += table.write(APP, left) if left.num_rows else []
-                removes += of_day
-        if removes:
-            self._write_anchors(anchors, now)
-            earlier = self._expired_before()
-            latest = before if earlier is None else max(before, earlier)
-            note = {"before": latest.isoformat()}
-            table.commit(APP, table.last_batch(APP) + 1, adds, removes=removes, note=note)
-        return Expiry(deleted, stubbed, held)
-
-    def _first_kept(self, before: datetime.datetime) -> dict[str, tuple[int, int]]:
-        """Return the place of each front end's first event that stays: one that is not old, or is held."""
-        found: dict[str, tuple[int, int]] = {}
-        columns = ["front_end", "epoch", "sequence", "event_time", "event_name", "recipient_account_id"]
-        for _, rows in self._days(columns):
-            is_old = pc.less(rows.column("event_time"), pa.scalar(before, TIME))
-            rows = rows.filter(pc.or_(pc.invert(is_old), held_by(self.holds(), rows)))
-            for front_end, place, _ in _places(rows):
-                if front_end not in found or place < found[front_end]:
-                    found[front_end] = place
-        return found
-
-    def _drop_registrations(self) -> None:
-        """Remove what was registered as erased on days of which no event is left since the last expiry.
-
-        Not with that one: a verification next to it may still have the events, and look for their registrations.
-        """
-        before = self._expired_before()
-        if before is None:
-            return
-        table = self._warehouse.table(ERASURES)
-        left = {file.partition_value for file in self._warehouse.table(AUDIT_EVENTS).files()}
-        first_kept = before.astimezone(datetime.UTC).date().isoformat()
-        gone = [
-            file
-            for file in table.files()
-            if str(file.partition_value) < first_kept and file.partition_value not in left
-        ]
-        if gone:
-            table.commit(APP, None, [], removes=gone)
-
-    def _write_anchors(self, anchors: dict[str, dict[str, Any]], now: datetime.datetime) -> None:
-        """Add anchors. They are written before events go: one that nothing has left for yet does no harm."""
-        table = self._warehouse.table(ANCHORS)
-        lines = [{**anchor, "front_end": front_end, "expired": now} for front_end, anchor in anchors.items()]
-        if lines:
-            rows = pa.Table.from_pylist(lines, schema=ANCHORS.schema)
-            table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
-
     def delete_old_files(self, keep_hours: int) -> int:
         """Delete files that the tables of holds, anchors and erasures have not had for so long; return how many.
 
@@ -393,12 +187,10 @@ class Audit:
             yield
 
 
-class _Ends(NamedTuple):
-    """What silver's tables have by their notes: up to which batch, the last events, and how many were put in ever."""
-
-    batch_id: int
-    heads: silver.Heads
-    events: int
+def expired_before(events: Table) -> datetime.datetime | None:
+    """Return the time up to which events have expired, by the table of them; None when none have."""
+    text = events.note(APP).get("before")
+    return None if text is None else datetime.datetime.fromisoformat(text)
 
 
 def held_by(holds: Iterable[Hold], rows: Any) -> Any:
@@ -417,56 +209,6 @@ def held_by(holds: Iterable[Hold], rows: Any) -> Any:
             mask = pc.and_(mask, pc.less(times, pa.scalar(hold.until, TIME)))
         is_held = pc.or_(is_held, pc.fill_null(mask, False))
     return is_held
-
-
-_KEPT, _STUB, _DELETED = 0, 1, 2
-
-
-def _places(rows: Any) -> list[tuple[str, tuple[int, int], bytes | None]]:
-    """Return each row's front end, (incarnation, sequence) and, if it was read, hash."""
-    names = ("front_end", "epoch", "sequence")
-    hashes = (
-        rows.column("record_hash").to_pylist() if "record_hash" in rows.column_names else [None] * len(rows)
-    )
-    columns = [rows.column(name).to_pylist() for name in names]
-    return [
-        (front_end, (incarnation, sequence), record_hash)
-        for front_end, incarnation, sequence, record_hash in zip(*columns, hashes, strict=True)
-    ]
-
-
-def _fates(
-    rows: Any,
-    keep: Sequence[bool],
-    kept_from: Mapping[str, tuple[int, int]],
-    anchors: dict[str, dict[str, Any]],
-) -> list[int]:
-    """Return what becomes of each row, and move the anchors of those that are deleted.
-
-    What need not be kept is deleted up to the first that is; after it, it becomes a stub, so that the chain holds.
-    """
-    fates = [_KEPT] * len(keep)
-    names = rows.column("event_name").to_pylist()
-    for at, (front_end, place, record_hash) in enumerate(_places(rows)):
-        if keep[at]:
-            continue
-        if front_end in kept_from and place > kept_from[front_end]:
-            fates[at] = _KEPT if names[at] is None else _STUB  # it is one already
-            continue
-        fates[at] = _DELETED
-        anchor = anchors.setdefault(front_end, {"epoch": -1, "sequence": -1, "events": 0})
-        anchor["events"] += 1
-        if place > (anchor["epoch"], anchor["sequence"]):
-            anchor |= {"epoch": place[0], "sequence": place[1], "record_hash": record_hash}
-    return fates
-
-
-def _as_stubs(rows: Any) -> Any:
-    columns = [
-        rows.column(column.name) if column.name in _KEPT_IN_STUB else pa.nulls(rows.num_rows, column.type)
-        for column in AUDIT_EVENTS.schema
-    ]
-    return pa.table(columns, schema=AUDIT_EVENTS.schema)
 
 
 def _wanted(rows: Any, query: Query) -> Any:
@@ -496,19 +238,9 @@ def _by_day(files: Iterable[DataFile]) -> dict[str, list[DataFile]]:
     return found
 
 
-def _may_have(file: DataFile, since: datetime.datetime | None, until: datetime.datetime | None) -> bool:
+def may_have(file: DataFile, since: datetime.datetime | None, until: datetime.datetime | None) -> bool:
     """Return whether a file may have events of [since, until), by its day."""
     day = str(file.partition_value)
     if since is not None and day < since.astimezone(datetime.UTC).date().isoformat():
         return False
     return until is None or day <= until.astimezone(datetime.UTC).date().isoformat()
-
-
-def _hash_of(text: str) -> bytes:
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if len(value) != len(NO_HASH):
-        raise AuditMistake(f"{text!r} is no hash; a head has {2 * len(NO_HASH)} hexadecimal digits")
-    return value

@@ -9,32 +9,28 @@ anew. That there were more events at the end is known from bronze.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 
-from quaymaster.protocol.usage.usage_records import NO_HASH, CorruptRecord, UsageRecord, parse_hashed_bytes
-from quaymaster_pipeline.audit.stubs import STUB_COLUMNS, stub_hash
+from quaymaster.protocol.usage.usage_records import NO_HASH
+from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, differing
 from quaymaster_pipeline.usage import silver
-from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS
-from quaymaster_pipeline.warehouse.times import time_of_us
+from quaymaster_pipeline.usage.tasks import Answers, answer_counts, answer_table
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, TIME
 
-BREAKS_MAX: Final = 100
-"""Breaks that are described; further ones are counted."""
-ROWS_AT_ONCE: Final = 10_000
-RECORDED: Final = ("front_end", "epoch", "sequence", "event_time", "record_hash", "category", "batch_id")
-"""What is asked of bronze's management requests: `Chains.compare` takes them."""
-_NO_HEAD: Final = (-1, -1, "")
+LINKS: Final = ("front_end", "epoch", "sequence", "event_time", "prev_hash", "record_hash")
+"""The columns by which links are checked."""
+IN_ORDER: Final = [(name, "ascending") for name in LINKS[:3]]
+"""How events of a day are sorted for that."""
+MISSING: Final = "an event before it is missing, or was put in or changed"
+_TWICE: Final = "it is there twice, or its time was changed"
 _REPLACED: Final = f"it is not the event that {BLOCKS.name} has"
-_MISSING: Final = "an event before it is missing, or was put in or changed"
-_EMPTIED: Final = sorted(
-    {*AUDIT_EVENTS.schema.names} - {*STUB_COLUMNS[AUDIT_EVENTS.name], str(AUDIT_EVENTS.partition_column)}
-)
-"""The columns that an erasure empties."""
 
 
 class Break(NamedTuple):
@@ -68,7 +64,7 @@ class Head(NamedTuple):
 
 @dataclass(slots=True)
 class Proof:
-    """What `verify` found. `breaks` has the first ones in the order of the chains.
+    """What `verify_chains` found. `breaks` has the first ones in the order of the chains.
 
     Of `events`, `stubs` have no content any more since they expired, and `erased` since that was asked for.
     """
@@ -87,208 +83,241 @@ class Proof:
             self.breaks.append(found)
 
 
-class Chains:
-    """Checks chains, given a day at a time.
+_BREAK_SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("day", "front_end")),
+        *((name, pa.int64()) for name in ("incarnation", "sequence")),
+        ("event_time", TIME),
+        ("reason", pa.string()),
+    ]
+)
+
+
+class FirstBreaks:
+    """The first breaks of events, in the order of days and of the chains in each, and how many there are."""
+
+    def __init__(self, most: int = BREAKS_MAX) -> None:
+        self.total = 0
+        self._most = most
+        self._found: list[tuple[str, Break]] = []
+
+    def add(self, day: str, found: Break) -> None:
+        """Count a break of an event of a day, and keep it if it is among the first."""
+        self.total += 1
+        self._found.append((day, found))
+        if len(self._found) > 4 * self._most:
+            self._found = self._first()
+
+    def __iter__(self) -> Iterator[Break]:
+        return (found for _, found in self._first())
+
+    def _first(self) -> list[tuple[str, Break]]:
+        return heapq.nsmallest(self._most, self._found, key=_order)
+
+    def answers(self, what: str) -> Iterator[Any]:
+        """Yield what a task answers."""
+        if self.total:
+            rows = [{"day": day, **found._asdict()} for day, found in self._first()]
+            yield answer_table(what, pa.Table.from_pylist(rows, schema=_BREAK_SCHEMA))
+            yield answer_counts(f"{what} in all", {"total": self.total})
+
+    def take(self, answers: Answers, what: str) -> None:
+        """Add what tasks answered."""
+        total = self.total + answers.counts(f"{what} in all")["total"]
+        for table in answers.tables(what):
+            for row in table.to_pylist():
+                self.add(row.pop("day"), Break(**row))
+        self.total = total
+
+
+def _order(one: tuple[str, Break]) -> tuple[Any, ...]:
+    day, found = one
+    place = (-1 if number is None else number for number in (found.incarnation, found.sequence))
+    return (day, found.front_end or "", *place)
+
+
+class Stretch(NamedTuple):
+    """The events of one incarnation of a front end: the first, the last, and how many there are."""
+
+    front_end: str
+    incarnation: int
+    first_sequence: int
+    first_time: datetime.datetime | None
+    first_prev: bytes | None
+    last_sequence: int
+    last_time: datetime.datetime | None
+    last_hash: bytes | None
+    events: int
+
+
+class Links:
+    """Checks the links within incarnations, given a day at a time.
 
     Within an incarnation, days come in the order of the chain; incarnations are put together at the end, since a clock
     that was set back may lie between them.
     """
 
-    def __init__(
-        self,
-        proof: Proof,
-        anchors: Mapping[str, Sequence[dict[str, Any]]],
-        lost_incarnations: Mapping[str, set[int]],
-        wanted: Mapping[str, set[bytes]],
-        expired_before: datetime.datetime | None,
-        heads: silver.Heads,
-    ) -> None:
-        self._proof = proof
-        self._anchors = anchors
-        self._lost_incarnations = lost_incarnations
-        self._wanted = wanted
-        self._expired_before = expired_before
-        self._heads = dict(heads)
-        self._stretches: dict[tuple[str, int], _Stretch] = {}
-        self._missing: dict[tuple[str, int], dict[int, datetime.datetime]] = {}
-        self._broken: set[str] = set()
+    def __init__(self) -> None:
+        self.stretches: dict[tuple[str, int], Stretch] = {}
 
-    def take(self, rows: Any, registered: AbstractSet[bytes]) -> None:
-        """Look at the events of a day, in the order of their chains. `registered` are the hashes of its erased ones."""
-        for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                self._take(row, registered)
+    def take(self, rows: Any) -> dict[int, str]:
+        """Look at the events of a day, IN_ORDER, and return what is wrong with them, by their row."""
+        if not rows.num_rows:
+            return {}
+        sequences = rows.column("sequence").to_numpy()
+        begins = run_begins(rows, LINKS[:2])
+        ends = np.append(begins[1:], rows.num_rows)
+        goes_on = np.ones(rows.num_rows, np.bool_)
+        goes_on[begins] = False
+        is_twice, is_apart = np.zeros_like(goes_on), np.zeros_like(goes_on)
+        is_twice[1:] = sequences[1:] <= sequences[:-1]
+        before, after = rows.column("record_hash").slice(0, rows.num_rows - 1), rows.column("prev_hash")
+        is_apart[1:] = differing(after.slice(1), before).to_numpy()
+        wrong = np.flatnonzero(goes_on & (is_twice | is_apart)).tolist()
+        reasons = {at: _TWICE if is_twice[at] else MISSING for at in wrong}
+        firsts, lasts = (rows.take(pa.array(places)).to_pylist() for places in (begins, ends - 1))
+        for begin, end, first, last in zip(begins.tolist(), ends.tolist(), firsts, lasts, strict=True):
+            reason = self._take_run(first, last, end - begin)
+            if reason is not None:
+                reasons[begin] = reason
+        return reasons
 
-    def _take(self, row: dict[str, Any], registered: AbstractSet[bytes]) -> None:
-        proof = self._proof
-        owner = row["front_end"], row["epoch"]
-        stretch = self._stretches.get(owner)
-        reason = self._content_break(row, registered)
-        proof.events += 1
-        self._wanted.get(row["front_end"], set()).discard(row["record_hash"])
-        if row["sequence"] == self._heads.get(row["front_end"], _NO_HEAD)[1]:
-            self._find_head(row)
-        ends = {name: row[name] for name in ("epoch", "sequence", "event_time", "prev_hash", "record_hash")}
-        if stretch is None:
-            self._stretches[owner] = _Stretch(ends, ends)
-        else:
-            if row["sequence"] <= stretch.last["sequence"]:
-                reason = reason or "it is there twice, or its time was changed"
-            elif row["prev_hash"] != stretch.last["record_hash"]:
-                reason = reason or _MISSING
-            stretch.last = ends
-            stretch.events += 1
-        if reason is not None:
-            self._break(row["front_end"], row, reason)
-
-    def _content_break(self, row: Mapping[str, Any], registered: AbstractSet[bytes]) -> str | None:
-        """Count an event without content, and return what is wrong with the content of one; None when nothing is."""
-        if row["record"] is not None:
-            return _changed(row)
-        if row["event_name"] is None:
-            self._proof.stubs += 1
-            has_expired = self._expired_before is not None and row["event_time"] < self._expired_before
-            return None if has_expired else "its content is gone, and it had not expired"
-        if stub_hash(AUDIT_EVENTS.name, row) not in registered:
-            return "its content is gone, and was not erased"
-        self._proof.erased += 1
-        filled = next((name for name in _EMPTIED if row[name] is not None), None)
-        return None if filled is None else f"it was erased, and its column {filled} was filled since"
-
-    def _find_head(self, row: Mapping[str, Any]) -> None:
-        place = row["epoch"], row["sequence"], (row["record_hash"] or b"").hex()
-        if self._heads[row["front_end"]] == place:
-            del self._heads[row["front_end"]]
-
-    def compare(self, rows: Any) -> None:
-        """Look at management requests of bronze, after all events: those after an incarnation's last are missing."""
-        columns = (rows.column(name).to_pylist() for name in RECORDED[:5])
-        for front_end, incarnation, sequence, event_time, record_hash in zip(*columns, strict=True):
-            owner = front_end, incarnation
-            stretch = self._stretches.get(owner)
-            if stretch is not None and sequence == stretch.last["sequence"]:
-                stretch.recorded.add(record_hash)
-                continue
-            is_after = stretch is None or sequence > stretch.last["sequence"]
-            if is_after and not self._has_expired(front_end, (incarnation, sequence)):
-                self._missing.setdefault(owner, {})[sequence] = event_time
-
-    def _has_expired(self, front_end: str, place: tuple[int, int]) -> bool:
-        anchors = self._anchors.get(front_end, ())
-        return bool(anchors) and place <= (anchors[-1]["epoch"], anchors[-1]["sequence"])
-
-    def finish(self, quarantined: Callable[[], set[tuple[str, int, int]]]) -> None:
-        """Put the incarnations of each front end together, and look for what was to be there."""
-        if self._missing:
-            for front_end, incarnation, sequence in quarantined():
-                self._missing.get((front_end, incarnation), {}).pop(sequence, None)
-        names = {front_end for front_end, _ in self._stretches} | set(self._anchors) | set(self._wanted)
-        names |= {front_end for front_end, _ in self._missing} | set(self._heads)
-        for front_end in sorted(names):
-            self._finish(front_end)
-
-    def _finish(self, front_end: str) -> None:
-        anchors = self._anchors.get(front_end, ())
-        incarnations = sorted(incarnation for name, incarnation in self._stretches if name == front_end)
-        last: dict[str, Any] | None = None
-        for incarnation in incarnations:
-            stretch = self._stretches[front_end, incarnation]
-            before = last
-            if before is None:
-                place = incarnation, stretch.first["sequence"]
-                below = [one for one in anchors if (one["epoch"], one["sequence"]) < place]
-                before = below[-1] if below else None
-            since = -1 if before is None else before["epoch"]
-            is_lost = any(since <= lost < incarnation for lost in self._lost_incarnations.get(front_end, ()))
-            expected = NO_HASH if before is None else before["record_hash"]
-            begins_anew = is_lost and stretch.first["prev_hash"] == NO_HASH
-            if stretch.first["prev_hash"] != expected and not begins_anew:
-                self._break(front_end, stretch.first, _MISSING)
-            last = stretch.last
-            if stretch.recorded and last["record_hash"] not in stretch.recorded:
-                self._break(front_end, last, _REPLACED)
-        self._find_end(front_end)
-        if last is None and anchors:
-            last = anchors[-1]
-        if last is not None:
-            events = sum(self._stretches[front_end, incarnation].events for incarnation in incarnations)
-            head = Head(front_end, last["epoch"], last["sequence"], last["record_hash"].hex(), events)
-            self._proof.heads.append(head)
-        known = {anchor["record_hash"] for anchor in anchors}
-        for lacking in sorted(self._wanted.get(front_end, set()) - known):
-            reason = f"the head {lacking.hex()} is not in the chain any more"
-            self._break(front_end, {"epoch": None, "sequence": None, "event_time": None}, reason)
-
-    def _find_end(self, front_end: str) -> None:
-        """Tell what is missing at the end of incarnations."""
-        for (name, incarnation), lacking in sorted(self._missing.items()):
-            if name == front_end and lacking:
-                first, last = min(lacking), max(lacking)
-                span = f"{len(lacking)} events from it up to {incarnation}/{last}"
-                reason = f"{span} are missing; {BLOCKS.name} has them"
-                row = {"epoch": incarnation, "sequence": first, "event_time": lacking[first]}
-                self._break(front_end, row, reason)
-        head = self._heads.get(front_end)
-        if head is not None and front_end not in self._broken and not self._has_expired(front_end, head[:2]):
-            row = {"epoch": head[0], "sequence": head[1], "event_time": None}
-            self._break(
-                front_end, row, f"it was the last event, with the hash {head[2]}, and is missing or changed"
+    def _take_run(self, first: Mapping[str, Any], last: Mapping[str, Any], events: int) -> str | None:
+        """Add events of one incarnation that follow each other; return what is wrong with the first of them."""
+        owner = first["front_end"], first["epoch"]
+        known = self.stretches.get(owner)
+        reason = None
+        if known is None:
+            known = Stretch(
+                *owner, first["sequence"], first["event_time"], first["prev_hash"], -1, None, None, 0
             )
+        elif first["sequence"] <= known.last_sequence:
+            reason = _TWICE
+        elif first["prev_hash"] != known.last_hash:
+            reason = MISSING
+        self.stretches[owner] = known._replace(
+            last_sequence=last["sequence"],
+            last_time=last["event_time"],
+            last_hash=last["record_hash"],
+            events=known.events + events,
+        )
+        return reason
 
-    def _break(self, front_end: str, row: Mapping[str, Any], reason: str) -> None:
-        self._broken.add(front_end)
-        self._proof.add(Break(front_end, row["epoch"], row["sequence"], row["event_time"], reason))
+
+def run_begins(rows: Any, names: Iterable[str]) -> Any:
+    """Return at which rows a run of the same values of these columns begins."""
+    is_new = np.zeros(rows.num_rows, np.bool_)
+    is_new[:1] = True
+    for name in names:
+        column = rows.column(name)
+        if pa.types.is_string(column.type):
+            column = column.combine_chunks().dictionary_encode().indices
+        values = column.to_numpy()
+        is_new[1:] |= values[1:] != values[:-1]
+    return np.flatnonzero(is_new)
+
+
+class Anchored(NamedTuple):
+    """Up to where a front end's events expired, and the last that expired before the first that is there, if any."""
+
+    front_end: str
+    incarnation: int
+    sequence: int
+    record_hash: bytes
+    before_incarnation: int | None
+    before_hash: bytes | None
+
+
+class Lacking(NamedTuple):
+    """Events at the end of an incarnation that bronze has, and silver has not."""
+
+    front_end: str
+    incarnation: int
+    first: int
+    first_time: datetime.datetime | None
+    last: int
+    events: int
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """The events of one incarnation of a front end that were looked at so far."""
+class ChainEnds:
+    """What is known of each front end's chain besides its links: a line for each incarnation.
 
-    first: dict[str, Any]
-    last: dict[str, Any]
-    events: int = 1
-    recorded: set[bytes] = field(default_factory=set)
-    """Hashes that bronze has of the last event."""
+    `absent` are front ends whose last event, by `heads`, is not there, though all links hold; `wanted` are heads that
+    were kept and are nowhere in the chain; `recorded` are hashes that bronze has of the last event of an incarnation.
+    """
 
-
-def are_erased(rows: Any) -> Any:
-    """Return which events look as erased ones do, as a mask."""
-    return pc.and_(pc.is_null(rows.column("record")), pc.is_valid(rows.column("event_name")))
-
-
-def _changed(row: Mapping[str, Any]) -> str | None:
-    """Return why an event with content is not what was recorded; None when it is."""
-    if sha256(row["record"]).digest() != row["record_hash"]:
-        return "its content was changed: it has another hash"
-    try:
-        record = parse_hashed_bytes(row["record"])
-    except CorruptRecord as error:
-        return str(error)
-    for name, value in _columns_of(record).items():
-        if row[name] != value:
-            return f"its column {name} was changed"
-    return None
+    stretches: Mapping[tuple[str, int], Stretch]
+    anchors: Mapping[str, Anchored]
+    wanted: Mapping[str, set[bytes]]
+    heads: silver.Heads
+    absent: set[str]
+    lost: Mapping[str, set[int]] = field(default_factory=dict)
+    recorded: Mapping[tuple[str, int], set[bytes]] = field(default_factory=dict)
+    lacking: Mapping[tuple[str, int], Lacking] = field(default_factory=dict)
 
 
-def _columns_of(record: UsageRecord) -> dict[str, Any]:
-    """Return what the columns of an event must say, by the record that was hashed."""
-    time = time_of_us(record.event_time_us)
-    same: tuple[str, ...] = (
-        "front_end",
-        "sequence",
-        "event_id",
-        "principal_id",
-        "access_key_id",
-        "user_agent",
-    )
-    same += ("request_id", "error_code", "response_elements", "read_only", "http_status", "prev_hash")
-    return {name: getattr(record, name) for name in same} | {
-        "epoch": record.incarnation,
-        "event_time": time,
-        "event_name": record.action,
-        "aws_region": record.region,
-        "recipient_account_id": record.account_id,
-        "source_ip_address": record.source_ip,
-        "queue_name": record.queue_name,
-        "request_parameters": record.request_params,
-    }
+def judge_ends(ends: ChainEnds, proof: Proof) -> None:
+    """Put the incarnations of each front end together, and look for what was to be there."""
+    of_one: defaultdict[str, list[Stretch]] = defaultdict(list)
+    for _, stretch in sorted(ends.stretches.items(), key=lambda item: item[0]):
+        of_one[stretch.front_end].append(stretch)
+    lacking: defaultdict[str, list[Lacking]] = defaultdict(list)
+    for _, one in sorted(ends.lacking.items(), key=lambda item: item[0]):
+        lacking[one.front_end].append(one)
+    names = {*of_one, *lacking, *ends.anchors, *ends.wanted, *ends.absent}
+    for front_end in sorted(names):
+        stretches = of_one.get(front_end, [])
+        found = [
+            *_judge_joints(ends, front_end, stretches),
+            *(_lacking_break(one) for one in lacking.get(front_end, ())),
+        ]
+        if not found and front_end in ends.absent:
+            found += _judge_head(front_end, ends)
+        for lost in sorted(ends.wanted.get(front_end, ())):
+            reason = f"the head {lost.hex()} is not in the chain any more"
+            found.append(Break(front_end, None, None, None, reason))
+        for one_break in found:
+            proof.add(one_break)
+        proof.heads += _head_of(front_end, stretches, ends.anchors.get(front_end))
+
+
+def _judge_joints(ends: ChainEnds, front_end: str, stretches: Iterable[Stretch]) -> Iterator[Break]:
+    """Yield incarnations that do not go on from the one before, and those whose last event is not that of bronze."""
+    anchor = ends.anchors.get(front_end)
+    since, expected = -1, NO_HASH
+    if anchor is not None and anchor.before_incarnation is not None:
+        since, expected = anchor.before_incarnation, anchor.before_hash or b""
+    for one in stretches:
+        is_lost = any(since <= lost < one.incarnation for lost in ends.lost.get(front_end, ()))
+        begins_anew = is_lost and one.first_prev == NO_HASH
+        if one.first_prev != expected and not begins_anew:
+            yield Break(front_end, one.incarnation, one.first_sequence, one.first_time, MISSING)
+        recorded = ends.recorded.get((front_end, one.incarnation))
+        if recorded and one.last_hash not in recorded:
+            yield Break(front_end, one.incarnation, one.last_sequence, one.last_time, _REPLACED)
+        since, expected = one.incarnation, one.last_hash or b""
+
+
+def _lacking_break(one: Lacking) -> Break:
+    span = f"{one.events} events from it up to {one.incarnation}/{one.last}"
+    reason = f"{span} are missing; {BLOCKS.name} has them"
+    return Break(one.front_end, one.incarnation, one.first, one.first_time, reason)
+
+
+def _judge_head(front_end: str, ends: ChainEnds) -> Iterator[Break]:
+    incarnation, sequence, record_hash = ends.heads[front_end]
+    anchor = ends.anchors.get(front_end)
+    if anchor is None or (incarnation, sequence) > (anchor.incarnation, anchor.sequence):
+        reason = f"it was the last event, with the hash {record_hash}, and is missing or changed"
+        yield Break(front_end, incarnation, sequence, None, reason)
+
+
+def _head_of(front_end: str, stretches: list[Stretch], anchor: Anchored | None) -> Iterator[Head]:
+    events = sum(one.events for one in stretches)
+    if stretches:
+        last = stretches[-1]
+        last_hash = (last.last_hash or b"").hex()
+        yield Head(front_end, last.incarnation, last.last_sequence, last_hash, events)
+    elif anchor is not None:
+        yield Head(front_end, anchor.incarnation, anchor.sequence, anchor.record_hash.hex(), events)

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from quaymaster_pipeline.warehouse.data_files import read_file
+from quaymaster_pipeline.warehouse.data_files import TablePlace, read_file
 from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, QUARANTINE, TIME, TableSpec
-from quaymaster_pipeline.warehouse.tables import Table
 from quaymaster_pipeline.warehouse.times import us_of_time
 
 ERASURES: Final = TableSpec(
@@ -106,12 +106,11 @@ def registrations(act: Act, table_name: str, rows: Iterable[Mapping[str, Any]]) 
     return pa.table(columns, schema=schema)
 
 
-def registered_stubs(table: Table, date: str) -> set[bytes]:
-    """Return the hashes of stubs of audit events of a date, by a table of erasures."""
+def registered_stubs(place: TablePlace, paths: Iterable[str]) -> set[bytes]:
+    """Return the hashes of stubs of audit events that files of ERASURES have."""
     found: set[bytes] = set()
-    for file in table.files():
-        if file.partition_value == date:
-            rows = read_file(table.place, ERASURES, file.path, ["erased_from", "stub_hash"])
-            columns = (rows.column(name).to_pylist() for name in ("erased_from", "stub_hash"))
-            found |= {stub for name, stub in zip(*columns, strict=True) if name == AUDIT_EVENTS.name}
+    for path in paths:
+        rows = read_file(place, ERASURES, path, ["erased_from", "stub_hash"])
+        of_events = pc.equal(rows.column("erased_from"), AUDIT_EVENTS.name)
+        found.update(rows.filter(of_events).column("stub_hash").to_pylist())
     return found

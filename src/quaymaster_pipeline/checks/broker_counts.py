@@ -50,6 +50,7 @@ from quaymaster_pipeline.checks.queue_usage import (
     sum_usage,
 )
 from quaymaster_pipeline.checks.reconciliation import APP as RECONCILIATION_APP
+from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.partial_sums import last_whole_batch
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import ThisProcess, Workers
@@ -196,13 +197,19 @@ def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
 def newest_comparable(
     warehouse: Warehouse, closed_us: int | None, after: datetime.datetime | None
 ) -> DataFile | None:
-    """Return the newest counts later than `after` that can be compared with usage that is whole up to `closed_us`."""
+    """Return the newest counts later than `after` that can be compared with usage that is whole up to `closed_us`.
+
+    None: all front ends that are known have ended. What one that began later did is not known: so only counts from
+    before the last batch was taken are compared, and none before the first batch.
+    """
+    whole_us = warehouse.table(BLOCKS).note(bronze.APP).get("taken_us", 0) + ANSWERED_AFTER_US
+    if closed_us is not None:
+        whole_us = closed_us
     # A file is what was counted at one time.
     comparable = [
         file
         for file in warehouse.table(BROKER_COUNTS).files()
-        if not _is_baseline(file)
-        and (closed_us is None or us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
+        if not _is_baseline(file) and us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= whole_us
     ]
     newest = max(comparable, key=_counted_text, default=None)
     if newest is None or (after is not None and _bound(newest, "counted_time") <= after):

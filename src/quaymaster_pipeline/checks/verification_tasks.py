@@ -256,13 +256,13 @@ class _PartOfTable(NamedTuple):
         found = [pa.schema([self.spec.schema.field(name) for name in self.columns]).empty_table()]
         for path in self.paths:
             found += [
-                rows.filter(_is_of(rows.column("front_end"), group, groups))
+                rows.filter(are_of_group(rows.column("front_end"), group, groups))
                 for rows in read_row_groups(self.place, self.spec, path, self.columns)
             ]
         return pa.concat_tables(found)
 
 
-def _is_of(names: Any, group: int, groups: int) -> Any:
+def are_of_group(names: Any, group: int, groups: int) -> Any:
     """Return which front ends are of a group, as a mask. Each different name is looked at once."""
     different = pc.unique(names)
     mine = [

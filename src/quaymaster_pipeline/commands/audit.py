@@ -111,9 +111,10 @@ def search(context: typer.Context, given: SearchOptions) -> None:
         note(f"These are the newest {given.limit}; there may be more. See --until and --limit.")
 
 
-@app.command()
-def verify(
-    data: options.Data = None,
+@dataclass(frozen=True, kw_only=True)
+class Verifying:
+    """What must be in the chains besides."""
+
     head: Annotated[
         list[str] | None,
         typer.Option(
@@ -121,24 +122,36 @@ def verify(
             help="A head that was kept: it must still be in the chain. May be repeated.",
             metavar="FRONT-END=HASH",
         ),
-    ] = None,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(spark.SparkOptions, Verifying):
+    """What must be in the chains besides, and with which Spark they are checked."""
+
+
+@app.command()
+@options.gathered
+def verify(given: VerifyOptions) -> None:
     """Check that no event is missing, changed or put in: each front end's chain of hashes. Ends with 1 otherwise.
 
     Prints the head of each chain. Kept elsewhere, it proves later that nothing before it was rewritten.
     """
     kept = []
-    for text in head or []:
+    for text in given.head or []:
         front_end, equals, hash_text = text.rpartition("=")
         if not equals:
             raise WrongUsage(f"--head takes FRONT-END=HASH, not {text!r}.")
         kept.append((front_end, hash_text))
-    with _audit(data, warehouse, storage_option) as audit:
-        proof = audit.verify(kept)
-    if as_json:
+    directory = data_directory(given.data)
+    with _refusing():
+        from quaymaster_pipeline.audit.verification import heads_of, verify_chains
+
+        tables = open_warehouse(directory, given.warehouse, given.storage_option)
+        heads = heads_of(kept)
+        with spark.spark_workers(directory, given.master, given.driver_memory) as workers:
+            proof = verify_chains(workers, tables, heads)
+    if given.as_json:
         print_json(
             {
                 "events": proof.events,
@@ -244,32 +257,44 @@ def release_hold(
     _done(as_json, name=name)
 
 
-@app.command()
-def expire(
+@dataclass(frozen=True, kw_only=True)
+class Expiring:
+    """What expires."""
+
     days: Annotated[
         int, typer.Option("--days", min=1, help="Delete what is older than so many days.", metavar="DAYS")
-    ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    data: options.Data = None,
-    warehouse: WarehouseURI = None,
-    storage_option: StorageOptions = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Delete old events that no hold keeps; the chains still prove the rest. Not while the pipeline runs.
+    ]
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpireOptions(spark.SparkOptions, Expiring):
+    """What expires, and with which Spark."""
+
+
+@app.command()
+@options.gathered
+def expire(given: ExpireOptions) -> None:
+    """Delete old events that no hold keeps; the chains still prove the rest. May run next to `pipeline run`.
 
     Of expired events after one that is held, only the hashes stay.
     """
     now = _now()
     try:
-        before = now - datetime.timedelta(days=days)
+        before = now - datetime.timedelta(days=given.days)
     except OverflowError:
-        raise WrongUsage(f"--days {days} is before the year 1.") from None
-    with _audit(data, warehouse, storage_option) as audit:
-        found = audit.expire(before, now, dry_run=dry_run)
-    if as_json:
-        print_json(found._asdict() | {"before": _text(before), "dry_run": dry_run})
+        raise WrongUsage(f"--days {given.days} is before the year 1.") from None
+    directory = data_directory(given.data)
+    with _refusing():
+        from quaymaster_pipeline.audit.expiry import expire_events
+
+        tables = open_warehouse(directory, given.warehouse, given.storage_option)
+        with spark.spark_workers(directory, given.master, given.driver_memory) as workers:
+            found = expire_events(workers, tables, before, now, is_dry_run=given.dry_run)
+    if given.as_json:
+        print_json(found._asdict() | {"before": _text(before), "dry_run": given.dry_run})
     else:
-        verb = "would be " if dry_run else ""
+        verb = "would be " if given.dry_run else ""
         print_line(
             f"{found.deleted} events {verb}deleted, {found.stubbed} {verb}emptied, {found.held} held "
             f"(older than {_text(before)})"

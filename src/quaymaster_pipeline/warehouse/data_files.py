@@ -268,18 +268,20 @@ def read_row_groups(
     columns: Sequence[str] | None = None,
     *,
     may_have: tuple[str, int, int] | None = None,
+    groups: Collection[int] | None = None,
 ) -> Iterator[Any]:
     """Yield the rows of a data file, as many at a time as were written together.
 
     `may_have` is a column of numbers, and a lowest and highest value: rows that were written together are left out if,
-    by the file's statistics, none of them lies there.
+    by the file's statistics, none of them lies there. `groups` are which of those written together are wanted, by
+    their number in the file.
 
     Raises:
         BrokenTable: the file is gone, or is none.
     """
     schema = _wanted(spec, columns)
     with _opened(place, spec, path, schema) as (file, names):
-        for at in range(file.num_row_groups):
+        for at in range(file.num_row_groups) if groups is None else sorted(groups):
             if may_have is None or _may_have(file, at, *may_have):
                 yield _with_columns(file.read_row_group(at, columns=names), schema, names)
 

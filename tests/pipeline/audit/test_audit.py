@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -21,14 +21,11 @@ from hypothesis import strategies as st
 
 from quaymaster.protocol.usage.usage_blocks import Seal, decode_block
 from quaymaster.protocol.usage.usage_records import NO_HASH, UsageRecord, hash_record, hashed_bytes
-from quaymaster_pipeline.audit.audit import (
-    Audit,
-    AuditMistake,
-    Expiry,
-    Hold,
-    Query,
-)
-from quaymaster_pipeline.audit.audit_chains import Break
+from quaymaster_pipeline.audit import expiry
+from quaymaster_pipeline.audit.audit import ANCHORS, Audit, AuditMistake, Hold, Query
+from quaymaster_pipeline.audit.audit_chains import Break, Proof
+from quaymaster_pipeline.audit.expiry import Expiry, expire_events
+from quaymaster_pipeline.audit.verification import heads_of, verify_chains
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
@@ -76,6 +73,15 @@ def piped(site: Site, *front_ends: FrontEnd, seal: Seal | None = None) -> Audit:
     site.ship(*(one.block(40, seal=seal) for one in front_ends))
     site.run(now=LATER)
     return Audit(site.warehouse)
+
+
+def verified(site: Site, kept: Iterable[tuple[str, str]] = ()) -> Proof:
+    """Return the proof of the events as they are now; tasks run here."""
+    return verify_chains(InProcess(), site.warehouse, heads_of(kept))
+
+
+def expired(site: Site, before: datetime, *, is_dry_run: bool = False) -> Expiry:
+    return expire_events(InProcess(), site.warehouse, before, LATER, is_dry_run=is_dry_run)
 
 
 def rewrite(site: Site, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Audit:
@@ -151,9 +157,9 @@ def test_an_untouched_chain_holds_over_blocks_days_and_incarnations(site: Site) 
     piped(site, one, other)
     piped(site, one)
     one.incarnation, one.sequence = 2, 0
-    audit = piped(site, one)
+    piped(site, one)
 
-    proof = audit.verify()
+    proof = verified(site)
 
     assert (proof.breaks, proof.breaks_total) == ([], 0)
     assert proof.events == len(managed(one, other))
@@ -163,7 +169,7 @@ def test_an_untouched_chain_holds_over_blocks_days_and_incarnations(site: Site) 
 
 
 def test_a_warehouse_without_events_has_nothing_to_prove(site: Site) -> None:
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
 
     assert (proof.events, proof.breaks, proof.heads) == (0, [], [])
 
@@ -209,7 +215,8 @@ def test_a_changed_event_is_named(site: Site, change: Any) -> None:
     shipped(site, one)
     third = managed(one)[-3]
 
-    proof = rewrite(site, change).verify()
+    rewrite(site, change)
+    proof = verified(site)
 
     assert proof.breaks
     assert (proof.breaks[0].front_end, proof.breaks[0].sequence) == ("fe-1", third.sequence)
@@ -220,7 +227,8 @@ def test_a_missing_event_breaks_the_chain_at_the_one_after_it(site: Site, change
     one = front_end()
     shipped(site, one)
 
-    proof = rewrite(site, change).verify()
+    rewrite(site, change)
+    proof = verified(site)
 
     assert proof.breaks_total == 1
     assert "missing" in proof.breaks[0].reason
@@ -240,7 +248,8 @@ def test_an_event_that_was_forged_with_its_hash_breaks_the_chain_after_it(site: 
     shipped(site, one)
     fourth = managed(one)[-4]
 
-    proof = rewrite(site, lambda rows: [*rows[:2], forge(rows[2], rows[2]["prev_hash"]), *rows[3:]]).verify()
+    rewrite(site, lambda rows: [*rows[:2], forge(rows[2], rows[2]["prev_hash"]), *rows[3:]])
+    proof = verified(site)
 
     assert [(found.sequence, "changed" in found.reason) for found in proof.breaks] == [
         (fourth.sequence, True)
@@ -254,12 +263,13 @@ def test_a_chain_that_was_forged_whole_shows_against_a_head_that_was_kept(site: 
             forged.append(forge(row, forged[-1]["record_hash"] if forged else NO_HASH))
         return forged
 
-    before = shipped(site, front_end()).verify().heads[0]
+    shipped(site, front_end())
+    before = verified(site).heads[0]
 
-    forged = rewrite(site, forge_all)
+    rewrite(site, forge_all)
 
-    assert forged.verify().breaks == []
-    found = forged.verify([("fe-1", before.record_hash)]).breaks
+    assert verified(site).breaks == []
+    found = verified(site, [("fe-1", before.record_hash)]).breaks
     assert found == [
         Break("fe-1", None, None, None, f"the head {before.record_hash} is not in the chain any more")
     ]
@@ -267,26 +277,27 @@ def test_a_chain_that_was_forged_whole_shows_against_a_head_that_was_kept(site: 
 
 def test_a_head_that_was_kept_stays_in_the_chain_as_it_grows(site: Site) -> None:
     one = front_end()
-    head = shipped(site, one).verify().heads[0]
+    shipped(site, one)
+    head = verified(site).heads[0]
 
-    audit = shipped(site, one)
+    shipped(site, one)
 
-    assert audit.verify([("fe-1", head.record_hash)]).breaks == []
+    assert verified(site, [("fe-1", head.record_hash)]).breaks == []
     with pytest.raises(AuditMistake, match="64 hexadecimal digits"):
-        audit.verify([("fe-1", "abc")])
+        verified(site, [("fe-1", "abc")])
 
 
 def test_a_chain_begins_anew_only_after_an_incarnation_whose_spool_was_lost(site: Site) -> None:
     one = front_end()
     piped(site, one)
     one.incarnation, one.sequence, one.audit_hash = 2, 0, NO_HASH
-    audit = piped(site, one)
+    piped(site, one)
 
-    assert [found.incarnation for found in audit.verify().breaks] == [2]
+    assert [found.incarnation for found in verified(site).breaks] == [2]
 
     one.incarnation, one.sequence, one.audit_hash = 3, 0, NO_HASH
-    audit = piped(site, one, seal=Seal(2, None, "lost"))
-    assert [found.incarnation for found in audit.verify().breaks] == [2]
+    piped(site, one, seal=Seal(2, None, "lost"))
+    assert [found.incarnation for found in verified(site).breaks] == [2]
 
 
 def two_incarnations(site: Site) -> list[tuple[int, int]]:
@@ -299,7 +310,7 @@ def two_incarnations(site: Site) -> list[tuple[int, int]]:
     piped(site, one, seal=Seal(1, None, "lost"))
     piped(site, one)
     places += [(2, record.sequence) for record in one.records[before:] if record.category == "management"]
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
     return sorted(places)
 
 
@@ -329,7 +340,7 @@ def test_events_cut_off_an_incarnations_end_are_found_by_what_bronze_has(
 
     vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) not in cut)
 
-    (found,) = Audit(site.warehouse).verify().breaks
+    (found,) = verified(site).breaks
     assert (found.front_end, found.incarnation, found.sequence) == ("fe-1", *cut[0])
     assert f"{len(cut)} events from it up to {incarnation}/{cut[-1][1]} are missing" in found.reason
 
@@ -342,7 +353,7 @@ def test_that_all_events_are_gone_is_found_for_each_incarnation(site: Site, how:
     else:
         shutil.rmtree(site.warehouse.place(AUDIT_EVENTS).uri)
 
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
 
     assert [(found.front_end, found.incarnation) for found in proof.breaks] == [
         ("fe-1", 1),
@@ -357,7 +368,7 @@ def test_events_cut_off_bronze_and_silver_are_found_by_the_heads_that_commits_ca
     vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) < last)
     vandalize(site, BLOCKS, lambda row: row["front_end"] == "fe-2" or not has_event(row, last))
 
-    (found,) = Audit(site.warehouse).verify().breaks
+    (found,) = verified(site).breaks
 
     assert (found.front_end, found.incarnation, found.sequence) == ("fe-1", *last)
     assert "it was the last event" in found.reason
@@ -368,7 +379,7 @@ def test_events_cut_off_an_incarnation_before_the_last_are_found_by_their_count(
     vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) != last)
     vandalize(site, BLOCKS, lambda row: row["front_end"] == "fe-2" or not has_event(row, last))
 
-    (found,) = Audit(site.warehouse).verify().breaks
+    (found,) = verified(site).breaks
 
     assert found.reason.startswith("1 events are missing")
 
@@ -376,9 +387,9 @@ def test_events_cut_off_an_incarnation_before_the_last_are_found_by_their_count(
 def test_a_chain_that_was_forged_whole_is_not_what_bronze_has(site: Site) -> None:
     piped(site, front_end())
 
-    forged = rewrite(site, lambda rows: [*rows[:-1], forge(rows[-1], rows[-1]["prev_hash"])]).verify()
+    rewrite(site, lambda rows: [*rows[:-1], forge(rows[-1], rows[-1]["prev_hash"])])
 
-    assert [found.reason for found in forged.breaks] == ["it is not the event that bronze.blocks has"]
+    assert [found.reason for found in verified(site).breaks] == ["it is not the event that bronze.blocks has"]
 
 
 def test_a_batch_that_is_not_in_silver_yet_is_not_missed(site: Site) -> None:
@@ -389,7 +400,7 @@ def test_a_batch_that_is_not_in_silver_yet_is_not_missed(site: Site) -> None:
     pipeline = site.pipeline(warehouse, now=LATER)
     bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), pipeline.coverage, LATER)
 
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_events_in_quarantine_are_not_missed(site: Site) -> None:
@@ -400,17 +411,17 @@ def test_events_in_quarantine_are_not_missed(site: Site) -> None:
     site.run(now=NOON + timedelta(hours=1))
 
     assert site.warehouse.table(QUARANTINE).rows == 40
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_what_expired_is_not_missed(site: Site) -> None:
-    audit = piped(site, front_end(days_between=0.5))
+    piped(site, front_end(days_between=0.5))
 
-    done = audit.expire(LATER, LATER)
+    done = expired(site, LATER)
 
     assert done.deleted > 0
     assert site.warehouse.table(AUDIT_EVENTS).rows == 0
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def hold(name: str = "case-7", account: str | None = None, **times: datetime | None) -> Hold:
@@ -420,20 +431,20 @@ def hold(name: str = "case-7", account: str | None = None, **times: datetime | N
 def test_expired_events_are_gone_and_the_chain_goes_on_from_where_they_ended(site: Site) -> None:
     one = front_end(days_between=0.5)
     audit = shipped(site, one)
-    head = audit.verify().heads[0]
+    head = verified(site).heads[0]
     cut = NOON + timedelta(days=20)
     old = [r for r in managed(one) if r.event_time_us < NOON_US + 20 * DAY_S * SECOND_US]
 
-    tried = audit.expire(cut, LATER, dry_run=True)
+    tried = expired(site, cut, is_dry_run=True)
     before = len(audit.search(Query(limit=10_000)))
-    done = audit.expire(cut, LATER)
-    again = Audit(site.warehouse).expire(cut, LATER)
+    done = expired(site, cut)
+    again = expired(site, cut)
 
     assert tried == done == Expiry(len(old), 0, 0)
     assert again == Expiry(0, 0, 0)
     audit = Audit(site.warehouse)
     assert len(audit.search(Query(limit=10_000))) == before - len(old)
-    assert audit.verify([("fe-1", head.record_hash), ("fe-1", old[0].record_hash.hex())]).breaks == []
+    assert verified(site, [("fe-1", head.record_hash), ("fe-1", old[0].record_hash.hex())]).breaks == []
 
 
 def test_what_a_hold_keeps_stays_until_it_is_released(site: Site) -> None:
@@ -452,10 +463,10 @@ def test_what_a_hold_keeps_stays_until_it_is_released(site: Site) -> None:
     ]
     after_first = [record for record in old if record.sequence > held[-1].sequence]
 
-    done = audit.expire(cut, LATER)
+    done = expired(site, cut)
     audit = Audit(site.warehouse)
     found = {event["event_id"] for event in audit.search(Query(until=cut, limit=10_000))}
-    proof = audit.verify()
+    proof = verified(site)
 
     assert done == Expiry(len(old) - len(after_first) - 1, len(after_first) - len(held) + 1, len(held))
     assert found == {record.event_id for record in held}
@@ -463,8 +474,8 @@ def test_what_a_hold_keeps_stays_until_it_is_released(site: Site) -> None:
 
     audit.release_hold("case-7", LATER)
     assert audit.holds()[0].released == LATER
-    assert Audit(site.warehouse).expire(cut, LATER) == Expiry(len(after_first) + 1, 0, 0)
-    assert Audit(site.warehouse).verify().breaks == []
+    assert expired(site, cut) == Expiry(len(after_first) + 1, 0, 0)
+    assert verified(site).breaks == []
 
 
 @settings(max_examples=8)
@@ -479,46 +490,46 @@ def test_whatever_expires_the_chain_holds_and_held_events_stay(
     wanted = Query(account=account, since=days[0], until=days[1], limit=10_000)
     held = audit.search(wanted)
 
-    Audit(site.warehouse).expire(days[2], LATER)
+    expired(site, days[2])
 
     audit = Audit(site.warehouse)
-    assert audit.verify().breaks == []
+    assert verified(site).breaks == []
     assert audit.search(wanted) == held
     others = audit.search(Query(until=days[2], limit=10_000))
     assert all(event in held for event in others)
 
 
 def test_an_expiry_that_was_interrupted_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    audit = shipped(site, front_end(days_between=0.5))
+    shipped(site, front_end(days_between=0.5))
     cut = NOON + timedelta(days=20)
-    tried = audit.expire(cut, LATER, dry_run=True)
-    write_anchors = Audit._write_anchors
+    tried = expired(site, cut, is_dry_run=True)
+    write_anchors = expiry._write_anchors
 
-    def killed(self: Audit, *arguments: Any) -> None:
-        write_anchors(self, *arguments)
+    def killed(*arguments: Any) -> None:
+        write_anchors(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Audit, "_write_anchors", killed)
+        patched.setattr(expiry, "_write_anchors", killed)
         with pytest.raises(KeyboardInterrupt):
-            audit.expire(cut, LATER)
+            expired(site, cut)
 
-    assert Audit(site.warehouse).verify().breaks == []
-    assert Audit(site.warehouse).expire(cut, LATER) == tried
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
+    assert expired(site, cut) == tried
+    assert verified(site).breaks == []
 
 
 def test_nothing_expires_while_a_chain_is_broken(site: Site) -> None:
     shipped(site, front_end(days_between=0.5))
-    audit = rewrite(site, ABSENT["one deleted"])
+    rewrite(site, ABSENT["one deleted"])
 
     with pytest.raises(AuditMistake, match="nothing expires"):
-        audit.expire(LATER, LATER)
+        expired(site, LATER)
 
 
 def test_events_expire_while_the_pipeline_takes_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     one = front_end(days_between=0.5)
-    audit = shipped(site, one)
+    shipped(site, one)
     commit = Table.commit
     ran: list[str] = []
 
@@ -533,36 +544,37 @@ def test_events_expire_while_the_pipeline_takes_more(site: Site, monkeypatch: py
         # The run beside it is this process's.
         patched.setattr(Site, "run", lambda site, now: site.pipeline(site.warehouse, now=now).catch_up())
         patched.setattr(Table, "commit", interrupted)
-        expired = audit.expire(NOON + timedelta(days=20), LATER)
+        done = expired(site, NOON + timedelta(days=20))
 
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
     assert ran == ["ops.audit_anchors"]
-    assert expired.deleted > 0
+    assert done.deleted > 0
     assert proof.breaks == []
     managed = [record for record in one.records if record.category == "management"]
-    assert proof.events == len(managed) - expired.deleted
+    assert proof.events == len(managed) - done.deleted
 
 
 def test_old_files_of_holds_and_anchors_are_deleted_and_what_they_say_stays(site: Site) -> None:
     audit = shipped(site, front_end(days_between=0.5))
     for name in ("one", "two"):
         audit.place_hold(hold(name, "999999999999"))
-    audit.expire(NOON + timedelta(days=20), LATER)
+    expired(site, NOON + timedelta(days=20))
 
     deleted = Audit(site.warehouse).delete_old_files(0)
 
     assert deleted == 1
     assert [found.name for found in Audit(site.warehouse).holds()] == ["one", "two"]
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_the_pipeline_goes_on_after_events_expired(site: Site) -> None:
     one = front_end(days_between=0.5)
-    piped(site, one).expire(NOON + timedelta(days=10), LATER)
+    piped(site, one)
+    expired(site, NOON + timedelta(days=10))
 
     audit = piped(site, one)
 
-    assert audit.verify().breaks == []
+    assert verified(site).breaks == []
     assert audit.search(Query(limit=1))[0]["event_id"] == managed(one)[0].event_id
 
 
@@ -580,3 +592,107 @@ def test_a_hold_that_means_nothing_or_is_there_is_refused(tmp_path: Path) -> Non
     with pytest.raises(AuditMistake, match="no hold 'other'"):
         audit.release_hold("other", NOON)
     assert [found.name for found in audit.holds()] == ["case-7"]
+
+
+def paths_of(site: Site) -> dict[str, str]:
+    """Return the files of events by their day, of which each has one."""
+    files = site.warehouse.table(AUDIT_EVENTS).files()
+    found = {str(file.partition_value): file.path for file in files}
+    assert len(found) == len(files)
+    return found
+
+
+def test_files_that_have_only_expired_events_are_dropped_unread_and_later_ones_stay_as_they_are(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped(site, front_end(days_between=0.05), rows=120, blocks=1)
+    before = paths_of(site)
+    items: list[str] = []
+    expiring_work = expiry.expiring_work
+
+    def watched(*arguments: Any) -> Callable[[str], Any]:
+        work = expiring_work(*arguments)
+
+        def noted(item: str) -> Any:
+            items.append(item)
+            return work(item)
+
+        return noted
+
+    monkeypatch.setattr(expiry, "expiring_work", watched)
+
+    done = expired(site, NOON + timedelta(days=3))
+
+    days = sorted(before)
+    assert items == [before["2026-11-25"]]
+    after = paths_of(site)
+    assert list(after) == [day for day in days if day >= "2026-11-25"]
+    assert [day for day in after if after[day] != before[day]] == ["2026-11-25"]
+    assert (done.deleted > 5, done.stubbed, done.held) == (True, 0, 0)
+    assert verified(site).breaks == []
+
+
+def test_files_of_which_a_hold_keeps_some_events_are_written_again_and_none_of_which_it_keeps_all(
+    site: Site,
+) -> None:
+    shipped(site, front_end(days_between=0.02), rows=300, blocks=1)
+    before = paths_of(site)
+    Audit(site.warehouse).place_hold(hold(since=NOON + timedelta(days=1), until=NOON + timedelta(days=3)))
+
+    done = expired(site, NOON + timedelta(days=2.5))
+
+    after = paths_of(site)
+    assert (done.deleted > 0, done.stubbed, done.held > 0) == (True, 0, True)
+    assert sorted(before.keys() - after.keys()) == ["2026-11-22"]
+    assert [day for day in after if after[day] != before[day]] == ["2026-11-23"]
+    times = site.warehouse.table(AUDIT_EVENTS).read(["event_time"]).column("event_time").to_pylist()
+    assert min(times) >= NOON + timedelta(days=1)
+    assert verified(site).breaks == []
+
+
+def test_an_expiry_whose_files_others_replaced_is_planned_again_and_leaves_anchors_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped(site, front_end(days_between=0.5))
+    cut = NOON + timedelta(days=20)
+    tried = expired(site, cut, is_dry_run=True)
+    commit = Table.commit
+    replaced: list[str] = []
+
+    def interrupted(table: Table, app: str, *arguments: Any, **named: Any) -> bool:
+        if table.spec is AUDIT_EVENTS and app == "audit" and not replaced:
+            replaced.append(app)
+            rewrite(site, lambda rows: rows)
+        return commit(table, app, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit", interrupted)
+        done = expired(site, cut)
+
+    assert (done, replaced) == (tried, ["audit"])
+    (anchor,) = site.warehouse.table(ANCHORS).read().to_pylist()
+    assert anchor["events"] == done.deleted > 0
+    assert expired(site, cut) == Expiry(0, 0, 0)
+    assert verified(site).breaks == []
+
+
+def test_a_hold_that_is_placed_while_events_expire_keeps_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped(site, front_end(days_between=0.5), rows=120, blocks=1)
+    before = paths_of(site)
+    over = InProcess.over
+
+    def placing(workers: InProcess, *arguments: Any) -> Any:
+        answers = over(workers, *arguments)
+        audit = Audit(site.warehouse)
+        if not audit.holds() and answers.tables("anchors"):
+            # In an object store no lock keeps it out.
+            audit._write_holds([hold()])
+        return answers
+
+    monkeypatch.setattr(InProcess, "over", placing)
+    done = expired(site, NOON + timedelta(days=20))
+
+    assert (done.deleted, done.stubbed, done.held > 0) == (0, 0, True)
+    assert paths_of(site) == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from harness.usage_blocks import HOUR_US, FrontEnd, context_of
 from quaymaster.protocol.usage.usage_blocks import inflate_block
 from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
-from quaymaster_pipeline.audit.audit import Audit, Expiry, Hold, Query
-from quaymaster_pipeline.audit.audit_chains import Break
+from quaymaster_pipeline.audit.audit import Audit, Hold, Query
+from quaymaster_pipeline.audit.audit_chains import Break, Proof
 from quaymaster_pipeline.audit.erasure import Erased, Subject, erase
+from quaymaster_pipeline.audit.expiry import Expiry, expire_events
 from quaymaster_pipeline.audit.stubs import ERASURES, STUB_COLUMNS, keyed_hash
+from quaymaster_pipeline.audit.verification import heads_of, verify_chains
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
 from quaymaster_pipeline.jobs.jobs import Pipeline
@@ -59,6 +61,11 @@ def front_end(name: str = "fe-1", *, seed: int = 5) -> FrontEnd:
 
 def erased_from(site: Site, subject: Subject = OF_PRINCIPAL, **options: bool) -> Erased:
     return erase(InProcess(), site.warehouse, subject, NOW, operator=OPERATOR, **options)
+
+
+def verified(site: Site, kept: Iterable[tuple[str, str]] = ()) -> Proof:
+    """Return the proof of the events as they are now; tasks run here."""
+    return verify_chains(InProcess(), site.warehouse, heads_of(kept))
 
 
 def managed(one: FrontEnd, principal: str | None = None) -> list[UsageRecord]:
@@ -111,10 +118,10 @@ def test_an_erased_event_keeps_its_place_name_and_hashes_and_nothing_else(
 
 
 def test_the_chain_of_erased_events_is_still_checked_link_by_link(site: Site, one: FrontEnd) -> None:
-    (head,) = Audit(site.warehouse).verify().heads
+    (head,) = verified(site).heads
 
     done = erased_from(site)
-    proof = Audit(site.warehouse).verify([("fe-1", head.record_hash)])
+    proof = verified(site, [("fe-1", head.record_hash)])
 
     assert (proof.breaks, proof.erased, proof.stubs) == ([], done.events, 0)
     assert (proof.events, proof.heads) == (len(managed(one)), [head])
@@ -174,14 +181,14 @@ def test_what_a_hold_keeps_is_not_erased_until_it_is_released(site: Site, one: F
 
     tried, done = erased_from(site, is_dry_run=True), erased_from(site)
     found = Audit(site.warehouse).search(Query(principal=PRINCIPAL, limit=1000))
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
 
     assert tried == done == Erased(len(mine) - len(held), 0, len(held))
     assert {event["event_id"] for event in found} == {record.event_id for record in held}
     assert (proof.breaks, proof.erased) == ([], done.events)
     Audit(site.warehouse).release_hold("case-7", NOW)
     assert erased_from(site) == Erased(len(held), 0, 0)
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_a_hold_that_is_placed_while_events_are_erased_keeps_them(
@@ -212,7 +219,7 @@ def rewrite(site: Site, change: Callable[[Rows], Rows]) -> list[Break]:
     table = site.warehouse.table(AUDIT_EVENTS)
     written = pa.Table.from_pylist(change(events(site)), schema=AUDIT_EVENTS.schema)
     table.commit("somebody", 0, table.write("x", written), removes=table.files())
-    return Audit(site.warehouse).verify().breaks
+    return verified(site).breaks
 
 
 def emptied(row: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +275,7 @@ def test_stubs_without_their_registrations_are_breaks(site: Site) -> None:
     table = site.warehouse.table(ERASURES)
     table.commit("somebody", 0, [], removes=table.files())
 
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
 
     assert (proof.breaks_total, proof.erased) == (done.events, 0)
 
@@ -276,14 +283,14 @@ def test_stubs_without_their_registrations_are_breaks(site: Site) -> None:
 def test_erased_events_expire_and_then_their_registrations(site: Site, one: FrontEnd) -> None:
     registered = erased_from(site).events
 
-    done = Audit(site.warehouse).expire(LATER, LATER)
+    done = expire_events(InProcess(), site.warehouse, LATER, LATER)
     # A verification may run next to it, and have read the events before.
     after_first = site.warehouse.table(ERASURES).rows
-    again = Audit(site.warehouse).expire(LATER, LATER)
+    again = expire_events(InProcess(), site.warehouse, LATER, LATER)
 
     assert (done, again) == (Expiry(len(managed(one)), 0, 0), Expiry(0, 0, 0))
     assert (after_first, site.warehouse.table(ERASURES).rows) == (registered, 0)
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_registrations_stay_as_long_as_a_stub_of_their_day(site: Site, one: FrontEnd) -> None:
@@ -291,10 +298,10 @@ def test_registrations_stay_as_long_as_a_stub_of_their_day(site: Site, one: Fron
     middle = datetime.datetime.fromtimestamp(one.records[90].event_time_us / 1_000_000, datetime.UTC)
 
     for _ in range(2):
-        Audit(site.warehouse).expire(middle, LATER)
+        expire_events(InProcess(), site.warehouse, middle, LATER)
 
     assert site.warehouse.table(ERASURES).rows == registered
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_a_backfill_brings_no_erased_event_back(site: Site) -> None:
@@ -312,7 +319,7 @@ def test_events_in_an_object_store_are_erased(site: Site, one: FrontEnd) -> None
         Pipeline(InProcess(), warehouse, FileFeed(site.feed), clock=lambda: NOW).catch_up()
 
         done = erase(InProcess(), warehouse, OF_PRINCIPAL, NOW, operator=OPERATOR)
-        proof = Audit(Warehouse(warehouse.root, store.storage_options)).verify()
+        proof = verify_chains(InProcess(), Warehouse(warehouse.root, store.storage_options))
 
     assert done.events == len(managed(one, PRINCIPAL))
     assert (proof.breaks, proof.erased) == ([], done.events)
@@ -376,7 +383,7 @@ def test_events_are_erased_while_a_pipeline_runs_and_compacts(
 
     assert ran == [ERASURES.name]
     assert done.events == len(managed(one, PRINCIPAL))
-    assert (Audit(site.warehouse).verify().breaks, erased_from(site)) == ([], Erased(0, 0, 0))
+    assert (verified(site).breaks, erased_from(site)) == ([], Erased(0, 0, 0))
     assert site.usage() == expected_usage(one)
 
 
@@ -404,9 +411,9 @@ def test_an_erasure_that_was_killed_is_done_again(
             erased_from(site)
 
     assert commits == [ERASURES.name, QUARANTINE.name, ERASURES.name, AUDIT_EVENTS.name][: at + 1]
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
     erased_from(site)
-    proof = Audit(site.warehouse).verify()
+    proof = verified(site)
     assert (proof.breaks, proof.erased) == ([], len([r for r in managed(one, PRINCIPAL) if r.sequence < 180]))
     assert erased_from(site) == Erased(0, 0, 0)
 
@@ -432,7 +439,7 @@ def test_a_batch_that_was_killed_in_silver_does_not_bring_erased_events_back(
 
     assert done.events == len(managed(one, PRINCIPAL))
     assert erased_from(site) == Erased(0, 0, 0)
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
     assert site.usage() == expected_usage(one)
 
 
@@ -488,7 +495,7 @@ def test_expiry_and_erasure_leave_no_address_in_any_byte(site: Site, one: FrontE
     assert erased == {("bronze/blocks", word) for word in WORDS}
     assert words_in(site.root) == set()
     assert list(site.root.rglob("*.checkpoint.parquet"))
-    assert Audit(site.warehouse).verify().breaks == []
+    assert verified(site).breaks == []
 
 
 def test_late_duplicates_of_erased_blocks_bring_nothing_back(tmp_path: Path) -> None:
@@ -504,7 +511,7 @@ def test_late_duplicates_of_erased_blocks_bring_nothing_back(tmp_path: Path) -> 
     site.ship(first_block)
     site.run(now=LATER)
     of_duplicate = events(site), words_in(site.root)
-    breaks = Audit(site.warehouse).verify().breaks
+    breaks = verified(site).breaks
     site.ship(longer)
     site.run(now=LATER)
     of_overlap = erased_from(site)

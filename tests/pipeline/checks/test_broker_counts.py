@@ -444,3 +444,31 @@ def test_usage_that_is_later_than_now_tells_that_a_clock_was_set_back(tmp_path: 
     assert set_back_from(site.warehouse, time_of(NOON_US)) == time_of(latest_us)
     assert set_back_from(site.warehouse, time_of(latest_us)) is None
     assert set_back_from(Site(tmp_path / "empty").warehouse, time_of(0)) is None
+
+
+def test_before_the_first_batch_nothing_is_compared(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    keep(site, count_of(Counter({(100, "sends"): 5})), NOON_US)
+
+    assert compare(site) is None
+
+
+def test_where_all_front_ends_have_ended_counts_of_after_the_last_batch_are_not_compared(
+    tmp_path: Path,
+) -> None:
+    site, one, two = started(tmp_path)
+    for front_end in (one, two):
+        site.ship(front_end.block(0, seal=Seal(1, front_end.sequence, "stopped")))
+    site.run()
+    done = done_until(LATE_US, one, two)
+    taken_us = NOON_US + 6 * 3600 * SECOND_US
+
+    # A front end that began meanwhile has answered this send; its first block is under way.
+    keep(site, count_of(done + Counter({(100, "sends"): 1})), taken_us + SECOND_US)
+    after = compare(site, now_us=taken_us + 60 * SECOND_US)
+    keep(site, count_of(done), taken_us - 2 * SECOND_US)
+    before = compare(site, now_us=taken_us + 60 * SECOND_US)
+
+    assert after is None
+    assert before is not None
+    assert before.difference == 0

@@ -28,6 +28,20 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.tables import Table
 
 
+@pytest.fixture(autouse=True)
+def sparks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Let tasks run here, without Spark; give the masters and the memory with which commands asked for it."""
+    asked: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def no_spark(_: Path, master: str, driver_memory: str) -> Iterator[InProcess]:
+        asked.append((master, driver_memory))
+        yield InProcess()
+
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    return asked
+
+
 def recorded(data: Path) -> list[UsageRecord]:
     """Fill the tables, and return the records of management actions, newest first."""
     site, one = Site(data), FrontEnd("fe-1")
@@ -118,6 +132,29 @@ def test_a_break_of_which_nobody_knows_the_place_is_told_in_words(tmp_path: Path
     assert "1 break; the first is in the chain of fe-1: the head 0000" in forged.err
 
 
+def test_what_checks_or_changes_all_events_does_it_in_spark_and_what_shows_some_needs_none(
+    tmp_path: Path, run: Run, sparks: list[tuple[str, str]]
+) -> None:
+    recorded(tmp_path)
+    hold = ("audit", "hold", "create", "x", "--data", tmp_path)
+    shown = [run(*command, "--data", tmp_path) for command in (("audit",), ("audit", "hold", "list"))]
+    shown += [run(*hold), run("audit", "hold", "release", "x", "--data", tmp_path)]
+    refused = run("audit", "verify", "--data", tmp_path, "--head", "fe-1=abc")
+    before = list(sparks)
+
+    options = ("--data", tmp_path, "--master", "local[3]", "--driver-memory", "2g", "--json")
+    proof = run("audit", "verify", *options)
+    tried = run("audit", "expire", "--days", 1, "--dry-run", *options)
+
+    assert [done.code for done in shown] == [0] * 4
+    assert (refused.code, before) == (1, [])
+    assert (proof.json["breaks"], list(tried.json)) == (
+        [],
+        ["deleted", "stubbed", "held", "before", "dry_run"],
+    )
+    assert sparks == [("local[3]", "2g")] * 2
+
+
 def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, run: Run) -> None:
     records = recorded(tmp_path)
     table = Site(tmp_path).warehouse.table(AUDIT_EVENTS)
@@ -138,19 +175,12 @@ def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, 
     assert "there is a hold 'case-7' already" in twice.err
 
 
-@contextlib.contextmanager
-def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-    """Stand in for Spark: tasks run here."""
-    yield InProcess()
-
-
 def test_an_erasure_says_what_went_what_is_held_and_until_when_blocks_have_it(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run
 ) -> None:
     records = recorded(tmp_path)
     held = sum(record.account_id == "000000000002" for record in records)
     principal = records[0].principal_id
-    monkeypatch.setattr(spark, "spark_workers", no_spark)
     erase = ("audit", "erase", "--data", tmp_path, "--principal", principal)
     run("audit", "hold", "create", "case-7", "--account", "000000000002", "--data", tmp_path)
 
@@ -173,11 +203,8 @@ def test_an_erasure_says_what_went_what_is_held_and_until_when_blocks_have_it(
     assert sum(line.endswith("erased") for line in listed.out.splitlines()) == erased
 
 
-def test_an_erasure_says_nothing_of_blocks_without_content(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_erasure_says_nothing_of_blocks_without_content(tmp_path: Path, run: Run) -> None:
     recorded(tmp_path)
-    monkeypatch.setattr(spark, "spark_workers", no_spark)
     expire_content(InProcess(), Site(tmp_path).warehouse, NOW.replace(year=2027))
 
     by_key = run("audit", "erase", "--data", tmp_path, "--access-key", "AKIA1", "--json")

@@ -10,7 +10,7 @@ from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows
 from harness.usage_blocks import HOUR_US, NOON_US, SECOND_US, FrontEnd
 
-from quaymaster_pipeline.audit.audit import Audit
+from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.checks.broker_counts import QueueCount, compare_brokers, write_counts
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
@@ -93,7 +93,7 @@ def test_audit_chains_hold_when_the_content_of_blocks_has_expired(tmp_path: Path
     site.ship(one.block(100))
     site.run(now=LATER)
 
-    proof = Audit(site.warehouse).verify()
+    proof = verify_chains(InProcess(), site.warehouse)
 
     assert (proof.breaks, proof.events > 0) == ([], True)
 
