@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,33 +24,12 @@ from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
-from quaymaster_pipeline.usage.tasks import Answers, SparkWorkers, Workers
+from quaymaster_pipeline.usage.tasks import SparkWorkers, ThisProcess, Workers
 from quaymaster_pipeline.warehouse.session import spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 NOW = datetime(2026, 11, 22, 18, tzinfo=UTC)
 BATCH_ROWS = 1_000_000
-
-
-class InOneProcess:
-    """Runs tasks here, one after the other."""
-
-    cores = 1
-
-    def over(
-        self,
-        items: Sequence[str],
-        work: Callable[[str], Iterator[Any]],
-        on_done: Callable[[int], None] | None = None,
-    ) -> Answers:
-        """Run `work` for each item; `on_done` is told of each."""
-        lines = []
-        for item in items:
-            for batch in work(item):
-                lines += [(row["what"], row["data"]) for row in batch.to_pylist()]
-            if on_done is not None:
-                on_done(1)
-        return Answers(lines)
 
 
 def main() -> None:
@@ -76,7 +54,7 @@ def main() -> None:
                 Pipeline(workers, warehouse, FileFeed(place / "feed"), clock=lambda: NOW).catch_up()
             for name in ("first", "second"):
                 figures[name] = measure(workers, place, rows)
-        figures["task"] = measure(InOneProcess(), place, rows)
+        figures["task"] = measure(ThisProcess(), place, rows)
         print(json.dumps(figures, indent=2))
 
 

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from harness import usage_blocks
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
 from quaymaster_pipeline.usage.feed import FileFeed
-from quaymaster_pipeline.usage.tasks import Answers, Workers
+from quaymaster_pipeline.usage.tasks import Answers, ThisProcess, Workers
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
 
 
-class InProcess:
-    """Runs tasks here, one after the other."""
+class InProcess(ThisProcess):
+    """Runs tasks here, one after the other, and says that it has two cores, so that work is divided."""
 
     cores = 2
 
     def in_pool(self, name: str, *, gives_way: bool = False) -> InProcess:
         return self
 
-    def over(
-        self,
-        items: Sequence[str],
-        work: Callable[[str], Iterator[Any]],
-        on_done: Callable[[int], None] | None = None,
-    ) -> Answers:
-        answers = Answers()
-        for item in items:
-            answers += answers_of(item, work)
-            if on_done is not None:
-                on_done(1)
-        return answers
-
 
 def answers_of(item: str, work: Callable[[str], Iterator[Any]]) -> Answers:
-    rows = [row for line in work(item) for row in line.to_pylist()]
-    return Answers(((row["what"], row["data"]) for row in rows), tasks=1)
+    return InProcess().over([item], work)
 
 
 class Site:
