@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from harness import usage_blocks
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
 from quaymaster_pipeline.usage.feed import FileFeed
-from quaymaster_pipeline.usage.tasks import Answers, ThisProcess, Workers
+from quaymaster_pipeline.usage.tasks import ThisProcess, Workers
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -24,10 +22,6 @@ class InProcess(ThisProcess):
 
     def in_pool(self, name: str, *, gives_way: bool = False) -> InProcess:
         return self
-
-
-def answers_of(item: str, work: Callable[[str], Iterator[Any]]) -> Answers:
-    return InProcess().over([item], work)
 
 
 class Site:
