@@ -77,6 +77,8 @@ class Refined:
 def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     """Commit the next batches of bronze that silver does not have to its tables; None when it has all.
 
+    What a killed run left in some of them is taken again as the same batch, whatever bronze took since.
+
     Raises:
         SumsDiffer: what came out is not what went in; nothing is committed.
     """
@@ -86,9 +88,14 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
         return None
     before = usage.note(APP).get("totals", {})
     headers = blocks.note(BRONZE).get("headers", {})
-    stop = next_stop(blocks.note(BRONZE).get(AHEAD, []), first, before.get("blocks.rows", 0))
-    if stop is not None:
-        last, headers = stop[BATCH], stop
+    begun = max(warehouse.table(spec).last_batch(APP) for spec in (QUARANTINE, AUDIT_EVENTS))
+    if first <= begun < last:
+        # Killed between its commits, it takes the same batch again: some tables have its rows already.
+        last, headers = begun, _headers_up_to(blocks, begun)
+    elif begun < first:
+        stop = next_stop(blocks.note(BRONZE).get(AHEAD, []), first, before.get("blocks.rows", 0))
+        if stop is not None:
+            last, headers = stop[BATCH], stop
     specs = (*SILVER_TABLES, *(sums.spec for sums in SUM_TABLES))
     places = {spec.name: warehouse.place(spec) for spec in specs}
     marks = warehouse.table(BLOCK_MARKS)
@@ -112,6 +119,21 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
             note[HEADS] = newest_heads([heads_in(table), heads])
         table.commit(APP, last, answers.files(spec.name), note=note)
     return Refined(last, answers.tasks, sums, dict(counts))
+
+
+def _headers_up_to(blocks: Table, batch_id: int) -> Mapping[str, int]:
+    """Return the control totals of bronze up to a batch, of which it may have noted none any more."""
+    note = blocks.note(BRONZE)
+    noted = next((stop for stop in note.get(AHEAD, []) if stop[BATCH] == batch_id), None)
+    if noted is not None:
+        return noted
+    headers = Counter(note.get("headers", {}))
+    last = blocks.last_batch(BRONZE)
+    for file in files_of_batches(blocks, batch_id + 1, last):
+        for rows in read_row_groups(blocks.place, BLOCKS, file.path, ["batch_id", *MEASURES]):
+            later = in_batches(rows, batch_id + 1, last)
+            headers.subtract({measure: pc.sum(later.column(measure)).as_py() or 0 for measure in MEASURES})
+    return headers
 
 
 def _check(

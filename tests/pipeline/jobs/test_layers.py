@@ -19,7 +19,16 @@ from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage import bronze, silver
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, COVERAGE, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import (
+    AUDIT_EVENTS,
+    BLOCK_MARKS,
+    BLOCKS,
+    COVERAGE,
+    QUARANTINE,
+    USAGE_EVENTS,
+    TableSpec,
+)
+from quaymaster_pipeline.warehouse.tables import Table
 
 
 class ToldFeed(FileFeed):
@@ -190,3 +199,37 @@ def test_a_layer_counts_the_processor_time_of_its_own_thread(
         "silver": 1.0,
         "gold": 1.0,
     }
+
+
+@pytest.mark.parametrize("last_commit", [QUARANTINE, AUDIT_EVENTS])
+@pytest.mark.parametrize("has_noted", [True, False])
+def test_what_silver_had_begun_is_taken_again_as_the_same_batch_whatever_bronze_took_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_commit: TableSpec, has_noted: bool
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a", step_us=20_000_000)
+    taking, refining, _ = both(site)
+    commit = Table.commit
+
+    def killed_after(table: Table, app: str, *given: Any, **named: Any) -> bool:
+        is_done = commit(table, app, *given, **named)
+        if app == silver.APP and table.spec is last_commit:
+            raise KeyboardInterrupt
+        return is_done
+
+    site.ship(one.block(40), one.block(30)[:-9] + b"damaged  ")
+    assert taking.take(Summary())
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Table, "commit", killed_after)
+        refining.refine(Summary())
+    if not has_noted:
+        monkeypatch.setattr(bronze, "stops_ahead", lambda *of: [])
+    site.ship(one.block(50), one.block(20)[:-9] + b"damaged  ")
+    assert taking.take(Summary())
+
+    site.run()
+
+    assert batches(site) == (2, 2)
+    events = site.warehouse.table(AUDIT_EVENTS).read(["front_end", "epoch", "sequence"])
+    assert events.num_rows == len(set(map(str, events.to_pylist()))) > 0
+    assert site.warehouse.table(QUARANTINE).rows == 2
+    assert [found.difference for found in compare_rows(site.warehouse)] == [0] * 5
