@@ -47,6 +47,7 @@ from quaymaster_pipeline.usage.tasks import Answers, Workers, answer, answer_cou
 from quaymaster_pipeline.warehouse.account_rows import Accounts, ranges_of
 from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, hash_of_file, read_batches
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -142,14 +143,19 @@ def make_invoices(
         NothingToBill: a named account used nothing, and nothing is to be corrected.
         StoreDamaged: closed days or issued invoices are not what they were.
         NoPrice, BadUsage, AmountTooLarge: usage cannot be rated.
+        CommitConflict: another process billed meanwhile; nothing of this call is valid.
     """
     daily = _Daily(warehouse, request.closes)
     compared = comparisons_of(request)
     if request.is_final:
         request.refuse_unless_over()
-        compared += _check_closed_days(workers, daily, request)
+        compared += _check_closed_days(workers, daily, request.month)
         _refuse_unless_agreed(request, compared)
     plan = _plan(warehouse, daily, request, compared)
+    if request.is_final:
+        # Corrections are rated from all closed days of their month.
+        of_late = [one for month in plan.late for one in _check_closed_days(workers, daily, month)]
+        _refuse_if_differing(request.month, of_late)
     ranges = _ranges(plan, workers.cores, request.accounts)
     answers = _over(workers, plan, ranges, on_done)
     try:
@@ -166,7 +172,7 @@ def make_invoices(
     else:
         _delete(plan, answers)
         if note is not None:
-            warehouse.table(INVOICES).commit(APP, None, [], note=note)
+            _commit_next(warehouse.table(INVOICES), [], [], note)
     left_out = {} if request.accounts is not None else _left_out(warehouse, answers, counts)
     return Invoiced(counts[MADE], left_out)
 
@@ -222,25 +228,27 @@ def comparisons_of(request: InvoiceRequest) -> tuple[BillingComparison, ...]:
 
 
 def _refuse_unless_agreed(request: InvoiceRequest, compared: Sequence[BillingComparison]) -> None:
-    differences = differing(compared)
-    if differences:
-        raise NotIssued(
-            f"counts differ, so nobody is billed for {request.month}: " + "; ".join(map(str, differences))
-        )
+    _refuse_if_differing(request.month, compared)
     reason = request.why_not_final(request.month)
     if reason is not None:
         raise NotIssued(f"nobody is billed for {request.month}: {reason}")
 
 
-def _check_closed_days(
-    workers: Workers, daily: _Daily, request: InvoiceRequest
-) -> tuple[BillingComparison, ...]:
-    """Compare the files of the closed days of the month with what they were when they were closed."""
-    closes = daily.closes_of(request.month)
+def _refuse_if_differing(month: Month, compared: Sequence[BillingComparison]) -> None:
+    differences = differing(compared)
+    if differences:
+        raise NotIssued(
+            f"counts differ, so nobody is billed for {month}: " + "; ".join(map(str, differences))
+        )
+
+
+def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[BillingComparison, ...]:
+    """Compare the files of the closed days of a month with what they were when they were closed."""
+    closes = daily.closes_of(month)
     hashes = {
         path: digest for close in closes for path, digest in zip(close.files, close.file_hashes, strict=True)
     }
-    there = {file.path for file in daily.closed(request.month)}
+    there = {file.path for file in daily.closed(month)}
     wrong = [f"{path} is not in it any more" for path in sorted(hashes.keys() - there)]
     wrong += [f"{path} was not there when its day was closed" for path in sorted(there - hashes.keys())]
     items = [json.dumps([path, digest.hex()]) for path, digest in sorted(hashes.items()) if path in there]
@@ -248,11 +256,11 @@ def _check_closed_days(
     wrong += answers.texts(REFUSALS)
     if wrong:
         raise StoreDamaged(
-            f"closed days of {request.month} in {USAGE_DAILY.name} are not what they were, so nobody is billed: "
+            f"closed days of {month} in {USAGE_DAILY.name} are not what they were, so nobody is billed: "
             + "; ".join(wrong[:REFUSALS_MAX])
         )
     counts = answers.counts(COUNTS)
-    scope = f"closed days of {request.month}"
+    scope = f"closed days of {month}"
     return tuple(
         BillingComparison(
             scope,
@@ -432,8 +440,15 @@ def _commit(
     for spec in _WRITTEN:
         adds, removes = answers.files(spec.name), plan.replaced[spec.name]
         if adds or removes:
-            of_table = note if spec is INVOICES else None
-            warehouse.table(spec).commit(APP, None, adds, removes=removes, note=of_table)
+            _commit_next(warehouse.table(spec), adds, removes, note if spec is INVOICES else None)
+
+
+def _commit_next(
+    table: Table, adds: Sequence[DataFile], removes: Sequence[DataFile], note: Mapping[str, Any] | None
+) -> None:
+    """Commit what follows the version that was planned by: where nothing locks, only one of two that bill does."""
+    if not table.commit(APP, table.last_batch(APP) + 1, adds, removes=removes, note=note):
+        raise CommitConflict(f"another process wrote invoices to {table.spec.name} meanwhile")
 
 
 def _delete(plan: InvoicePlan, answers: Answers) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import duckdb
 import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, Usage, used
 from harness.invoicing import DAY, Bills, total_of
@@ -28,7 +30,7 @@ from quaymaster_pipeline.billing.price_files import example_book, parse_toml, re
 from quaymaster_pipeline.billing.prices import NoPrice, PriceBook
 from quaymaster_pipeline.billing.reconciliation import BillingComparison
 from quaymaster_pipeline.billing.service import NothingToBill, NotIssued, PricesAreClosed, StoreDamaged
-from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES, INVOICES
+from quaymaster_pipeline.billing.tables import ADJUSTMENTS, BILLING_TABLES, CHARGES, INVOICES
 from quaymaster_pipeline.jobs import invoice_tasks, invoicing
 from quaymaster_pipeline.warehouse import account_rows
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -194,6 +196,23 @@ def test_a_closed_file_that_the_table_lost_or_got_otherwise_is_refused_by_name(t
     closes, bills.closes = bills.closes, bills.closes[:1]
     with pytest.raises(StoreDamaged, match=f"{closes[1].files[0]} was not there when its day was closed"):
         bills.final(MONTH)
+
+
+def test_corrections_are_not_rated_from_closed_days_that_are_not_what_they_were(tmp_path: Path) -> None:
+    bills = Bills(tmp_path)
+    bills.use(used(3 * MILLION))
+    bills.final(MONTH)
+    path = tmp_path / "gold/usage_daily" / bills.closes[0].files[0]
+    rows = pq.read_table(path)
+    at = rows.schema.get_field_index("billed_requests")
+    pq.write_table(rows.set_column(at, "billed_requests", pa.array([300 * MILLION])), path)
+    bills.use(used(1, hour=8))
+    bills.use(Usage(*used(2)._replace(day=DECEMBER.start.date())))
+
+    with pytest.raises(StoreDamaged, match=r"closed days of 2026-11 .* was changed"):
+        bills.final(DECEMBER)
+
+    assert bills.invoices(DECEMBER) == []
 
 
 def test_closed_days_that_add_up_to_something_else_are_not_billed(tmp_path: Path) -> None:
@@ -762,6 +781,35 @@ def test_only_one_process_bills_at_a_time(tmp_path: Path) -> None:
         bills.store.writing(),
     ):
         pass
+
+
+@pytest.mark.parametrize("has_provisional", [True, False])
+def test_of_two_that_bill_at_a_time_where_nothing_locks_one_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_provisional: bool
+) -> None:
+    bills = Bills(tmp_path)
+    bills.use(used(3 * MILLION))
+    bills.close((MONTH.end - DAY).date())
+    if has_provisional:
+        bills.provisional(MONTH)
+    request = bills.request(MONTH, is_final=True)
+    first, second = bills.warehouse, bills.warehouse
+    for spec in BILLING_TABLES:
+        first.table(spec)
+    over = invoicing._over
+
+    def beside(*given: Any) -> Any:
+        monkeypatch.setattr(invoicing, "_over", over)
+        invoicing.make_invoices(InProcess(), second, request)
+        return over(*given)
+
+    monkeypatch.setattr(invoicing, "_over", beside)
+    with pytest.raises(CommitConflict):
+        invoicing.make_invoices(InProcess(), first, request)
+
+    (invoice,) = bills.invoices(MONTH)
+    bills.store.check(invoice)
+    assert (invoice.state, str(invoice.payable)) == ("final", "0.80")
 
 
 def test_the_pipeline_may_write_usage_while_billing_writes(tmp_path: Path) -> None:

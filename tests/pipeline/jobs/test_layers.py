@@ -218,9 +218,10 @@ def test_what_silver_had_begun_is_taken_again_as_the_same_batch_whatever_bronze_
 
     site.ship(one.block(40), one.block(30)[:-9] + b"damaged  ")
     assert taking.take(Summary())
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(Table, "commit", killed_after)
-        refining.refine(Summary())
+        with pytest.raises(KeyboardInterrupt):
+            refining.refine(Summary())
     if not has_noted:
         monkeypatch.setattr(bronze, "stops_ahead", lambda *of: [])
     site.ship(one.block(50), one.block(20)[:-9] + b"damaged  ")
