@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from quaymaster_pipeline.usage.feed import FeedIncomplete, NewerBlocks
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.errors import BrokenTable, StoreFails, WarehouseFull
+from quaymaster_pipeline.warehouse.errors import BrokenTable, StoreFails, SumsDiffer, WarehouseFull
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -184,7 +184,8 @@ def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) ->
 
     # What a task raised comes as the text of its traceback.
     kinds: dict[type[Exception], type[Exception]] = {
-        kind: kind for kind in (BrokenTable, WarehouseFull, StoreFails, NewerBlocks, FeedIncomplete)
+        kind: kind
+        for kind in (BrokenTable, SumsDiffer, WarehouseFull, StoreFails, NewerBlocks, FeedIncomplete)
     }
     kinds |= dict.fromkeys((source.ServerIsUnavailable, source.RequestRefused), source.ServerIsUnavailable)
     kinds |= dict.fromkeys((source.DataIsLost, source.AnswerIsWrong), FeedIncomplete)
