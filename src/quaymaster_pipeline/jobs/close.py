@@ -168,7 +168,9 @@ class DayCloser:
         last_day, noted = last_closed_day(warehouse), noted_closes(warehouse)
         is_behind = last_day is None or last_day < now.date() - _DAY
         takes_late = any(close.closed_time.date() != now.date() for close in noted)
-        if now < self._next or not (is_behind or takes_late):
+        # A clock that was ahead, and is not any more, may have looked last.
+        waits = now < self._next <= now + _DAY
+        if waits or not (is_behind or takes_late):
             return Closed()
         self._next = now + datetime.timedelta(microseconds=self.LOOK_US)
         closed = close_days(workers, warehouse, now, takes_late=takes_late)
@@ -419,7 +421,8 @@ def _compare_batches(
         noted = [since[f"{what}.{measure}"] for what in ("blocks", "duplicates", "quarantine", "usage")]
         # What silver noted is its own; both it and the rows must be what the blocks say.
         if noted[0] != headers or noted[3] != usage or headers != noted[1] + noted[2] + usage:
-            scope = f"batches {plan.before + 1} to {plan.through}"
+            # A run may take more until an operator has accepted it by this name.
+            scope = f"batches from {plan.before + 1} on"
             found.append(LayerComparison(scope, measure, headers, noted[1], noted[2], usage, noted[3]))
     return counted, found
 

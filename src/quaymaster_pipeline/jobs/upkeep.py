@@ -23,7 +23,7 @@ from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, pla
 
 COMPACT_APP: Final = "compact"
 DAILY_APP: Final = "daily upkeep"
-"""Its batches, in the log of ops.reconciliation, are the days on which it was done."""
+"""Its note, in the log of ops.reconciliation, has the day on which it was done last, as an ordinal."""
 FILE_BYTES: Final = 128 << 20
 """What compaction makes files as large as."""
 SMALL_FILES_MIN: Final = 32
@@ -79,8 +79,8 @@ def keep_up(
 
 
 def is_new_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
-    """Return whether `end_day` was not called yet on the day of `now`."""
-    return warehouse.table(RECONCILIATION).last_batch(DAILY_APP) < now.toordinal()
+    """Return whether `end_day` was last called on another day than that of `now`: a clock may have been ahead."""
+    return bool(warehouse.table(RECONCILIATION).note(DAILY_APP).get("day") != now.toordinal())
 
 
 def end_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
@@ -95,7 +95,8 @@ def end_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
     if not is_first:
         for spec in TABLES:
             warehouse.table(spec).vacuum(KEEP_HOURS)
-    return table.commit(DAILY_APP, now.toordinal(), []) and not is_first
+    table.commit(DAILY_APP, None, [], note={"day": now.toordinal()})
+    return not is_first
 
 
 def _compact(

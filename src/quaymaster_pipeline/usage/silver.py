@@ -124,7 +124,8 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
 def _headers_up_to(blocks: Table, batch_id: int) -> Mapping[str, int]:
     """Return the control totals of bronze up to a batch, of which it may have noted none any more."""
     note = blocks.note(BRONZE)
-    noted = next((stop for stop in note.get(AHEAD, []) if stop[BATCH] == batch_id), None)
+    stops: Sequence[Mapping[str, int]] = note.get(AHEAD, [])
+    noted = next((stop for stop in stops if stop[BATCH] == batch_id), None)
     if noted is not None:
         return noted
     headers = Counter(note.get("headers", {}))

@@ -364,8 +364,22 @@ def test_requests_that_a_layer_lost_keep_all_days_open(tmp_path: Path, spec: Tab
     closed = close(site)
 
     assert closed.closes == ()
-    assert closed.open_days == ["batches 0 to 2"]
+    assert closed.open_days == ["batches from 0 on"]
     assert closed_files(site) == {}
+
+
+def test_batches_that_differ_are_accepted_by_their_name_also_while_a_run_takes_more(tmp_path: Path) -> None:
+    site, one, _ = started(tmp_path)
+    date = site.warehouse.table(BLOCKS).files()[0].partition_value
+    change(site, BLOCKS, "", date=str(date), rows=lambda found: found.slice(1))
+    name = close(site).open_days
+    site.ship(one.block(2))
+    site.run(now=at(25))
+
+    # Of the front end whose block is gone, days after it are not due.
+    (row,) = close(site, accepted=name).closes
+
+    assert (row.day.day, row.difference > 0, row.accepted) == (22, True, True)
 
 
 def test_what_an_operator_accepts_is_closed_and_says_so(tmp_path: Path) -> None:
@@ -452,6 +466,19 @@ def test_days_that_a_clock_ahead_has_closed_take_late_usage_once_a_day(tmp_path:
     assert second.closes == ()
     assert [(row.day.day, row.is_late) for row in third.closes] == [(23, True)]
     assert compare_sums(site.warehouse) == []
+
+
+def test_a_run_looks_for_due_days_again_after_its_clock_was_ahead(tmp_path: Path) -> None:
+    site, *_ = started(tmp_path)
+    behind = FrontEnd("c", step_us=HALF_HOUR_US)
+    site.ship(behind.block(20))
+    site.run(now=at(25))
+    closer = DayCloser()
+    assert closer.keep(WORKERS, site.warehouse, at(25) + datetime.timedelta(days=365)).closes == ()
+    site.ship(behind.block(100))
+    site.run(now=at(25))
+
+    assert [row.day.day for row in closer.keep(WORKERS, site.warehouse, at(25)).closes] == [22, 23]
 
 
 def test_a_close_sees_what_others_have_committed_since_its_tables_were_opened(tmp_path: Path) -> None:

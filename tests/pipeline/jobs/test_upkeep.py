@@ -332,6 +332,15 @@ def test_old_files_are_deleted_once_a_day_and_not_on_the_first(
     assert not is_new_day(site.warehouse, NOON)
 
 
+def test_what_is_done_once_a_day_is_done_again_after_a_clock_was_ahead(tmp_path: Path) -> None:
+    warehouse = Site(tmp_path).warehouse
+    end_day(warehouse, NOON + datetime.timedelta(days=365))
+
+    assert is_new_day(warehouse, NOON)
+    assert end_day(warehouse, NOON)
+    assert not is_new_day(warehouse, NOON)
+
+
 def test_duckdb_and_polars_read_the_same_totals(site: Site) -> None:
     table = site.warehouse.table(USAGE_EVENTS)
     paths = [f"{table.place.uri}/{file.path}" for file in table.files()]
