@@ -339,9 +339,14 @@ def _plain_columns(column: Any) -> list[bytes]:
     return [lengths.tobytes(), texts]
 
 
-def _replace(table: Table, compared: _Compared) -> None:
+def _replace(
+    table: Table, compared: _Compared, counts: Mapping[str, Mapping[str, int]] | None = None
+) -> None:
+    """Commit what follows the version that was planned by: what is only added, another backfill may have added, too."""
     if compared.adds or compared.removes:
-        table.commit(APP, None, compared.adds, removes=compared.removes)
+        number = table.last_batch(APP) + 1
+        if not table.commit(APP, number, compared.adds, removes=compared.removes, counts=counts):
+            raise CommitConflict(f"another backfill wrote to the table {table.spec.name} meanwhile")
 
 
 def _replace_hours(workers: Workers, table: Table, compared: _Compared) -> None:
@@ -360,7 +365,7 @@ def _replace_hours(workers: Workers, table: Table, compared: _Compared) -> None:
     totals = Counter(gold.control_totals(USAGE_HOURLY.schema.empty_table()))
     totals.update(workers.over(items, _totals_work(table.place)).counts(_TOTALS))
     off = {measure: count - noted.get(measure, 0) for measure, count in totals.items()}
-    table.commit(APP, None, compared.adds, removes=compared.removes, counts={gold.TOTALS: off})
+    _replace(table, compared, {gold.TOTALS: off})
 
 
 def _totals_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:

@@ -22,7 +22,14 @@ from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, RECONCILIATION, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
+    RECONCILIATION,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 LATER = NOW + datetime.timedelta(days=60)
@@ -140,6 +147,21 @@ def test_two_operators_who_do_the_same_leave_what_one_would(tmp_path: Path) -> N
     check(site, one, two)
     table = site.warehouse.table(RECONCILIATION)
     assert table.rows == 2 * 5
+
+
+@pytest.mark.parametrize("spec", [USAGE_HOURLY, USAGE_DAILY], ids=["hours", "days"])
+def test_of_two_backfills_one_adds_what_gold_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: TableSpec
+) -> None:
+    site, one, two = started(tmp_path)
+    table = site.warehouse.table(spec)
+    table.commit("mistake", 0, [], removes=table.files())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit", commit_after(0, lambda: ACTS["backfill"](site.warehouse)))
+        ACTS["backfill"](site.warehouse)
+
+    check(site, one, two)
 
 
 def test_layers_that_have_other_batches_are_not_compared_by_their_notes(tmp_path: Path) -> None:
