@@ -320,8 +320,13 @@ def test_a_silent_worker_is_killed_and_its_request_answered(monkeypatch: pytest.
         [sys.executable, "-c", "raise SystemExit(3)"],
         [sys.executable, "-c", "import os; os.write(0, bytes(4)); os.read(0, 1)"],
         [sys.executable, "-c", "import os; os.write(0, bytes(4)); os.read(0, 9); os.write(0, b'\\xff' * 4)"],
+        [
+            sys.executable,
+            "-c",
+            "import os; os.write(0, bytes(4)); os.read(0, 9); os.write(0, b'\\1\\0\\0\\0x')",
+        ],
     ],
-    ids=["is not there", "ends at once", "ends at its first piece", "answers nonsense"],
+    ids=["is not there", "ends at once", "ends at its first piece", "answers nonsense", "answers no columns"],
 )
 def test_a_worker_that_fails_is_given_a_rest_and_its_messages_are_left_to_the_caller(
     command: list[str],

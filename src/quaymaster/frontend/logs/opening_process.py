@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+import msgspec
+
 from quaymaster.frontend.logs.opening import LENGTH, opened_of
 from quaymaster.protocol.logs.log_columns import Block
 
@@ -152,10 +154,14 @@ class OpeningProcess(asyncio.BufferedProtocol):
             self.is_ready = True
             self._on_ready(self)
             return
+        try:
+            opened = None if frame is None else opened_of(frame)
+        except msgspec.DecodeError:  # its program was replaced by another version while this one runs
+            self._give_up()
+            return
         sent_s, answer = self.waiting.popleft()
         if self.waiting:
             self._expect(REPLY_TIMEOUT_S)
-        opened = None if frame is None else opened_of(frame)
         if not answer.done():  # whoever waited may have given up
             answer.set_result(None if opened is None else opened.block)
         if opened is not None:
