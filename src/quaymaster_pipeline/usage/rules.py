@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     REQUEST_COLUMNS,
     USAGE_EVENTS,
 )
+from quaymaster_pipeline.warehouse.tables import within
 from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US
 
 RULE_VERSION = 3
@@ -41,6 +42,8 @@ INVALID_NAME = "(invalid)"
 _ASKED = r"^(?:[A-Za-z0-9_-]{1,80}(?:\.fifo)?(?:@[A-Za-z0-9_-]{1,80})?|\(others\))?$"
 EARLIEST_US = 1_577_836_800_000_000
 """2020-01-01: a clock that says less is not set."""
+_DATES_US: Final = (-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""The years 1 to 9999, of which Python has dates."""
 AHEAD_US = DAY_US
 """A time further than this ahead of the pipeline's clock is no time."""
 
@@ -232,7 +235,7 @@ def records_of(rows: Any) -> list[UsageRecord]:
 def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:
     """Return the rows of quarantine that these rows of bronze are, with all that was recorded as JSON."""
     count = rows.num_rows
-    records = rows.select([field.name for field in REQUEST_COLUMNS]).to_pylist()
+    records = _told_times(rows.select([field.name for field in REQUEST_COLUMNS])).to_pylist()
     raw = pa.array([json.dumps(record, default=_as_text).encode() for record in records], pa.binary())
     columns = {
         "rule": pa.repeat(rule, count),
@@ -242,6 +245,22 @@ def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:
         "quarantine_date": pa.repeat(pa.scalar(now_us // DAY_US, pa.int32()), count),
     }
     return _as(QUARANTINE.schema, rows, columns)
+
+
+def _told_times(rows: Any) -> Any:
+    """Return rows with times that Python has no date for as numbers of microseconds, under a name of their own."""
+    for field in rows.schema:
+        if not pa.types.is_timestamp(field.type):
+            continue
+        micros = rows.column(field.name).cast(pa.int64())
+        is_no_date = pc.fill_null(pc.invert(within(micros, *_DATES_US)), False)
+        if pc.any(is_no_date).as_py():
+            at = rows.schema.get_field_index(field.name)
+            nothing = pa.scalar(None, field.type)
+            rows = rows.set_column(at, field, pc.if_else(is_no_date, nothing, rows.column(field.name)))
+            told = pc.if_else(is_no_date, micros, pa.scalar(None, pa.int64()))
+            rows = rows.append_column(f"{field.name}_us", told)
+    return rows
 
 
 def _as(schema: Any, rows: Any, columns: dict[str, Any]) -> Any:

@@ -188,3 +188,17 @@ def test_requests_for_queues_that_were_not_found_are_summed_up_by_the_names_aske
         "(invalid)": 1,
         "": 1,
     }
+
+
+@pytest.mark.parametrize("time_us", [253_402_300_800_000_000, 1 << 62, -(1 << 62)])
+def test_a_time_that_python_has_no_date_for_is_in_quarantine_as_a_number(time_us: int) -> None:
+    front_end = FrontEnd("a", time_us=time_us)
+    rows = request_rows([Opened(open_block(front_end.block(3)), ORIGIN)])
+
+    found = [
+        json.loads(raw)
+        for raw in refine(rows, now_us=NOON_US, closed_until_us=0).quarantine.column("raw").to_pylist()
+    ]
+
+    assert [one["event_time"] for one in found] == [None] * 3
+    assert [one["event_time_us"] for one in found] == [one.event_time_us for one in front_end.records]
