@@ -49,8 +49,8 @@ from quaymaster_pipeline.warehouse.closes import (
     read_closes,
     sealed,
 )
-from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.errors import CommitConflict
+from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us
@@ -144,9 +144,21 @@ def close_days(
 
 
 def complete_closes(warehouse: Warehouse) -> None:
-    """Add the rows of a close to ops.closes that a killed run left in the commit of usage_daily alone."""
-    number = warehouse.table(USAGE_DAILY).last_batch(APP)
-    closes = warehouse.table(CLOSES)
+    """Add the rows of a close to ops.closes that a killed run left in the commit of usage_daily alone.
+
+    Raises:
+        BrokenTable: ops.closes has more closes, so usage_daily was made anew, or restored.
+    """
+    daily, closes = warehouse.table(USAGE_DAILY), warehouse.table(CLOSES)
+    if closes.last_batch(APP) > daily.last_batch(APP):
+        # Another process may have closed since it was looked at.
+        daily.refresh()
+    number = daily.last_batch(APP)
+    if closes.last_batch(APP) > number:
+        raise BrokenTable(
+            f"the table {USAGE_DAILY.name} is broken: {CLOSES.name} has {closes.last_batch(APP) + 1} closes, and it "
+            f"has {number + 1}: it was made anew, or restored; {RESTORE}"
+        )
     if closes.last_batch(APP) < number:
         closes.commit(APP, number, closes.write(APP, closes_table(noted_closes(warehouse))))
 
@@ -248,8 +260,9 @@ def _last_day_due(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
         return None
     closed_us = whole_coverage(warehouse).closed_until_us()
     # Where all front ends have ended, and all they wrote is there, every day before today is over.
-    until = now.astimezone(datetime.UTC) if closed_us is None else time_of_us(closed_us)
-    return until.date() - _DAY
+    # A front end whose clock was ahead is past no day that is not over.
+    until = now if closed_us is None else min(now, time_of_us(closed_us))
+    return until.astimezone(datetime.UTC).date() - _DAY
 
 
 def _settled(warehouse: Warehouse) -> tuple[Table, Table, Table, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,6 +127,16 @@ def test_a_front_end_that_is_behind_keeps_days_open(tmp_path: Path) -> None:
     site.ship(three.block(20))
     site.run(now=at(25))
     assert [row.day for row in close(site).closes] == [NOVEMBER_22]
+
+
+def test_a_day_that_is_not_over_stays_open_though_clocks_of_front_ends_were_ahead(tmp_path: Path) -> None:
+    site, *front_ends = started(tmp_path)
+    for front_end in front_ends:
+        front_end.time_us += 3 * 86_400_000_000
+        site.ship(front_end.block(0))
+    site.run(now=at(24, 13))
+
+    assert [row.day.day for row in close(site, at(24, 13)).closes] == [22, 23]
 
 
 def test_a_second_close_adds_nothing(tmp_path: Path) -> None:
@@ -510,6 +521,17 @@ def test_closes_that_are_gone_are_told(tmp_path: Path) -> None:
 
     with pytest.raises(BrokenTable, match=r"was closed 2 times, and it has 1 closes"):
         read_closes(site.warehouse)
+
+
+def test_nothing_is_closed_where_days_were_made_anew_and_closes_were_not(tmp_path: Path) -> None:
+    site, one, _ = started(tmp_path)
+    close(site)
+    shutil.rmtree(site.root / "gold" / "usage_daily")
+    site.ship(one.block(2))
+    site.run(now=at(25))
+
+    with pytest.raises(BrokenTable, match=r"ops\.closes has 1 closes, and it has 0"):
+        close(site)
 
 
 def test_an_empty_warehouse_has_nothing_to_close(tmp_path: Path) -> None:
