@@ -43,7 +43,7 @@ from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import NoPrice, PriceBook
 from quaymaster_pipeline.billing.rating import CHARGES as CHARGE_SCHEMA
 from quaymaster_pipeline.billing.rating import USAGE, BadUsage, Totals, add_totals, rate_month
-from quaymaster_pipeline.billing.reconciliation import BillingComparison
+from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing
 from quaymaster_pipeline.billing.service import (
     NothingToBill,
     NotIssued,
@@ -443,10 +443,19 @@ class InvoiceTask:
                 invoice = issue(invoice, self._plan.issued)
             self._counts[MADE] += 1
             self._counts[CHANGED] += (
-                standing is None or standing.digest != invoice.digest or invoice.state == "final"
+                standing is None
+                or standing.digest != invoice.digest
+                or invoice.state == "final"
+                or self._differs_otherwise(head)
             )
             if not self._refusals:
                 self._write(invoice, rated.billed, charges, corrections, output)
+
+    def _differs_otherwise(self, head: Mapping[str, Any] | None) -> bool:
+        """Return whether an invoice tells other differences than there are now."""
+        compared = [] if head is None else json.loads(head["reconciliation"])
+        told = differing(map(BillingComparison.from_json, compared))
+        return told != differing(self._plan.compared)
 
     def _standings(self, account: str, head: Mapping[str, Any] | None) -> dict[Month, Standing]:
         found = {} if head is None else {self._plan.month: _standing(head)}

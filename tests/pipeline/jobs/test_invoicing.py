@@ -77,6 +77,20 @@ def test_a_provisional_invoice_gets_a_new_revision_only_when_usage_came(tmp_path
     ]
 
 
+def test_a_provisional_invoice_tells_what_differs_now(tmp_path: Path) -> None:
+    bills = Bills(tmp_path)
+    bills.use(used(5))
+    told = []
+    for usage in (5, 4, 5):
+        brokers = BillingComparison("brokers", "messages sent", (("brokers", 5), ("usage", usage)))
+        bills.provisional(MONTH, compared=(brokers,))
+        (head,) = bills.store.heads(MONTH)
+        told.append([one.difference for one in head.compared if one.difference])
+        assert head.invoice.revision == 1
+
+    assert told == [[], [1], []]
+
+
 def test_a_final_invoice_is_the_same_bytes_whenever_it_is_asked_for_again(tmp_path: Path) -> None:
     bills = Bills(tmp_path)
     bills.use(used(3 * MILLION), used(7, hour=5, billing_class="fifo", queue=8))
