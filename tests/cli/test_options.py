@@ -12,7 +12,8 @@ import typer
 from harness.command_line import Run
 
 from quaymaster.cli.commands import whole_command
-from quaymaster.cli.options import gathered
+from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.options import gathered, parse_time
 
 OTHER_WORDS = {"--count", "--max", "--every", "--max-results", "--wait-time-seconds", "--force"}
 """Names that one idea had in some command, or has elsewhere."""
@@ -116,3 +117,13 @@ def test_a_command_takes_many_options_as_one_value_in_the_order_of_its_fields() 
     assert seen == [("greet", GreetOptions(name="Ada", times=2))]
     assert command.help == "Greet."
     assert [parameter.name for parameter in command.params][:2] == ["name", "times"]
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "foo", ""])
+def test_a_time_that_is_none_in_utc_is_refused_as_others(text: str) -> None:
+    with pytest.raises(WrongUsage, match="--since takes an hour, not"):
+        parse_time(text, "--since", "an hour")
+
+
+def test_a_time_of_another_zone_is_in_utc() -> None:
+    assert parse_time("2026-11-22T10+02:00", "--since", "an hour").hour == 8

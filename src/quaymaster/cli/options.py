@@ -79,9 +79,10 @@ def parse_time(text: str, option: str, wanted: str) -> datetime.datetime:
     """Return the time that an option names, in UTC where it names no zone. Raises WrongUsage, with what is `wanted`."""
     try:
         found = datetime.datetime.fromisoformat(text)
-    except ValueError:
+        # In its own zone it may be of a year that UTC does not have.
+        return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
         raise WrongUsage(f"{option} takes {wanted}, not {text!r}.") from None
-    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found
 
 
 def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:
