@@ -38,6 +38,19 @@ def judge_closes(closes: Sequence[DayClose], last: int) -> Iterator[UsageBreak]:
         )
 
 
+def judge_last_close(
+    closes: Iterable[DayClose], noted: Sequence[DayClose], later: Iterable[DayClose]
+) -> Iterator[UsageBreak]:
+    """Yield where the last close is not as usage_daily notes it, and `later` ones, that usage_daily never had."""
+    known = {(close.number, close.day): close for close in closes}
+    for close in noted:
+        if known.pop((close.number, close.day), None) != close:
+            yield _at(close, f"{USAGE_DAILY.name} notes another one, or it is missing")
+    last = noted[0].number if noted else -1
+    for close in (*(close for close in known.values() if close.number >= last), *later):
+        yield _at(close, f"it was put in: {USAGE_DAILY.name} has no such close")
+
+
 def judge_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> Iterator[UsageBreak]:
     """Yield closed files that usage_daily lacks, and those that no close has."""
     there = {path for path in paths if is_closed_file(path)}

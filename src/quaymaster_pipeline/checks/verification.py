@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from quaymaster_pipeline.checks.close_checks import (
     judge_closed_blocks,
     judge_closed_files,
     judge_closes,
+    judge_last_close,
     plan_closed_files,
 )
 from quaymaster_pipeline.checks.day_plans import plan_days
@@ -58,9 +59,10 @@ from quaymaster_pipeline.checks.verification_tasks import (
     gold_work,
 )
 from quaymaster_pipeline.usage import bronze, gold, silver
-from quaymaster_pipeline.usage.bronze import DAMAGED
+from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES
 from quaymaster_pipeline.usage.tasks import Answers, Workers
-from quaymaster_pipeline.warehouse.closes import closes_of
+from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
+from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_in
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
@@ -155,11 +157,14 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
 
     findings.take(workers.over(closed, closed_file_work(seen.places[USAGE_DAILY.name]), on_done))
     findings.add_all(judge_closes(seen.closes, seen.last_close))
+    findings.add_all(judge_last_close(seen.closes, seen.noted_closes, seen.later_closes))
+    findings.add_all(_judge_batches_of_tables(seen))
     findings.add_all(judge_closed_files(seen.closes, seen.daily))
     findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places)))
 
     findings.add_all(judge_totals(findings.counts, seen.note))
     findings.add_all(_judge_silver_total(seen))
+    findings.add_all(_judge_gold_totals(findings.counts, seen))
     return _proof_of(findings, of_chains, seen, unlinked.breaks_total)
 
 
@@ -172,6 +177,8 @@ def _look(warehouse: Warehouse) -> SeenTables:
     ]
     daily, closes, hourly, events, coverage, marks, blocks = tables
     rows, last_close = closes_of(daily, closes)
+    # Rows of ops.closes follow the commit of usage_daily that closed the days: a new one may have come in between.
+    latest = Table(USAGE_DAILY, warehouse.place(USAGE_DAILY)).last_batch(CLOSE_APP)
     return SeenTables(
         places={table.spec.name: table.place for table in tables},
         blocks=blocks.files(),
@@ -188,6 +195,9 @@ def _look(warehouse: Warehouse) -> SeenTables:
         daily=[file.path for file in daily.files()],
         closes=rows,
         last_close=last_close,
+        noted_closes=noted_in(daily),
+        later_closes=[close for close in all_closes(closes) if close.number > latest],
+        daily_batch=daily.last_batch(gold.APP),
     )
 
 
@@ -267,3 +277,26 @@ def _judge_silver_total(seen: SeenTables) -> Iterator[UsageBreak]:
     if said > taken or (seen.silver_batch == seen.last_batch and said != taken):
         reason = f"its blocks had {taken} rows in all; silver was made of {said}"
         yield UsageBreak(BLOCKS.name, reason)
+
+
+def _judge_gold_totals(counts: Mapping[str, int], seen: SeenTables) -> Iterator[UsageBreak]:
+    """Yield what gold does not add up to, by what silver has noted of its rows: also of blocks without content."""
+    if seen.gold_batch != seen.silver_batch:
+        return
+    for measure in MEASURES:
+        found, said = counts.get(f"gold.{measure}", 0), seen.silver_totals.get(f"usage.{measure}", 0)
+        if found != said:
+            yield UsageBreak(
+                USAGE_HOURLY.name, f"it has {found} {measure} in all; {said} were put into silver"
+            )
+
+
+def _judge_batches_of_tables(seen: SeenTables) -> Iterator[UsageBreak]:
+    """Yield tables that lack batches that others of them have had: one was deleted, or is an old one."""
+    through = max((close.through_batch for close in (*seen.closes, *seen.later_closes)), default=NO_BATCH)
+    needed = max(through, seen.daily_batch)
+    for spec, batch in ((USAGE_HOURLY, seen.gold_batch), (USAGE_EVENTS, seen.silver_batch)):
+        if batch < needed:
+            reason = f"it has batches up to {batch}; others that are made of it have {needed}"
+            yield UsageBreak(spec.name, reason)
+        needed = max(needed, batch)

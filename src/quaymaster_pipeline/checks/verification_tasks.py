@@ -44,8 +44,8 @@ from quaymaster_pipeline.checks.silver_checks import (
 )
 from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBreak
 from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, block_ranges
-from quaymaster_pipeline.usage.bronze import LINE_COLUMNS, MEASURES, PASSED, in_batches
-from quaymaster_pipeline.usage.gold import USED, partial_usage
+from quaymaster_pipeline.usage.bronze import DAMAGED, LINE_COLUMNS, MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.gold import USED, control_totals, partial_usage
 from quaymaster_pipeline.usage.sequences import CoverageLine, Gap
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.usage.tasks import answer_table
@@ -108,6 +108,9 @@ class SeenTables:
     daily: Sequence[str]
     closes: Sequence[DayClose]
     last_close: int
+    noted_closes: Sequence[DayClose]
+    later_closes: Sequence[DayClose]
+    daily_batch: int
 
 
 def block_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
@@ -263,11 +266,9 @@ class _PartOfTable(NamedTuple):
 
 
 def are_of_group(names: Any, group: int, groups: int) -> Any:
-    """Return which front ends are of a group, as a mask. Each different name is looked at once."""
+    """Return which front ends are of a group, as a mask. Each different name is looked at once; no name is one, too."""
     different = pc.unique(names)
-    mine = [
-        name is not None and zlib.crc32(name.encode()) % groups == group for name in different.to_pylist()
-    ]
+    mine = [zlib.crc32((name or "").encode()) % groups == group for name in different.to_pylist()]
     return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
 
 
@@ -297,9 +298,13 @@ def _chained(rows: Any) -> dict[str, list[ChainedBlock]]:
 
 
 def _marks(rows: Any) -> dict[str, list[tuple[tuple[int, int], BlockMark]]]:
-    """Return marks by front end, each with the place of its block."""
+    """Return marks by front end, each with the place of its block; those of damaged blocks have none."""
     found: defaultdict[str, list[tuple[tuple[int, int], BlockMark]]] = defaultdict(list)
     for row in rows.to_pylist():
+        if row["front_end"] is None:
+            if row["state"] == DAMAGED:
+                continue  # `wrongly_marked` looks at these
+            row["front_end"] = ""
         place = row["log_partition"], row["log_offset"]
         found[row["front_end"]].append((place, BlockMark(*(row[name] for name in BlockMark._fields))))
     return found
@@ -308,6 +313,7 @@ def _marks(rows: Any) -> dict[str, list[tuple[tuple[int, int], BlockMark]]]:
 def _lines(rows: Any) -> dict[str, list[CoverageLine]]:
     """Return lines of ops.coverage by front end."""
     found: defaultdict[str, list[CoverageLine]] = defaultdict(list)
+    rows = rows.filter(pc.is_valid(rows.column("front_end")))
     for values in zip(*(rows.column(name).to_pylist() for name in LINE_COLUMNS), strict=True):
         line = CoverageLine(*values)
         found[line.front_end].append(line)
@@ -329,7 +335,9 @@ def gold_work(of_events: TablePlace, of_hours: TablePlace, batch_id: int) -> Cal
             for rows in read_row_groups(of_hours, USAGE_HOURLY, path, COMPARED):
                 found.add(_of_hours(rows, low, high))
         of_gold = found.all()
-        findings.counts["requests"] += pc.sum(of_gold.column("requests")).as_py() or 0
+        totals = control_totals(of_gold)
+        findings.counts.update({f"gold.{name}": count for name, count in totals.items()})
+        findings.counts["requests"] += totals["rows"]
         findings.add_all(compare_hours(sums.all(), of_gold))
         yield from findings.answers()
 

@@ -136,20 +136,26 @@ def read_closes(warehouse: Warehouse) -> list[DayClose]:
 def closes_of(daily: Table, closes: Table) -> tuple[list[DayClose], int]:
     """Return the rows of the closes that a version of usage_daily has, in order, and the number of its last close."""
     last = daily.last_batch(APP)
-    found = [_close_of(row) for row in closes.read().to_pylist()]
-    found = sorted((close for close in found if close.number <= last), key=lambda close: close[:2])
-    noted = _noted(daily)
+    found = [close for close in all_closes(closes) if close.number <= last]
+    noted = noted_in(daily)
     if noted and (not found or found[-1].number < noted[0].number):
         found += noted
     return found, last
 
 
+def all_closes(closes: Table) -> list[DayClose]:
+    """Return the rows of ops.closes in order, whatever usage_daily knows of them."""
+    found = (_close_of(row) for row in closes.read().to_pylist())
+    return sorted(found, key=lambda close: close[:2])
+
+
 def noted_closes(warehouse: Warehouse) -> list[DayClose]:
     """Return the rows of the last close, as the commit that closed the days notes them."""
-    return _noted(warehouse.table(USAGE_DAILY))
+    return noted_in(warehouse.table(USAGE_DAILY))
 
 
-def _noted(daily: Table) -> list[DayClose]:
+def noted_in(daily: Table) -> list[DayClose]:
+    """Return the same of a version of usage_daily."""
     return [DayClose.from_json(fields) for fields in daily.note(APP).get("closes", [])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ from harness.usage_blocks import FrontEnd
 from quaymaster_pipeline.checks.verification import UsageProof, verify
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.warehouse.closes import APP, is_closed_file
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY
+from quaymaster_pipeline.warehouse.closes import APP, DayClose, hash_of, is_closed_file
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
+    CLOSES,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
 from quaymaster_pipeline.warehouse.tables import Table
 
 THE_25TH = datetime.datetime(2026, 11, 25, 6, tzinfo=datetime.UTC)
@@ -153,3 +161,34 @@ def test_a_close_that_only_the_days_have_is_no_break(site: Site, monkeypatch: py
 
 def without(files: Callable[..., Any], path: str) -> Callable[..., Any]:
     return lambda table, lines=None: [file for file in files(table, lines) if file.path != path]
+
+
+def test_the_last_close_changed_with_its_hash_is_told_by_what_usage_daily_notes(site: Site) -> None:
+    def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        last = rows[-1] | {"difference": 5, "accepted": True}
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in last.items()}
+        return [*rows[:-1], last | {"hash": hash_of(DayClose(**fields))}]
+
+    rewrite_closes(site, change)
+
+    assert "gold.usage_daily notes another one" in reasons(site)
+
+
+def test_a_close_that_usage_daily_never_had_is_told(site: Site) -> None:
+    rewrite_closes(site, lambda rows: [*rows, rows[-1] | {"number": rows[-1]["number"] + 1}])
+
+    assert "close 2 of 2026-11-24: it was put in" in reasons(site)
+
+
+@pytest.mark.parametrize("spec", [USAGE_HOURLY, USAGE_DAILY, USAGE_EVENTS], ids=lambda spec: spec.name)
+def test_a_table_that_was_deleted_is_told_by_the_others(site: Site, spec: TableSpec) -> None:
+    shutil.rmtree(site.warehouse.place(spec).uri)
+
+    assert check(site).breaks_total > 0
+
+
+def test_hours_and_events_that_were_deleted_together_are_told_by_the_days(site: Site) -> None:
+    for spec in (USAGE_HOURLY, USAGE_EVENTS):
+        shutil.rmtree(site.warehouse.place(spec).uri)
+
+    assert "gold.usage_hourly: it has batches up to -1; others that are made of it have 1" in reasons(site)

@@ -440,6 +440,16 @@ def test_a_block_that_silver_leaves_out_by_a_forged_mark_is_named(site: Site) ->
     assert any(one.reason == "it is marked duplicate; it is new" for one in verify(site).breaks)
 
 
+def test_a_forged_mark_that_names_no_front_end_is_found(site: Site) -> None:
+    row = next(row for row in site.warehouse.table(BLOCKS).read().to_pylist() if row["log_offset"] == 3)
+    table = site.warehouse.table(BLOCK_MARKS)
+    mark = dict.fromkeys(BLOCK_MARKS.schema.names) | {"state": "duplicate"}
+    mark |= {name: row[name] for name in ("batch_id", "log_partition", "log_offset")}
+    table.commit("x", 0, table.write("x", pa.Table.from_pylist([mark], schema=BLOCK_MARKS.schema)))
+
+    assert BLOCK_MARKS.name in {one.table for one in verify(site).breaks}
+
+
 def test_an_event_of_another_account_is_named_with_its_front_end_and_sequence(site: Site) -> None:
     rewrite(site, USAGE_EVENTS, changed("account_id", lambda _: "000000000099", at=17))
     row = site.warehouse.table(USAGE_EVENTS).read().to_pylist()[17]
