@@ -33,7 +33,7 @@ appender.stderr.layout.pattern = spark %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 class SparkMissing(Exception):
-    """Spark cannot run here; the message says what to install."""
+    """Spark cannot run here; the message says what to install, or where Spark says why."""
 
 
 def check_spark() -> None:
@@ -88,6 +88,7 @@ def spark_session(
         SparkMissing: it cannot run here.
     """
     check_spark()
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,13 @@ def spark_session(
         )
     # The JVM keeps the stderr that it began with, and writes to it before any of its settings are read.
     with contextlib.nullcontext() if log is None else _stderr_to(log):
-        spark = builder.getOrCreate()
+        try:
+            spark = builder.getOrCreate()
+        except PySparkRuntimeError:  # its JVM ended before it answered
+            where = "above" if log is None else f"in {log}"
+            raise SparkMissing(
+                f"Spark does not start with master {master!r} and driver memory {driver_memory}; it says why {where}"
+            ) from None
     try:
         yield spark
     finally:

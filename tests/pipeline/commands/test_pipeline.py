@@ -29,7 +29,7 @@ from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_HOURLY
-from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, java_version
+from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, java_version, spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 KEYS = {"AWS_ACCESS_KEY_ID": "QMTESTKEY", "AWS_SECRET_ACCESS_KEY": "a secret"}
@@ -592,6 +592,18 @@ def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
         check_spark()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_master_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.touch()
+
+    with (
+        pytest.raises(SparkMissing, match=f"does not start with master 'foo' .* in {log}"),
+        spark_session("foo", directory=tmp_path, driver_memory="1g", log=log),
+    ):
+        pass
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
