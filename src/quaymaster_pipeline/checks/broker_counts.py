@@ -71,6 +71,8 @@ from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 APP: Final = broker_state.APP
 SCOPE: Final = broker_state.SCOPE
 HERE: Final = ThisProcess()
+UNSEEN_US: Final = 30_000_000
+"""A front end that begins has written a block within this: so long all that had been there had ended."""
 COUNTS_KEPT: Final = 200
 """Counts before that many are forgotten; baselines stay."""
 COUNT: Final = "count"
@@ -199,12 +201,13 @@ def newest_comparable(
 ) -> DataFile | None:
     """Return the newest counts later than `after` that can be compared with usage that is whole up to `closed_us`.
 
-    None: all front ends that are known have ended. What one that began later did is not known: so only counts from
-    before the last batch was taken are compared, and none before the first batch.
+    None: all front ends that are known have ended. What one that began later did is not known: so only counts until
+    shortly after the last batch was taken are compared, and none before the first batch.
     """
-    whole_us = warehouse.table(BLOCKS).note(bronze.APP).get("taken_us", 0) + ANSWERED_AFTER_US
-    if closed_us is not None:
-        whole_us = closed_us
+    whole_us = closed_us
+    if whole_us is None:
+        taken_us = warehouse.table(BLOCKS).note(bronze.APP).get("taken_us", 0)
+        whole_us = taken_us + UNSEEN_US + ANSWERED_AFTER_US if taken_us else 0
     # A file is what was counted at one time.
     comparable = [
         file

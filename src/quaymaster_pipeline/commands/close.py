@@ -75,6 +75,8 @@ def close(given: CloseOptions) -> None:
     else:
         _print(closed)
     accepted = set(given.accept or ())
+    for name in sorted(accepted.difference(closed.open_days)):
+        note(f"--accept: nothing differs in {name!r}.")
     still_open = [name for name in closed.open_days if name not in accepted]
     if still_open:
         raise CommandRefused(

@@ -316,7 +316,9 @@ def ended_by_sigterm(*, is_end: bool) -> Iterator[None]:
         is_asked = True
         interrupted = signal.getsignal(signal.SIGINT)
         if callable(interrupted):
-            interrupted(signal.SIGINT, frame)  # Spark's ends its jobs first
+            # Spark's ends its jobs first. It may come in the middle of a call to the JVM, or find that gone.
+            with contextlib.suppress(RuntimeError, OSError):
+                interrupted(signal.SIGINT, frame)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

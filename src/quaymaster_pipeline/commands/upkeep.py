@@ -16,7 +16,7 @@ import typer
 from quaymaster.cli.output import note
 from quaymaster_pipeline.commands.broker_counts import count_brokers
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
-from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.jobs.close import DayCloser
@@ -81,11 +81,7 @@ class Upkeep:
         """Until when usage is whole, by its coverage. Other threads say so."""
 
     def turn(self) -> None:
-        """Do what is due. What gives way to another process is tried again in the next turn.
-
-        Raises:
-            SumsDiffer: see `merge_sums`.
-        """
+        """Do what is due. What gives way to another process, or finds a wrong file, is tried again in the next turn."""
         is_behind = self.is_behind
         if not is_behind:
             self._compare_brokers()
@@ -165,8 +161,8 @@ class Upkeep:
 
 @contextlib.contextmanager
 def giving_way(then: str) -> Iterator[None]:
-    """Note what is left undone where another process was first, or a file cannot be read: batches need no upkeep."""
+    """Note what is left undone where another process was first, or a file is wrong: batches need no upkeep."""
     try:
         yield
-    except (BrokenTable, CommitConflict) as error:
+    except (BrokenTable, CommitConflict, SumsDiffer) as error:
         note(f"{error}. {then}.")

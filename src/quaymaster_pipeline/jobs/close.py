@@ -53,7 +53,7 @@ from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
-from quaymaster_pipeline.warehouse.times import time_of_us
+from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 
 SETTLE_TRIES: Final = 40
 SETTLE_PAUSE_S: Final = 0.25
@@ -261,8 +261,8 @@ def _last_day_due(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
     closed_us = whole_coverage(warehouse).closed_until_us()
     # Where all front ends have ended, and all they wrote is there, every day before today is over.
     # A front end whose clock was ahead is past no day that is not over.
-    until = now if closed_us is None else min(now, time_of_us(closed_us))
-    return until.astimezone(datetime.UTC).date() - _DAY
+    until_us = us_of_time(now) if closed_us is None else min(us_of_time(now), closed_us)
+    return time_of_us(until_us).date() - _DAY
 
 
 def _settled(warehouse: Warehouse) -> tuple[Table, Table, Table, int]:

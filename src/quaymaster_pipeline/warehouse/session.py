@@ -88,6 +88,7 @@ def spark_session(
         SparkMissing: it cannot run here.
     """
     check_spark()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -133,7 +134,9 @@ def spark_session(
     try:
         yield spark
     finally:
-        spark.stop()
+        # A signal to the whole group ends the JVM, too.
+        with contextlib.suppress(OSError, Py4JError):
+            spark.stop()
 
 
 @contextlib.contextmanager

@@ -464,7 +464,7 @@ def test_where_all_front_ends_have_ended_counts_of_after_the_last_batch_are_not_
     taken_us = NOON_US + 6 * 3600 * SECOND_US
 
     # A front end that began meanwhile has answered this send; its first block is under way.
-    keep(site, count_of(done + Counter({(100, "sends"): 1})), taken_us + SECOND_US)
+    keep(site, count_of(done + Counter({(100, "sends"): 1})), taken_us + 31 * SECOND_US)
     after = compare(site, now_us=taken_us + 60 * SECOND_US)
     keep(site, count_of(done), taken_us - 2 * SECOND_US)
     before = compare(site, now_us=taken_us + 60 * SECOND_US)

@@ -166,7 +166,9 @@ def without(files: Callable[..., Any], path: str) -> Callable[..., Any]:
 def test_the_last_close_changed_with_its_hash_is_told_by_what_usage_daily_notes(site: Site) -> None:
     def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         last = rows[-1] | {"difference": 5, "accepted": True}
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in last.items()}
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in last.items()
+        }
         return [*rows[:-1], last | {"hash": hash_of(DayClose(**fields))}]
 
     rewrite_closes(site, change)

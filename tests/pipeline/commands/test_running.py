@@ -24,7 +24,7 @@ from quaymaster_pipeline.jobs.jobs import BronzeJob, RefineJob
 from quaymaster_pipeline.jobs.merge import Merged, merge_sums
 from quaymaster_pipeline.jobs.turns import Background
 from quaymaster_pipeline.usage import backlogs, bronze, gold, silver
-from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer, WarehouseFull
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS, USAGE_HOURLY
 
 Act = Callable[[], Any]
@@ -197,7 +197,7 @@ def test_an_error_of_upkeep_ends_the_run_at_once(
     running: Running, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise SumsDiffer("files were not merged: 7 would become 8")
+        raise WarehouseFull("no more can be written to gold/usage_hourly")
 
     monkeypatch.setattr(upkeep, "merge_sums", broken)
     running.ship()
@@ -206,7 +206,7 @@ def test_an_error_of_upkeep_ends_the_run_at_once(
     done = running.start("--interval", "100000", *words)
 
     assert done.code == 1
-    assert "files were not merged: 7 would become 8" in done.err
+    assert "no more can be written to gold/usage_hourly" in done.err
     assert running.is_in_gold() or not words
 
 
@@ -223,7 +223,7 @@ def test_an_error_of_silver_ends_the_run_at_once(running: Running, monkeypatch: 
     assert "a file of silver.usage_events is gone" in done.err
 
 
-@pytest.mark.parametrize("kind", [BrokenTable, CommitConflict])
+@pytest.mark.parametrize("kind", [BrokenTable, CommitConflict, SumsDiffer])
 def test_upkeep_that_gives_way_is_tried_again_without_a_new_batch(
     running: Running, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
