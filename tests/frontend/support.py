@@ -612,7 +612,7 @@ async def serving_with(
         now_ms=now_ms,
         usage=usage,
         blocks=blocks,
-        opening=opening,
+        opening=opening if opening.workers_max else None,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)
@@ -641,8 +641,7 @@ async def serving_with(
     finally:
         await server.drain(1)
         await front_end.stop()
-        if opening is not None:
-            await opening.close()
+        await opening.close()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -134,10 +134,9 @@ def make_front_end(
     )
 
 
-def make_opening_pool(settings: Settings) -> OpeningPool | None:
-    """Return the workers that open what is read of logs in bulk, none of which runs yet; None when there are none."""
-    workers_max = settings.log_workers(usable_cores())
-    return OpeningPool(workers_max) if workers_max else None
+def make_opening_pool(settings: Settings) -> OpeningPool:
+    """Return the workers that open what is read of logs in bulk, none of which runs yet; there may never be any."""
+    return OpeningPool(settings.log_workers(usable_cores()))
 
 
 def make_usage_feed(settings: Settings, data: Path, *, node: str) -> UsageFeed:

@@ -69,9 +69,8 @@ async def serve_sqs(
         node.health.add_notices(feed.notices)
         await feed.chain_acts(behind.store, settings.account_id)
     opening = make_opening_pool(settings)
-    if opening is not None:
-        stack.push_async_callback(opening.close)
-        metrics.add_source(opening.samples)
+    stack.push_async_callback(opening.close)
+    metrics.add_source(opening.samples)
     front_end = make_front_end(
         settings,
         broker=behind.broker,
@@ -81,7 +80,7 @@ async def serve_sqs(
         usage=None if feed is None else feed.recorder,
         blocks=blocks,
         on_log_read=on_log_read,
-        opening=opening,
+        opening=opening if opening.workers_max else None,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

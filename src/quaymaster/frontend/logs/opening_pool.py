@@ -54,7 +54,7 @@ class OpeningPool:
     """The workers of one front end, on the loop's thread. `command` starts one, with its socket as standard input."""
 
     def __init__(self, workers_max: int, *, command: Sequence[str] = COMMAND) -> None:
-        self._workers_max = workers_max
+        self.workers_max = workers_max
         self.command = command
         self._workers: list[OpeningProcess] = []
         """Those that are ready."""
@@ -88,7 +88,7 @@ class OpeningPool:
     def may_start(self) -> bool:
         """Whether another worker may be started: there are cores, none is starting or ending, and none just failed."""
         is_changing = len(self._living) > len(self._workers)
-        is_full = len(self._living) >= self._workers_max
+        is_full = len(self._living) >= self.workers_max
         now_s = _monotonic()
         is_resting = now_s < self._rests_until_s or self._pace.is_paused(now_s)
         return not (self._is_closed or is_changing or is_full or is_resting)
