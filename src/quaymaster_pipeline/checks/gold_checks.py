@@ -5,13 +5,14 @@ Rows of gold with the same keys are added up first, so partial sums are as good 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, shown
 from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, HOURLY
+from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import add_up
 from quaymaster_pipeline.warehouse.times import text_of_time
@@ -44,6 +45,25 @@ def compare_hours(of_silver: Any, of_gold: Any) -> Iterator[UsageBreak]:
             yield _at(row, f"{name} is {shown(row[name])}; silver says {shown(right[name])}", name)
     for row in expected.values():
         yield _at(row, "it is missing; silver has such requests")
+
+
+def rows_of_file(path: str) -> str:
+    """Return under which name tasks count the rows that they added up of a file."""
+    return f"rows of {path}"
+
+
+def judge_files(files: Iterable[DataFile], counts: Mapping[str, int]) -> Iterator[UsageBreak]:
+    """Yield files of gold of which not every row was added up, or more than the table's log says they have.
+
+    Tasks are given the files of some hours, by the log's statistics. Where these lie, rows are in no task's hours.
+    """
+    for file in files:
+        found = counts.get(rows_of_file(file.path), 0)
+        if found != file.rows:
+            hour = file.bounds.get("hour", (None, None))[0]
+            has = f"the table's log says that it has {file.rows}"
+            reason = f"{found} rows of the file {file.path} are in the hours that it is said to have; {has}"
+            yield UsageBreak(USAGE_HOURLY.name, reason, hour=None if hour is None else f"{hour[:19]}Z")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ from quaymaster_pipeline.checks.close_checks import (
     plan_closed_files,
 )
 from quaymaster_pipeline.checks.day_plans import plan_days
+from quaymaster_pipeline.checks.gold_checks import judge_files
 from quaymaster_pipeline.checks.silver_checks import (
     BlockPlaces,
     EventFile,
@@ -154,6 +155,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
 
     of_gold = gold_work(seen.places[USAGE_EVENTS.name], seen.places[USAGE_HOURLY.name], seen.gold_batch)
     findings.take(workers.over(days, of_gold, on_done))
+    findings.add_all(judge_files(seen.hours, findings.counts))
 
     findings.take(workers.over(closed, closed_file_work(seen.places[USAGE_DAILY.name]), on_done))
     findings.add_all(judge_closes(seen.closes, seen.last_close))

@@ -33,7 +33,7 @@ from quaymaster_pipeline.checks.block_links import (
     judge_marks,
 )
 from quaymaster_pipeline.checks.day_plans import EARLIEST_US, SUM_ROWS
-from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours
+from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours, rows_of_file
 from quaymaster_pipeline.checks.silver_checks import (
     NO_EVENTS,
     EventFile,
@@ -333,7 +333,9 @@ def gold_work(of_events: TablePlace, of_hours: TablePlace, batch_id: int) -> Cal
                 sums.add(partial_usage(_of_hours(mine, low, high)))
         for path in hours:
             for rows in read_row_groups(of_hours, USAGE_HOURLY, path, COMPARED):
-                found.add(_of_hours(rows, low, high))
+                mine = _of_hours(rows, low, high)
+                findings.counts[rows_of_file(path)] += mine.num_rows
+                found.add(mine)
         of_gold = found.all()
         totals = control_totals(of_gold)
         findings.counts.update({f"gold.{name}": count for name, count in totals.items()})

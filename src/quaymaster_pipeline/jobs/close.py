@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quaymaster_pipeline.checks.day_plans import plan_days
+from quaymaster_pipeline.checks.gold_checks import judge_files
 from quaymaster_pipeline.checks.reconciliation import LayerComparison
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import gold_work
@@ -448,6 +449,7 @@ def _compare_hours(workers: Workers, warehouse: Warehouse, plan: _Plan) -> list[
     work = gold_work(warehouse.place(USAGE_EVENTS), warehouse.place(USAGE_HOURLY), plan.through)
     findings = Findings(breaks_max=100)
     findings.take(workers.over(plan_days(events, hours), work))
+    findings.add_all(judge_files(hours, findings.counts))
     return findings.breaks
 
 

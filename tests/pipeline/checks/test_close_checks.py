@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import FrontEnd
 
+from quaymaster_pipeline.checks import day_plans
 from quaymaster_pipeline.checks.verification import UsageProof, verify
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.usage import bronze
@@ -194,3 +196,16 @@ def test_hours_and_events_that_were_deleted_together_are_told_by_the_days(site: 
         shutil.rmtree(site.warehouse.place(spec).uri)
 
     assert "gold.usage_hourly: it has batches up to -1; others that are made of it have 1" in reasons(site)
+
+
+def test_rows_that_are_not_in_the_hours_that_the_log_says_are_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(day_plans, "SUM_ROWS", 3)
+    table = site.warehouse.table(USAGE_HOURLY)
+    first = min(table.files(), key=lambda file: file.bounds["hour"])
+    (copied,) = table.write("x", table.read(files=[first]))
+    at = f"{first.partition_value}T23:00:00.000000Z"
+    table.commit("mistake", 0, [replace(copied, bounds={**copied.bounds, "hour": (at, at)})])
+
+    assert f"0 rows of the file {copied.path} are in the hours that it is said to have" in reasons(site)
