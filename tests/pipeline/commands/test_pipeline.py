@@ -141,11 +141,12 @@ def test_verify_says_what_was_looked_at_and_what_was_changed(
     assert (as_json["blocks"], as_json["rows"], as_json["dropped"], as_json["breaks"]) == (2, 120, 5, [])
     assert broken.code == 1
     assert (
-        "1 break; the first is gold.usage_hourly, hour 2026-11-22T12:00:00Z, account 00000000000"
+        "2 breaks; the first is gold.usage_hourly, hour 2026-11-22T12:00:00Z, account 00000000000"
         in broken.err
     )
     assert broken_json.code == 1
-    (told,) = broken_json.json["breaks"]
+    told, total = broken_json.json["breaks"]
+    assert "messages" in total["reason"]
     assert (told["table"], told["column"], told["hour"]) == (
         USAGE_HOURLY.name,
         "messages",
