@@ -126,7 +126,7 @@ def spark_session(
     with contextlib.nullcontext() if log is None else _stderr_to(log):
         try:
             spark = builder.getOrCreate()
-        except PySparkRuntimeError:  # its JVM ended before it answered
+        except (PySparkRuntimeError, Py4JError):  # its JVM ended before it answered, or says that it cannot
             where = "above" if log is None else f"in {log}"
             raise SparkMissing(
                 f"Spark does not start with master {master!r} and driver memory {driver_memory}; it says why {where}"
