@@ -88,7 +88,7 @@ def spark_session(
         SparkMissing: it cannot run here.
     """
     check_spark()
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
