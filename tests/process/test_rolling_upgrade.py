@@ -6,10 +6,12 @@ The newer version is made here: a copy of the package in which the format and ev
 from __future__ import annotations
 
 import shutil
+import struct
 import threading
 import time
 from pathlib import Path
 
+from crc32c import crc32c
 from harness.running_cell import RoleProcess, RunningCell
 
 import quaymaster
@@ -165,6 +167,21 @@ def versions_of_batches(cell: RunningCell) -> set[int]:
             data = segment.read_bytes()
             at = data.find(b"QMB")
             while at > 0:
-                found.add(data[at - 1])
+                if is_batch(data, at - 1):
+                    found.add(data[at - 1])
                 at = data.find(b"QMB", at + 1)
     return found
+
+
+HEADER = struct.Struct("<B3sIQQIIQQQII")
+ROW_BYTES = 48
+
+
+def is_batch(data: bytes, at: int) -> bool:
+    """Return whether a batch begins here, by the CRC of header and table. Encrypted bodies may have any bytes."""
+    if at + HEADER.size > len(data):
+        return False
+    *fields, _chain, crc, span = HEADER.unpack_from(data, at)
+    table = data[at + HEADER.size : at + HEADER.size + ROW_BYTES * fields[5]]
+    found: int = crc32c(table, crc32c(HEADER.pack(*fields, 0, 0, span)))
+    return bool(found == crc)
