@@ -28,6 +28,7 @@ from quaymaster_pipeline.audit.stubs import (
     Act,
     keyed_hash,
     registrations,
+    with_stubs,
 )
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace, read_row_groups
@@ -156,25 +157,13 @@ def erasing_work(
                 goes, _ = rows.judged(found, subject, holds)
                 erased = found.filter(goes).select(STUB_COLUMNS[spec.name]).to_pylist()
                 register.write(registrations(act, spec.name, erased))
-                writer.write(_with_stubs(spec, found, goes))
+                writer.write(with_stubs(spec, found, goes, STUB_COLUMNS[spec.name]))
             registered, written = register.finish(), writer.finish()
         yield from answer_files(ERASURES.name, [registered])
         yield from answer_files(spec.name, [written])
         yield answer(_REPLACED, path.encode())
 
     return work
-
-
-def _with_stubs(spec: TableSpec, rows: Any, goes: Any) -> Any:
-    """Return rows of a data file; of those that go only what a stub has."""
-    columns = []
-    for field in spec.file_schema:
-        column = rows.column(field.name)
-        if field.name not in STUB_COLUMNS[spec.name]:
-            nothing = pa.scalar(0 if field.name == "raw_bytes" else None, field.type)
-            column = pc.if_else(goes, nothing, column)
-        columns.append(column)
-    return pa.table(columns, schema=spec.file_schema)
 
 
 def _judged_events(rows: Any, subject: Subject, holds: Sequence[Hold]) -> tuple[Any, Any]:

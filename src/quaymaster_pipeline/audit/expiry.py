@@ -33,7 +33,7 @@ from quaymaster_pipeline.audit.audit import (
     may_have,
 )
 from quaymaster_pipeline.audit.audit_chains import run_begins
-from quaymaster_pipeline.audit.stubs import ERASURES
+from quaymaster_pipeline.audit.stubs import ERASURES, with_stubs
 from quaymaster_pipeline.audit.verification import group_items, verify_chains
 from quaymaster_pipeline.checks.verification_tasks import are_of_group
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files, answer_table
@@ -318,20 +318,11 @@ def expiring_work(
                     left = found != _DELETED
                     if not left.any():
                         continue
-                    writer.write(_with_stubs(rows.filter(pa.array(left)), pa.array(found[left] == _STUB)))
+                    is_stub = pa.array(found[left] == _STUB)
+                    stays = rows.filter(pa.array(left))
+                    writer.write(with_stubs(AUDIT_EVENTS, stays, is_stub, _KEPT_IN_STUB))
                 written = writer.finish()
             yield from answer_files(AUDIT_EVENTS.name, [written])
         yield answer(_REPLACED, path.encode())
 
     return work
-
-
-def _with_stubs(rows: Any, is_stub: Any) -> Any:
-    """Return rows of a data file; of those that become stubs only what chains them to their neighbors."""
-    columns = [
-        rows.column(field.name)
-        if field.name in _KEPT_IN_STUB
-        else pc.if_else(is_stub, pa.scalar(None, field.type), rows.column(field.name))
-        for field in AUDIT_EVENTS.file_schema
-    ]
-    return pa.table(columns, schema=AUDIT_EVENTS.file_schema)

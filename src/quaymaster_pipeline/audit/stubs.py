@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -90,6 +90,18 @@ def stub_hash(table_name: str, row: Mapping[str, Any]) -> bytes:
     values = [row[name] for name in STUB_COLUMNS[table_name]]
     plain = [us_of_time(value) if isinstance(value, datetime.datetime) else value for value in values]
     return sha256(msgspec.msgpack.encode([table_name, *plain])).digest()
+
+
+def with_stubs(spec: TableSpec, rows: Any, is_stub: Any, kept: Collection[str]) -> Any:
+    """Return rows of a data file; of those that become stubs only the columns that are kept. Their raw bytes are 0."""
+    columns = []
+    for field in spec.file_schema:
+        column = rows.column(field.name)
+        if field.name not in kept:
+            nothing = pa.scalar(0 if field.name == "raw_bytes" else None, field.type)
+            column = pc.if_else(is_stub, nothing, column)
+        columns.append(column)
+    return pa.table(columns, schema=spec.file_schema)
 
 
 def registrations(act: Act, table_name: str, rows: Iterable[Mapping[str, Any]]) -> Any:

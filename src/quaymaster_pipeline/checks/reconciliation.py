@@ -34,6 +34,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
+    TableSpec,
 )
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -91,7 +92,9 @@ def compare_rows(workers: Workers, warehouse: Warehouse, watch: Watch = unwatche
     Raises:
         CommitConflict: gold did not get to have what silver has.
     """
-    through = _settled(warehouse)
+    through = last_batch_of_all(warehouse, USAGE_HOURLY)
+    for spec in (BLOCKS, QUARANTINE):
+        warehouse.table(spec).refresh()
     tables = {spec.name: warehouse.table(spec) for spec in (BLOCKS, QUARANTINE, USAGE_EVENTS, USAGE_HOURLY)}
     places = {name: table.place for name, table in tables.items()}
     rows = plan_rows((spec, tables[spec.name].files()) for spec in (BLOCKS, QUARANTINE))
@@ -108,19 +111,21 @@ def compare_rows(workers: Workers, warehouse: Warehouse, watch: Watch = unwatche
     return compared + _places_of(of_hours)
 
 
-def _settled(warehouse: Warehouse) -> int:
-    """Look at silver and gold until both have the same batches, and return the last of them."""
-    events, hourly = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
+def last_batch_of_all(warehouse: Warehouse, *of_gold: TableSpec) -> int:
+    """Look at silver and tables of gold until all have the same batches, and return the last of them.
+
+    Raises:
+        CommitConflict: gold did not get to have what silver has.
+    """
+    events, *summed = (warehouse.table(spec) for spec in (USAGE_EVENTS, *of_gold))
     for _ in range(SETTLE_TRIES):
         through = events.last_batch(silver.APP)
-        if hourly.last_batch(gold.APP) == through:
-            for spec in (BLOCKS, QUARANTINE):
-                warehouse.table(spec).refresh()
+        if all(table.last_batch(gold.APP) == through for table in summed):
             return through
         time.sleep(SETTLE_PAUSE_S)
-        events.refresh()
-        hourly.refresh()
-    raise CommitConflict(f"a batch is under way that {USAGE_HOURLY.name} does not have")
+        for table in (events, *summed):
+            table.refresh()
+    raise CommitConflict(f"a batch is under way that {of_gold[-1].name} does not have")
 
 
 def write_comparisons(

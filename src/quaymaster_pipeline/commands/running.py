@@ -102,6 +102,24 @@ class Run:
         return found
 
 
+class _Losses:
+    """How often in a row another process was first with a commit."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, error: CommitConflict, then: str) -> None:
+        """Tell of one more, and what becomes of the batch; raise the conflict if it is one too many."""
+        self._count += 1
+        if self._count == LOSSES_MAX:
+            raise error
+        note(f"{error}. What was not committed is {then}.")
+
+    def end(self) -> None:
+        """Begin again from 0: a commit came through."""
+        self._count = 0
+
+
 def run_once(run: Run, upkeep: Upkeep) -> dict[str, Any]:
     """Take all that is there through all layers, keep the tables up, and return what was done.
 
@@ -109,17 +127,14 @@ def run_once(run: Run, upkeep: Upkeep) -> dict[str, Any]:
         CommitConflict: another process was first again and again.
         SumsDiffer: a layer has a mistake; bronze has what there was.
     """
-    losses = 0
+    losses = _Losses()
     with Background() as background:
         turns = background.start("upkeep", upkeep.turn)
         while True:
             try:
                 return _catch_up(run, upkeep, turns)
             except CommitConflict as error:
-                losses += 1
-                if losses == LOSSES_MAX:
-                    raise
-                note(f"{error}. What was not committed is taken again.")
+                losses.add(error, "taken again")
                 run.tables.refresh()
 
 
@@ -176,7 +191,7 @@ def run_on(run: Run, upkeep: Upkeep) -> NoReturn:
     refining = RefineJob(run.workers.in_pool("refine"), run.tables.another(), feed)
     covered = refining.covered()
     workers = run.workers.in_pool("bronze")
-    bronze, losses = BronzeJob(workers, run.tables, feed, covered=covered), 0
+    bronze, losses = BronzeJob(workers, run.tables, feed, covered=covered), _Losses()
     with Background() as background:
         keeping_up = background.start("upkeep", upkeep.turn)
         layers = background.start("refine", Refining(run, refining, upkeep, keeping_up).turn)
@@ -195,14 +210,11 @@ def run_on(run: Run, upkeep: Upkeep) -> NoReturn:
                 refining.read_from(feed)
                 continue
             except CommitConflict as error:
-                losses += 1
-                if losses == LOSSES_MAX:
-                    raise
-                note(f"{error}. What was not committed is taken again.")
+                losses.add(error, "taken again")
                 run.tables.refresh()
                 bronze = BronzeJob(workers, run.tables, feed)
                 continue
-            losses = 0
+            losses.end()
             layers.ask()
             _wait_for_more(run, bronze, background, time.monotonic() - began_s)
 
@@ -280,22 +292,20 @@ class Refining:
         from pyspark_quaymaster.errors import QuaymasterError
         from quaymaster_pipeline.jobs.jobs import Summary
 
-        batches, losses = 0, 0
+        batches, losses = 0, _Losses()
         while True:
             summary = Summary()
             try:
                 is_more = self._job.refine(summary)
             except CommitConflict as error:
-                losses += 1
-                if losses == LOSSES_MAX:
-                    raise
-                note(f"{error}. What was not committed is refined again.")
+                losses.add(error, "refined again")
                 self._job.reload()
                 continue
             self._run.shown.keep(summary)
             if not is_more:
                 break
-            batches, losses = batches + 1, 0
+            batches += 1
+            losses.end()
             if batches % UPKEEP_EVERY_BATCHES == 0:
                 self._upkeep.is_behind = True
                 self._keeping_up.ask()

@@ -19,7 +19,6 @@ from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
 
 if TYPE_CHECKING:
-    from quaymaster_pipeline.jobs.close import DayCloser
     from quaymaster_pipeline.usage.tasks import Workers
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -66,13 +65,15 @@ class Upkeep:
         counts_brokers: bool,
         now: Callable[[], datetime.datetime],
     ) -> None:
+        from quaymaster_pipeline.jobs.close import DayCloser
+
         self._workers = workers
         self._tables = tables
         self._directory = directory
         self._content_days = content_days
         self._counts_brokers = counts_brokers
         self._now = now
-        self._closer: DayCloser | None = None
+        self._closer = DayCloser()
         self._done: tuple[int, datetime.datetime] | None = None
         """Up to which batch, and in which hour, nothing is left to do."""
         self.is_behind = False
@@ -98,10 +99,7 @@ class Upkeep:
     def _close_days(self) -> None:
         from quaymaster_pipeline.checks.reconciliation import write_comparisons
         from quaymaster_pipeline.commands.close import tell_closed
-        from quaymaster_pipeline.jobs.close import DayCloser
 
-        if self._closer is None:
-            self._closer = DayCloser()
         closed = self._closer.keep(self._workers, self._tables, self._now())
         tell_closed(closed)
         if closed.differences:

@@ -28,7 +28,7 @@ from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import WrittenSums, complete, summing_work
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.closes import closed_through, is_closed_file, last_closed_day
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_file
+from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, delete_files, read_file
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
@@ -109,9 +109,7 @@ def _backfill(
         _replace_hours(workers, warehouse.table(HOURLY.spec), hours)
     finally:
         for name, place in places.items():
-            filesystem = place.filesystem()
-            for file in right.files.get(name, ()):
-                filesystem.delete_file(file.path)
+            delete_files(place, right.files.get(name, ()))
     days = _compare_days(workers, warehouse, hours_us, through)
     _replace(warehouse.table(DAILY.spec), days)
     late = _compare_late(workers, warehouse, hours_us, through)
@@ -186,9 +184,7 @@ def _compare_late(
         items = [_Item(tuple(here), tuple(there)) for _, (here, there) in sorted(days.items())]
         return _compared(workers, items, DAILY, comparing_work(daily.place, DAILY, DAILY.spec, daily.place))
     finally:
-        filesystem = daily.place.filesystem()
-        for file in right:
-            filesystem.delete_file(file.path)
+        delete_files(daily.place, right)
 
 
 def _is_of_closed_day(file: DataFile, last_closed: datetime.date | None) -> bool:

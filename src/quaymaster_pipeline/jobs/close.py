@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.gold_checks import judge_files
-from quaymaster_pipeline.checks.reconciliation import LayerComparison
+from quaymaster_pipeline.checks.reconciliation import LayerComparison, last_batch_of_all
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import gold_work
 from quaymaster_pipeline.jobs.close_tasks import (
@@ -43,6 +42,7 @@ from quaymaster_pipeline.warehouse.closes import (
     APP,
     SUMS,
     DayClose,
+    closed_through,
     closes_table,
     is_closed_file,
     last_closed_day,
@@ -50,15 +50,12 @@ from quaymaster_pipeline.warehouse.closes import (
     read_closes,
     sealed,
 )
-from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile
+from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile, delete_files
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 
-SETTLE_TRIES: Final = 40
-SETTLE_PAUSE_S: Final = 0.25
-"""How long tables may take to have the same batches, where a pipeline runs meanwhile."""
 _DAY: Final = datetime.timedelta(days=1)
 
 
@@ -203,9 +200,10 @@ def _plan(warehouse: Warehouse, now: datetime.datetime, *, takes_late: bool) -> 
         last_day = last_closed if takes_late else None
     if last_day is None:
         return None
-    events, hourly, daily, through = _settled(warehouse)
+    through = last_batch_of_all(warehouse, USAGE_HOURLY, USAGE_DAILY)
+    events, hourly, daily = (warehouse.table(spec) for spec in (USAGE_EVENTS, USAGE_HOURLY, USAGE_DAILY))
     note = daily.note(APP)
-    before = max((close.through_batch for close in noted_closes(warehouse)), default=NO_BATCH)
+    before = closed_through(warehouse)
     days = _days(events, hourly, daily, (before + 1, through), (last_closed, last_day))
     if not days and last_closed in (None, last_day):
         return None
@@ -266,23 +264,6 @@ def _last_day_due(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
     return time_of_us(until_us).date() - _DAY
 
 
-def _settled(warehouse: Warehouse) -> tuple[Table, Table, Table, int]:
-    """Return usage_events, usage_hourly and usage_daily when they have the same batches, and the last of these."""
-    events, hourly, daily = (warehouse.table(spec) for spec in (USAGE_EVENTS, USAGE_HOURLY, USAGE_DAILY))
-    for _ in range(SETTLE_TRIES):
-        through = events.last_batch(silver.APP)
-        if hourly.last_batch(gold.APP) == daily.last_batch(gold.APP) == through:
-            return events, hourly, daily, through
-        time.sleep(SETTLE_PAUSE_S)
-        for table in (events, hourly, daily):
-            table.refresh()
-    raise CommitConflict(f"a batch is under way that {USAGE_DAILY.name} does not have")
-
-
-def _of_date(files: Iterable[DataFile], date: str) -> Iterator[DataFile]:
-    return (file for file in files if file.partition_value == date)
-
-
 # Closing
 
 
@@ -297,7 +278,8 @@ def _close(
     of_days = {day.date: _differences_of(day, written[day.date], breaks) for day in plan.days}
     differences = (*of_batches, *(one for found in of_days.values() for one in found))
     kept, last_day = _kept(plan, of_days, accepted)
-    _delete(warehouse, (written[day.date] for day in plan.days if day not in kept))
+    unkept = (written[day.date].file for day in plan.days if day not in kept)
+    delete_files(warehouse.place(USAGE_DAILY), filter(None, unkept))
     of_dates = {date: sum(one.difference for one in found) for date, found in of_days.items()}
     rows = _rows_of(plan, kept, written, of_dates, last_day, now)
     if rows:
@@ -356,14 +338,6 @@ def _commit(
 
 def _refused(differences: Iterable[LayerComparison], accepted: Collection[str]) -> bool:
     return any(one.scope not in accepted for one in differences)
-
-
-def _delete(warehouse: Warehouse, days: Iterable[_ClosedDay]) -> None:
-    """Delete files that are not committed."""
-    filesystem = warehouse.place(USAGE_DAILY).filesystem()
-    for day in days:
-        if day.file is not None:
-            filesystem.delete_file(day.file.path)
 
 
 def _rows_of(

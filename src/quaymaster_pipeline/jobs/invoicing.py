@@ -46,7 +46,13 @@ from quaymaster_pipeline.jobs.invoice_tasks import (
 from quaymaster_pipeline.usage.tasks import Answers, Workers, answer, answer_counts
 from quaymaster_pipeline.warehouse.account_rows import Accounts, ranges_of
 from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file
-from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, hash_of_file, read_batches
+from quaymaster_pipeline.warehouse.data_files import (
+    DataFile,
+    TablePlace,
+    delete_files,
+    hash_of_file,
+    read_batches,
+)
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
@@ -454,9 +460,7 @@ def _commit_next(
 def _delete(plan: InvoicePlan, answers: Answers) -> None:
     """Delete files that will not be committed."""
     for spec in _WRITTEN:
-        filesystem = plan.places[spec.name].filesystem()
-        for file in answers.files(spec.name):
-            filesystem.delete_file(file.path)
+        delete_files(plan.places[spec.name], answers.files(spec.name))
 
 
 def _left_out(warehouse: Warehouse, answers: Answers, counts: Mapping[str, int]) -> dict[Month, LeftOut]:

@@ -67,12 +67,6 @@ class Summary:
         """How many batches bronze took."""
         return sum(batch.layer == bronze.APP for batch in self.batches)
 
-    @property
-    def batch_seconds(self) -> float:
-        """How long the last batch took in each layer, added up."""
-        last = {batch.layer: batch.seconds for batch in self.batches}
-        return sum(last.values())
-
 
 class _Stopwatch:
     """Measures one layer's work on one batch, in the thread that does it."""

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -379,6 +379,13 @@ def first_line(error: Exception) -> str:
 def _wanted(spec: TableSpec, columns: Sequence[str] | None) -> Any:
     schema = spec.file_schema
     return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def delete_files(place: TablePlace, files: Iterable[DataFile]) -> None:
+    """Delete data files that no commit has. FileNotFoundError if one is gone."""
+    filesystem = place.filesystem()
+    for file in files:
+        filesystem.delete_file(file.path)
 
 
 def sync_file(path: str) -> None:
