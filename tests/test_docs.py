@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import re
@@ -108,6 +109,13 @@ def render_docs() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def commands(render_docs: ModuleType) -> dict[str, Any]:
+    """All commands by their names; to make them takes half a second."""
+    found: dict[str, Any] = render_docs.commands()
+    return found
+
+
 def test_generated_pages_are_what_the_code_says(render_docs: ModuleType) -> None:
     stale = [name_of(page) for page, text in render_docs.pages().items() if text_of(page) != text]
 
@@ -200,16 +208,22 @@ def test_every_column_of_every_table_is_described_with_its_type() -> None:
         assert set(columns) == {column for name in names for column in TABLES[name].schema.names}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_settings_named_in_a_page_exist(page: Path) -> None:
-    text = text_of(page)
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Return what may be written as a setting is: settings, and names of other things."""
     measurements = {path.stem for path in (ROOT / "bench").glob("*.py")}
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster_pipeline").rglob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in TABLES}
     of_pipeline |= {name for spec in TABLES.values() for name in spec.schema.names}
     of_pipeline |= {field.name for field in dataclasses.fields(LayerBatch)}
     of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
-    known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records}
+    return frozenset({*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_named_in_a_page_exist(page: Path) -> None:
+    text = text_of(page)
+    known = known_names()
 
     for variable in re.findall(r"QUAYMASTER_[A-Z_]+", text):
         name = variable.removeprefix("QUAYMASTER_").lower()
@@ -249,8 +263,7 @@ def test_metrics_named_in_a_page_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_and_options_shown_in_a_page_exist(page: Path, render_docs: ModuleType) -> None:
-    commands = render_docs.commands()
+def test_commands_and_options_shown_in_a_page_exist(page: Path, commands: dict[str, Any]) -> None:
     words_of = [command.split() for command in commands]
     groups = {" ".join(words[:count]) for words in words_of for count in range(1, len(words))}
 
