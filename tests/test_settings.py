@@ -14,6 +14,7 @@ from quaymaster.settings import (
     SettingsError,
     effective_settings,
     load_settings,
+    meanings,
     parse_address,
     settings_as_markdown,
     unknown_variables,
@@ -201,8 +202,11 @@ def test_the_reference_page_says_what_the_code_says() -> None:
 
 
 def test_every_setting_has_a_meaning_and_a_unit_where_it_has_one() -> None:
-    for name, field in Settings.model_fields.items():
-        assert field.description, name
+    meaning_of = meanings()
+
+    assert list(meaning_of) == list(Settings.model_fields)
+    for name, meaning in meaning_of.items():
+        assert meaning, name
         assert not name.endswith(("_seconds", "_milliseconds", "_size", "_timeout", "_interval")), name
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import itertools
 import os
 import socket
 import tomllib
@@ -112,7 +113,6 @@ class Settings(BaseSettings):
         frozen=True,
         extra="forbid",
         validate_default=True,
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,
         protected_namespaces=(),
     )
@@ -545,6 +545,21 @@ def effective_settings(settings: Settings) -> dict[str, object]:
     return settings.model_dump(mode="json")
 
 
+def meanings() -> dict[str, str]:
+    """Return what each setting means: the text below it. Its source is read, which no start of a process waits for."""
+    import ast
+    import inspect
+
+    (table,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(table, ast.ClassDef), "the source of a class is one"
+    found = {}
+    for setting, text in itertools.pairwise(table.body):
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
+            assert isinstance(text, ast.Expr), f"{setting.target.id} says what it means"
+            found[setting.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
 def settings_as_markdown() -> str:
     """Return the reference page of all settings."""
     lines = [
@@ -559,6 +574,7 @@ def settings_as_markdown() -> str:
     ]
     group = ""
     is_common = True
+    meaning_of = meanings()
     for name, field in Settings.model_fields.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict), f"{name} belongs to no group"
@@ -568,8 +584,7 @@ def settings_as_markdown() -> str:
         elif is_common and not extra["is_common"]:
             lines += ["", "Others:", "", "| Name | Default | Meaning |", "|---|---|---|"]
         is_common = bool(extra["is_common"])
-        meaning = " ".join((field.description or "").split())
-        lines.append(f"| `{name}` | {_default_as_text(field)} | {meaning} |")
+        lines.append(f"| `{name}` | {_default_as_text(field)} | {meaning_of[name]} |")
     return "\n".join(lines) + "\n"
 
 
