@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import gc
 import json
 import shlex
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.command_line import ACCESS_KEY_ID, SECRET, PlayedServer, Refusal, Run, write_client_file
 
 import quaymaster
+from quaymaster.cli import loading
+from quaymaster.cli import server as server_commands
+from quaymaster.cli.cells import roles
 
 
 def test_version_is_the_package_version(run: Run) -> None:
@@ -190,6 +196,26 @@ def test_serve_refuses_settings_that_cannot_be(run: Run) -> None:
 
     assert result.code == 2
     assert "'nowhere' is not an address" in result.err
+
+
+def test_garbage_is_collected_later_while_a_process_begins(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    collects: list[bool] = []
+
+    def begin(process: Coroutine[Any, Any, int]) -> None:
+        process.close()
+        collects.append(gc.isenabled())
+
+    monkeypatch.setattr(loading, "_raise_file_limit", lambda: None)  # it would be that of all tests here
+    monkeypatch.setattr(server_commands, "run_process", begin)
+    monkeypatch.setattr(roles, "run_process", begin)
+
+    assert run("serve", "--data", tmp_path / "data").code == 0
+    assert run("run", "broker").code == 0
+
+    assert collects == [False, False]
+    assert gc.isenabled()
 
 
 def test_backup_goes_through_the_admin_api_with_an_absolute_path(

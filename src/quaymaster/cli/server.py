@@ -24,6 +24,7 @@ from quaymaster.cli.loading import (
     Listen,
     Overrides,
     ServedData,
+    collecting_later,
     load_settings_of,
     run_process,
     settings_to_serve,
@@ -49,11 +50,12 @@ def serve(
     It then takes no more requests, finishes those it has, and ends with 0; with 1 when it had to stop by
     itself, and with 3 when it could not start because data directory, keys or ports cannot be used.
     """
-    settings = settings_to_serve(config, data, listen, admin, overrides)
+    with collecting_later():
+        settings = settings_to_serve(config, data, listen, admin, overrides)
 
-    from quaymaster.node.roles import SERVER, run_role
+        from quaymaster.node.roles import SERVER, run_role
 
-    run_process(run_role(settings, SERVER))
+        run_process(run_role(settings, SERVER))
 
 
 def env(

@@ -9,6 +9,7 @@ from quaymaster.cli.loading import (
     Listen,
     Overrides,
     ServedData,
+    collecting_later,
     run_process,
     settings_to_serve,
 )
@@ -55,8 +56,9 @@ def frontend(
 def _run(
     role: str, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
 ) -> None:
-    settings = settings_to_serve(config, data, listen, admin, overrides)
+    with collecting_later():
+        settings = settings_to_serve(config, data, listen, admin, overrides)
 
-    from quaymaster.node.roles import run_role
+        from quaymaster.node.roles import run_role
 
-    run_process(run_role(settings, role))
+        run_process(run_role(settings, role))
