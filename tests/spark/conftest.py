@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import early_worker
+from harness import early_worker, quick_java
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -32,6 +32,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     # Where both are set, the JVM of a driver takes the second for all workers of data sources.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = program
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if java := quick_java.home(tmp_path_factory.mktemp("java")):
+        os.environ["JAVA_HOME"] = str(java)
 
 
 @pytest.fixture
