@@ -76,6 +76,7 @@ class Table:
         self.place = place
         self._delta: DeltaTable | None = None
         self._notes_text: tuple[int, str] = (NO_VERSION, "{}")
+        self._batches: tuple[int, dict[str, int]] = (NO_VERSION, {})
         self.refresh()
 
     @property
@@ -99,9 +100,17 @@ class Table:
 
     def last_batch(self, app: str) -> int:
         """Return the highest batch that the job `app` committed here, or -1."""
-        with self._telling_broken_log():
-            version = None if self._delta is None else self._delta.transaction_version(app)
-        return NO_BATCH if version is None else int(version)
+        if self._delta is None:
+            return NO_BATCH
+        # To find it, deltalake reads the log, each time.
+        if self._batches[0] != self.version:
+            self._batches = self.version, {}
+        known = self._batches[1]
+        if app not in known:
+            with self._telling_broken_log():
+                batch = self._delta.transaction_version(app)
+            known[app] = NO_BATCH if batch is None else int(batch)
+        return known[app]
 
     def note(self, app: str) -> dict[str, Any]:
         """Return the note of the last batch of the job `app`; empty when there is none."""
