@@ -33,8 +33,10 @@ from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.store import BillingStore
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.close import close_days
+from quaymaster_pipeline.jobs.expiry import ExpiredRows, expire
 from quaymaster_pipeline.jobs.invoicing import InvoiceRequest, make_invoices
 from quaymaster_pipeline.jobs.merge import merge_sums
+from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse import data_files, tables
@@ -46,6 +48,9 @@ Result = TypeVar("Result")
 
 OCTOBER, NOVEMBER = Month(2026, 10), Month(2026, 11)
 NOW = datetime.datetime(2026, 12, 10, tzinfo=datetime.UTC)
+LONG_AFTER = NOW + datetime.timedelta(days=40)
+SHORT = Retention(content_days=35, usage_days=36)
+"""By this, everything that may expire has expired long after."""
 CHANGE = datetime.datetime(2026, 11, 15, tzinfo=datetime.UTC)
 BOOK = PriceBook(
     "changed", "USD", (sqs_version(1, valid_to=CHANGE), sqs_version(2, CHANGE, factor=Decimal(2)))
@@ -270,9 +275,10 @@ class SpoolingFrontEnd:
 class FaultySite(Site):
     """Tables whose writer is killed at any write, fsync and commit."""
 
-    def __init__(self, directory: Path, faults: Faults) -> None:
+    def __init__(self, directory: Path, faults: Faults, *, expires: bool = False) -> None:
         super().__init__(directory)
         self.faults = faults
+        self.expires = expires
         self.kills = 0
 
     def until_done(self, call: Callable[[], Result]) -> Result:
@@ -327,6 +333,13 @@ class FaultySite(Site):
         )
         act = chance.choice(acts)
         self.until_done(lambda: act(Warehouse(self.root)))
+        if self.expires:
+            self.until_done(lambda: close_days(InProcess(), Warehouse(self.root), NOW, takes_late=True))
+            self.expire()
+
+    def expire(self) -> ExpiredRows:
+        """Let expire whatever may."""
+        return self.until_done(lambda: expire(InProcess(), Warehouse(self.root), lambda: LONG_AFTER, SHORT))
 
     def bill(self) -> dict[tuple[str, str], tuple[list[Charge], Decimal]]:
         """Issue all invoices, and return their lines and what is to be paid, by month and account."""
@@ -359,11 +372,16 @@ class FaultySite(Site):
             make_invoices(InProcess(), warehouse, request)
 
 
-def run_history(directory: Path, seed: int) -> tuple[FaultySite, list[SpoolingFrontEnd], list[bytes]]:
-    """Let front ends record and ship, and the pipeline take, with faults all along; return when all is taken."""
+def run_history(
+    directory: Path, seed: int, *, expires: bool = False
+) -> tuple[FaultySite, list[SpoolingFrontEnd], list[bytes]]:
+    """Let front ends record and ship, and the pipeline take, with faults all along; return when all is taken.
+
+    `expires`: whatever may expire does so meanwhile.
+    """
     chance = Random(seed)
     spool_faults = Faults(chance, rate=0.05, kills_max=15)
-    site = FaultySite(directory / "site", Faults(chance, rate=0.12, kills_max=12))
+    site = FaultySite(directory / "site", Faults(chance, rate=0.12, kills_max=12), expires=expires)
     skews = (0, chance.randrange(-HOUR_US, HOUR_US), chance.randrange(-SECOND_US, SECOND_US))
     front_ends = [
         SpoolingFrontEnd(directory / "spools", name, chance, spool_faults, skew_us)

@@ -25,7 +25,7 @@ from quaymaster_pipeline.audit.expiry import Expiry, expire_events
 from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.backfill import backfill
-from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+from quaymaster_pipeline.jobs.content_expiry import expire_content, expire_quarantine
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import SPLIT_BYTES

@@ -28,13 +28,13 @@ from quaymaster_pipeline.audit.audit_chains import (
 )
 from quaymaster_pipeline.audit.chain_content import check_content
 from quaymaster_pipeline.audit.stubs import ERASURES, registered_stubs
+from quaymaster_pipeline.checks.header_groups import are_of_group
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, BREAKS_OF_ITEM
-from quaymaster_pipeline.checks.verification_tasks import are_of_group
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.requests import changes_of
 from quaymaster_pipeline.usage.tasks import answer_counts, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_file, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, QUARANTINE, TIME
+from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, EXPIRED_BLOCKS, QUARANTINE, TIME
 
 CONTENT, LINKED, COUNTS = "content", "links", "counts"
 STRETCHES, ANCHORED, ABSENT, KEPT, LOST, RECORDED, GROUPS, LACKING = (
@@ -91,6 +91,7 @@ class SeenEvents:
     erasures: Mapping[str, Sequence[str]]
     quarantine: Sequence[str]
     blocks: Sequence[DataFile]
+    expired: Sequence[str]
     heads: silver.Heads
     batch_id: int
     expired_before: datetime.datetime | None
@@ -376,9 +377,28 @@ def _lost_spools(place: TablePlace, path: str) -> Iterator[Any]:
     lost: set[tuple[str, int]] = set()
     for rows in read_row_groups(place, BLOCKS, path, ["front_end", "seal_epoch", "seal_reason"]):
         rows = rows.filter(pc.equal(rows.column("seal_reason"), "lost"))
-        lost.update(
-            zip(*(rows.column(name).to_pylist() for name in ("front_end", "seal_epoch")), strict=True)
-        )
+        lost.update(_pairs(rows, "seal_epoch"))
+    yield from _answer_lost(lost)
+
+
+def expired_losses_work(seen: SeenEvents) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does with a file of ops.expired_blocks: tell lost spools of which no block is there now."""
+    place = seen.places[EXPIRED_BLOCKS.name]
+
+    def work(path: str) -> Iterator[Any]:
+        lost: set[tuple[str, int]] = set()
+        for rows in read_row_groups(place, EXPIRED_BLOCKS, path, ["front_end", "epoch", "is_lost"]):
+            lost.update(_pairs(rows.filter(rows.column("is_lost")), "epoch"))
+        yield from _answer_lost(lost)
+
+    return work
+
+
+def _pairs(rows: Any, incarnation: str) -> Iterator[tuple[str, int]]:
+    return zip(*(rows.column(name).to_pylist() for name in ("front_end", incarnation)), strict=True)
+
+
+def _answer_lost(lost: set[tuple[str, int]]) -> Iterator[Any]:
     if lost:
         lines = [dict(zip(_SEAL_SCHEMA.names, one, strict=True)) for one in sorted(lost)]
         yield answer_table(LOST, pa.Table.from_pylist(lines, schema=_SEAL_SCHEMA))

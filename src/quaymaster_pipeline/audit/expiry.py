@@ -35,7 +35,7 @@ from quaymaster_pipeline.audit.audit import (
 from quaymaster_pipeline.audit.audit_chains import run_begins
 from quaymaster_pipeline.audit.stubs import ERASURES, with_stubs
 from quaymaster_pipeline.audit.verification import group_items, verify_chains
-from quaymaster_pipeline.checks.verification_tasks import are_of_group
+from quaymaster_pipeline.checks.header_groups import are_of_group
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import CommitConflict

@@ -46,6 +46,7 @@ from quaymaster_pipeline.audit.chain_tasks import (
     Tails,
     breaks_of,
     content_work,
+    expired_losses_work,
     lacking_work,
     link_work,
     stretches_of,
@@ -55,7 +56,13 @@ from quaymaster_pipeline.audit.stubs import ERASURES
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, QUARANTINE, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import (
+    AUDIT_EVENTS,
+    BLOCKS,
+    EXPIRED_BLOCKS,
+    QUARANTINE,
+    USAGE_EVENTS,
+)
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 ITEM_EVENTS: Final = 20_000
@@ -135,8 +142,9 @@ def verify_chains(
 
 def look(warehouse: Warehouse) -> Seen:
     """Look at each table once, so that what a table has, those looked at later have, too. A pipeline may run."""
-    usage, events, anchors, erasures, quarantine, blocks = tables = [
-        warehouse.table(spec) for spec in (USAGE_EVENTS, AUDIT_EVENTS, ANCHORS, ERASURES, QUARANTINE, BLOCKS)
+    specs = (USAGE_EVENTS, AUDIT_EVENTS, ANCHORS, ERASURES, QUARANTINE, BLOCKS, EXPIRED_BLOCKS)
+    usage, events, anchors, erasures, quarantine, blocks, expired = tables = [
+        warehouse.table(spec) for spec in specs
     ]
     # A batch is in usage_events last: what that has, audit_events has had since before. Registrations come before what
     # they register: looked at later, none is missing.
@@ -154,6 +162,7 @@ def look(warehouse: Warehouse) -> Seen:
         erasures=dict(by_date),
         quarantine=[file.path for file in quarantine.files()],
         blocks=blocks.files(),
+        expired=[file.path for file in expired.files()],
         heads=silver.newest_heads(silver.heads_in(table) for table in of_silver),
         batch_id=max(table.last_batch(silver.APP) for table in of_silver),
         expired_before=expired_before(events),
@@ -207,8 +216,9 @@ def _look_in_bronze(workers: Workers, seen: Seen, ends: ChainEnds) -> None:
     tails, tables = Tails(last, expired), seen.tables
     count = _parts(max(seen.put_in, sum(file.rows for file in seen.files)))
     found = workers.over([file.path for file in tables.blocks], tail_work(tables, tails, count))
+    of_expired = workers.over(tables.expired, expired_losses_work(tables))
     lost: defaultdict[str, set[int]] = defaultdict(set)
-    for row in _lines(found.tables(LOST)):
+    for row in _lines([*found.tables(LOST), *of_expired.tables(LOST)]):
         lost[row["front_end"]].add(row["incarnation"])
     recorded: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
     for row in _lines(found.tables(RECORDED)):

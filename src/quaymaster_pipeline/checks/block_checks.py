@@ -21,6 +21,7 @@ from quaymaster.protocol.usage.usage_rows import CorruptBlock
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, differing, shown
 from quaymaster_pipeline.usage.blocks import BatchFacts, ReadBlock, block_rows, read_block
 from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES, PASSED
+from quaymaster_pipeline.usage.expired import ExpiredBlocks
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, TIME
 from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
@@ -194,9 +195,15 @@ def in_order(tables: Iterable[Any]) -> list[BatchPlace]:
 
 
 def judge_places(
-    places: Sequence[BatchPlace], note: Mapping[str, Any], last_batch: int
+    places: Sequence[BatchPlace],
+    note: Mapping[str, Any],
+    last_batch: int,
+    expired: ExpiredBlocks | None = None,
 ) -> Iterator[UsageBreak]:
-    """Yield where offsets are missing, twice there or beyond the position, and where blocks of a batch differ."""
+    """Yield where offsets are missing, twice there or beyond the position, and where blocks of a batch differ.
+
+    They begin behind those that have `expired`.
+    """
     if places and not note:
         yield UsageBreak(
             BLOCKS.name, "the note of its commits, which says how far it must reach, is not there"
@@ -207,20 +214,29 @@ def judge_places(
     of_partition: dict[int, list[BatchPlace]] = {partition: [] for partition in ends}
     for place in places:
         of_partition.setdefault(place.log_partition, []).append(place)
+    begins: Mapping[int, int] = {} if expired is None else expired.next
     for partition, mine in of_partition.items():
-        yield from _judge_offsets(partition, mine, ends.get(partition, 0), passed.get(partition, []))
-    yield from _judge_batches(places, note, last_batch)
+        ranges = begins.get(partition, 0), ends.get(partition, 0)
+        yield from _judge_offsets(partition, mine, ranges, passed.get(partition, []))
+    yield from _judge_batches(places, note, last_batch, expired)
 
 
 def _judge_offsets(
-    partition: int, places: Sequence[BatchPlace], end: int, passed: Sequence[Sequence[int]]
+    partition: int,
+    places: Sequence[BatchPlace],
+    offsets: tuple[int, int],
+    passed: Sequence[Sequence[int]],
 ) -> Iterator[UsageBreak]:
+    begin, end = offsets
+
     def broken(offset: int, reason: str) -> UsageBreak:
         return UsageBreak(BLOCKS.name, reason, log_partition=partition, log_offset=offset)
 
-    stretches: list[tuple[int, int, BatchPlace | None]] = [(low, high, None) for low, high in passed]
+    stretches: list[tuple[int, int, BatchPlace | None]] = [
+        (max(begin, low), high, None) for low, high in passed if high > begin
+    ]
     stretches += [(place.low, place.high, place) for place in places]
-    expected, last_batch = 0, -1
+    expected, last_batch = begin, -1
     for low, high, place in sorted(stretches, key=lambda stretch: stretch[:2]):
         if low > expected:
             yield broken(expected, _missing(expected, low))
@@ -244,9 +260,10 @@ def _missing(first: int, end: int) -> str:
 
 
 def _judge_batches(
-    places: Iterable[BatchPlace], note: Mapping[str, Any], last_batch: int
+    places: Iterable[BatchPlace], note: Mapping[str, Any], last_batch: int, expired: ExpiredBlocks | None
 ) -> Iterator[UsageBreak]:
     """Yield where blocks of one batch differ in what they have in common, or batches in what grows."""
+    first_batch, taken_us = (0, 0) if expired is None else (expired.through + 1, expired.taken_us)
     facts: dict[int, BatchPlace] = {}
     for place in places:
         first = facts.setdefault(place.batch_id, place)
@@ -265,10 +282,11 @@ def _judge_batches(
                 f"its column feed is {shown(place.feed)}; the table was filled from {shown(note['feed'])}"
             )
             yield _at(place, reason, "feed")
-        if not 0 <= place.batch_id <= last_batch:
+        if not first_batch <= place.batch_id <= last_batch:
             reason = f"its column batch_id is {place.batch_id}; the last batch is {last_batch}"
+            if 0 <= place.batch_id < first_batch:
+                reason = f"its column batch_id is {place.batch_id}; batches before {first_batch} have expired"
             yield _at(place, reason, "batch_id")
-    taken_us = 0
     for _, place in sorted(facts.items()):
         its_us = place.taken_us or 0
         is_last = place.batch_id == last_batch
@@ -284,9 +302,12 @@ def _at(place: BatchPlace, reason: str, column: str) -> UsageBreak:
     )
 
 
-def judge_totals(counts: Mapping[str, int], note: Mapping[str, Any]) -> Iterator[UsageBreak]:
-    """Yield what the headers of all blocks do not add up to, by the note of the commits."""
+def judge_totals(
+    counts: Mapping[str, int], note: Mapping[str, Any], expired: Mapping[str, int]
+) -> Iterator[UsageBreak]:
+    """Yield what the headers of all blocks, and `expired` ones, do not add up to, by the note of the commits."""
     for measure in MEASURES:
-        found, said = counts.get(f"blocks.{measure}", 0), note.get("headers", {}).get(measure, 0)
+        found = counts.get(f"blocks.{measure}", 0) + expired.get(measure, 0)
+        said = note.get("headers", {}).get(measure, 0)
         if found != said:
             yield UsageBreak(BLOCKS.name, f"its blocks have {found} {measure} in all; {said} were taken")

@@ -14,7 +14,7 @@ Pure, over headers; a front end at a time.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -60,37 +60,80 @@ class ChainedBlock(NamedTuple):
         return self.seal_reason == LOST
 
 
+class ChainHead(NamedTuple):
+    """A block that later ones may name: whose it is and where it ends, or what it only stands for."""
+
+    owner: IncarnationId
+    seq_hi: int
+    is_lost_seal: bool
+    is_repaired: bool
+
+    @classmethod
+    def of(cls, one: ChainedBlock) -> ChainHead:
+        """Return that of a block."""
+        is_repaired = one.dropped_reason == DAMAGED_IN_SPOOL
+        return cls(one.block.owner, one.block.seq_hi, one.is_lost_seal, is_repaired)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredChain:
+    """What is known of the blocks of a front end that have expired, all of which came before those that have not."""
+
+    lines: Sequence[CoverageLine] = ()
+    branched: frozenset[IncarnationId] = frozenset()
+    lost: frozenset[IncarnationId] = frozenset()
+    blocks: Mapping[IncarnationId, int] = field(default_factory=dict)
+    dropped: Mapping[IncarnationId, int] = field(default_factory=dict)
+    heads: Mapping[bytes, ChainHead] = field(default_factory=dict)
+
+
+NOTHING_EXPIRED: Final = ExpiredChain()
+HEADS_MAX: Final = 16
+"""So many heads of an incarnation are kept: it has one, and one more for each gap."""
+
+
 @dataclass(slots=True)
 class FrontEndChain:
-    """What was found of one front end. `unlinked`: blocks that name one before them that is not there."""
+    """What was found of one front end. `unlinked`: blocks that name one before them that is not there.
+
+    `firsts` are its blocks by their hash, each once; `coverage` is what came of it, also of blocks that have expired.
+    """
 
     breaks: list[UsageBreak] = field(default_factory=list)
     unlinked: list[UsageBreak] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     branched: set[IncarnationId] = field(default_factory=set)
     states: dict[tuple[int, int], State] = field(default_factory=dict)
+    firsts: dict[bytes, ChainedBlock] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
     incarnations: int = 0
     dropped: int = 0
 
 
 def judge_chain(
-    blocks: Iterable[ChainedBlock], passed: Mapping[int, Sequence[Sequence[int]]]
+    blocks: Iterable[ChainedBlock],
+    passed: Mapping[int, Sequence[Sequence[int]]],
+    expired: ExpiredChain = NOTHING_EXPIRED,
+    marks: Mapping[tuple[int, int], BlockMark] | None = None,
 ) -> FrontEndChain:
-    """Return what is wrong with the blocks of a front end. `passed`: offsets, by partition, that the queue had lost."""
-    chain = FrontEndChain()
+    """Return what is wrong with the blocks of a front end. `passed`: offsets, by partition, that the queue had lost.
+
+    Of a block that covers what has expired only its mark tells whether it is the same again, so that is believed.
+    """
+    chain = FrontEndChain(coverage=Coverage.of_lines(expired.lines))
     came = sorted(blocks, key=lambda one: one[:3])
-    coverage = Coverage()
-    states = judge_blocks(coverage, (one.block for one in came), ())
-    chain.states = {one.place: state for one, state in zip(came, states, strict=True)}
-    firsts: dict[bytes, ChainedBlock] = {}
+    repeated = _judge_states(chain, came, expired, marks or {})
     for one in came:
-        firsts.setdefault(one.block.sha256, one)
-    chain.gaps = coverage.gaps()
-    chain.dropped = sum(one.dropped for one in firsts.values())
+        if one.place not in repeated:
+            chain.firsts.setdefault(one.block.sha256, one)
+    firsts = chain.firsts
+    chain.gaps = chain.coverage.gaps()
+    chain.dropped = sum(one.dropped for one in firsts.values()) + sum(expired.dropped.values())
     chain.branched = {one.block.owner for one in firsts.values() if chain.states[one.place] == "overlap"}
     named = Counter(one.previous for one in firsts.values() if one.previous != NO_HASH)
     chain.branched |= {one.block.owner for one in firsts.values() if named[one.previous] > 1}
-    lines = list(coverage.lines())
+    chain.branched |= expired.branched
+    lines = list(chain.coverage.lines())
     chain.incarnations = len(lines)
     for line in lines:
         owner = IncarnationId(line.front_end, line.number)
@@ -98,8 +141,56 @@ def judge_chain(
             continue
         reason = f"records from it on were put in: the incarnation was sealed at {line.seal_end}"
         chain.breaks.append(UsageBreak(BLOCKS.name, reason, *owner, line.seal_end))
-    _judge_links(chain, firsts, _first_after(came, passed))
+    _judge_links(chain, expired, _first_after(came, passed))
     return chain
+
+
+def _judge_states(
+    chain: FrontEndChain,
+    came: Sequence[ChainedBlock],
+    expired: ExpiredChain,
+    marks: Mapping[tuple[int, int], BlockMark],
+) -> set[tuple[int, int]]:
+    """Say what each block is, and return the places of those that repeat one that has expired."""
+    states = judge_blocks(chain.coverage, (one.block for one in came), ())
+    chain.states = {one.place: state for one, state in zip(came, states, strict=True)}
+    if not expired.lines:
+        return set()
+    before = Coverage.of_lines(expired.lines)
+    repeated = set()
+    for one in came:
+        block, mark = one.block, marks.get(one.place)
+        may_repeat = before.overlaps(block) if block.seq_lo < block.seq_hi else block.owner in expired.blocks
+        if may_repeat and mark is not None and mark.state == "duplicate":
+            chain.states[one.place] = "duplicate"
+            repeated.add(one.place)
+    return repeated
+
+
+def expired_chain(
+    chain: FrontEndChain, blocks: Iterable[ChainedBlock], before: ExpiredChain = NOTHING_EXPIRED
+) -> ExpiredChain:
+    """Return what stays known of a front end when all `blocks`, which were judged as this chain, expire, too."""
+    came = list(chain.firsts.values())
+    named = {one.previous for one in came}
+    heads = dict(before.heads) | {digest: ChainHead.of(one) for digest, one in chain.firsts.items()}
+    by_owner: defaultdict[IncarnationId, list[tuple[int, bytes]]] = defaultdict(list)
+    for digest in heads.keys() - named:
+        by_owner[heads[digest].owner].append((heads[digest].seq_hi, digest))
+    kept = {digest for mine in by_owner.values() for _, digest in sorted(mine)[-HEADS_MAX:]}
+    counts, dropped = Counter(before.blocks), Counter(before.dropped)
+    counts.update(one.block.owner for one in blocks)
+    for one in came:
+        dropped[one.block.owner] += one.dropped
+    lost = {one.block.sealed for one in came if one.is_lost_seal and one.block.sealed is not None}
+    return ExpiredChain(
+        list(chain.coverage.lines()),
+        frozenset(chain.branched),
+        before.lost | lost,
+        counts,
+        dropped,
+        {digest: heads[digest] for digest in sorted(kept)},
+    )
 
 
 def _first_after(
@@ -115,34 +206,37 @@ def _first_after(
     return {(partition, offset) for (partition, _), offset in found.items()}
 
 
-def _judge_links(
-    chain: FrontEndChain, firsts: Mapping[bytes, ChainedBlock], excused: set[tuple[int, int]]
-) -> None:
-    blocks = [one.block for one in firsts.values()]
-    ends = {(block.owner, block.seq_hi) for block in blocks if block.seq_lo < block.seq_hi}
-    repaired = {
-        (one.block.owner, one.block.seq_hi)
-        for one in firsts.values()
-        if one.dropped_reason == DAMAGED_IN_SPOOL
+def _judge_links(chain: FrontEndChain, expired: ExpiredChain, excused: set[tuple[int, int]]) -> None:
+    firsts = chain.firsts
+    heads = dict(expired.heads) | {digest: ChainHead.of(one) for digest, one in firsts.items()}
+    ends = {
+        (one.block.owner, one.block.seq_hi) for one in firsts.values() if one.block.seq_lo < one.block.seq_hi
     }
-    begun: Counter[IncarnationId] = Counter()
+    ends |= {(head.owner, head.seq_hi) for head in expired.heads.values()}
+    repaired = {(head.owner, head.seq_hi) for head in heads.values() if head.is_repaired}
+    expired_ends = {
+        IncarnationId(line.front_end, line.number): max(line.ranges, default=0) for line in expired.lines
+    }
+    begun = Counter({owner: 1 for owner, count in expired.blocks.items() if count})
     for one in firsts.values():
         owner, seq_lo = one.block.owner, one.block.seq_lo
-        before = firsts.get(one.previous)
-        is_begin = before is None or before.block.owner != owner
-        if owner in chain.branched or one.is_lost_seal:
+        before = heads.get(one.previous)
+        is_begin = before is None or before.owner != owner
+        # Without sequences it may be one again that has expired, and nothing tells that.
+        may_repeat = seq_lo == one.block.seq_hi and seq_lo <= expired_ends.get(owner, -1)
+        if owner in chain.branched or one.is_lost_seal or may_repeat:
             continue
         if seq_lo == 0 and is_begin and not (before is not None and before.is_lost_seal):
             begun[owner] += 1
             if begun[owner] == 1:
                 continue
         if before is not None:
-            if before.block.owner == owner and before.block.seq_hi != seq_lo:
-                reason = f"it begins at {seq_lo}; the block before it ends at {before.block.seq_hi}"
-                chain.breaks.append(_at(one, reason))
-            elif before.block.owner != owner and not before.is_lost_seal:
-                reason = f"it goes on from a block of incarnation {before.block.owner.number}"
-                chain.breaks.append(_at(one, reason))
+            if before.owner == owner and before.seq_hi != seq_lo:
+                chain.breaks.append(
+                    _at(one, f"it begins at {seq_lo}; the block before it ends at {before.seq_hi}")
+                )
+            elif before.owner != owner and not before.is_lost_seal:
+                chain.breaks.append(_at(one, f"it goes on from a block of incarnation {before.owner.number}"))
         elif one.previous == NO_HASH:
             chain.breaks.append(_at(one, "it names no block before it, and is not the first one"))
         elif not (
@@ -195,10 +289,13 @@ def _marked(place: tuple[int, int], owner: IncarnationId, sequence: int, reason:
 
 
 def judge_coverage(
-    blocks: Iterable[ChainedBlock], saved: Iterable[CoverageLine], branched: set[IncarnationId]
+    blocks: Iterable[ChainedBlock],
+    saved: Iterable[CoverageLine],
+    branched: set[IncarnationId],
+    expired: ExpiredChain = NOTHING_EXPIRED,
 ) -> Iterator[UsageBreak]:
-    """Yield where ops.coverage says that more or less had come of a front end than these blocks."""
-    coverage = Coverage()
+    """Yield where ops.coverage says that more or less had come of a front end than these blocks and expired ones."""
+    coverage = Coverage.of_lines(expired.lines)
     for one in sorted(blocks, key=lambda one: one[:3]):
         coverage.add(one.block)
     came = {IncarnationId(line.front_end, line.number): line for line in coverage.lines()}

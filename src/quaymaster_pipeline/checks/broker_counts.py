@@ -51,6 +51,7 @@ from quaymaster_pipeline.checks.queue_usage import (
 )
 from quaymaster_pipeline.checks.reconciliation import APP as RECONCILIATION_APP
 from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.expired import expired_usage
 from quaymaster_pipeline.usage.partial_sums import last_whole_batch
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import ThisProcess, Workers
@@ -65,7 +66,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     RECONCILIATION,
     USAGE_EVENTS,
 )
-from quaymaster_pipeline.warehouse.tables import Warehouse, planning_again
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 
 APP: Final = broker_state.APP
@@ -169,13 +170,18 @@ def write_counts(
     adds = table.write(COUNT, rows.sort_by("queue_id"))
     removes = older[: max(0, len(older) + 1 - COUNTS_KEPT)]
     if any(fresh):
-        kind = pa.array([ACCEPTED if accept else BASELINE] * len(counts), pa.string())
-        found = rows.set_column(0, "kind", kind).filter(pa.array(fresh, pa.bool_()))
-        is_replaced = pc.is_in(before.column("queue_id"), found.column("queue_id").combine_chunks())
-        kept = before.filter(pc.invert(is_replaced))
-        adds += table.write(BASELINE, pa.concat_tables([kept, found]).sort_by("queue_id"))
+        adds += _with_baselines(table, before, rows.filter(pa.array(fresh, pa.bool_())), accept=accept)
         removes += baselines
     table.commit(APP, None, adds, removes=removes)
+
+
+def _with_baselines(table: Table, before: Any, counts: Any, *, accept: bool) -> list[DataFile]:
+    """Write baselines: those of `before`, and of the queues of these counts that from now on."""
+    kind = pa.array([ACCEPTED if accept else BASELINE] * counts.num_rows, pa.string())
+    found = counts.set_column(0, "kind", kind)
+    is_replaced = pc.is_in(before.column("queue_id"), found.column("queue_id").combine_chunks())
+    kept = before.filter(pc.invert(is_replaced))
+    return table.write(BASELINE, pa.concat_tables([kept, found]).sort_by("queue_id"))
 
 
 def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
@@ -252,7 +258,11 @@ def compare_brokers(
     kept = NOTHING if last is None else Reach.of_counts(last.batch_id, last.counted_us, last.until_us)
     known = broker_state.known_queues(warehouse)
     baselines = _baselines(warehouse, began_us, known)
-    if not _can_go_on(warehouse, newest, baselines, known, kept):
+    lacking = _lack_sums(warehouse, newest, baselines, known, kept)
+    if len(lacking) and expired_usage(warehouse.table(USAGE_EVENTS)).before:
+        _begin_with(warehouse, newest, lacking)
+        baselines = _baselines(warehouse, began_us, known)
+    elif len(lacking):
         kept = NOTHING
     known_batch = -1 if last is None else last.batch_id
     causes = read_causes(
@@ -364,22 +374,44 @@ def _pairs(left: Any, right: Any) -> Any:
     return found
 
 
-def _can_go_on(
+def _lack_sums(
     warehouse: Warehouse, newest: DataFile, baselines: Baselines, known: tuple[Any, Any], kept: Reach
-) -> bool:
-    """Return whether sums that are kept can be added to; else they are made anew, of all usage.
+) -> Any:
+    """Return the queues to whose sums, that are kept, usage cannot be added: theirs must be made of all usage.
 
-    They cannot where a queue has a baseline of before them, or has none and had one, or was there before and forgotten.
+    A queue has a baseline of before the last comparison, or has none and had one, or was there before and forgotten. At
+    the first comparison, it is any queue of which some usage has expired.
     """
     counts = warehouse.table(BROKER_COUNTS).read(["queue_id", "created_time"], files=[newest])
     counted_ids, (known_ids, since_us) = counts.column("queue_id").to_numpy(), known
+    created_us = times_of(counts.column("created_time"))
     base_us, _, is_fresh = baselines.of(counted_ids)
     has_baseline = base_us != EVER_US
+    if kept is NOTHING:
+        before = expired_usage(warehouse.table(USAGE_EVENTS)).before
+        first_us = (
+            us_of_time(datetime.datetime.fromisoformat(f"{before}T00:00:00+00:00")) if before else EVER_US
+        )
+        return counted_ids[np.where(has_baseline, base_us, created_us) - SKEW_US < first_us]
     is_too_early = has_baseline & is_fresh & (base_us - SKEW_US < kept.low_us)
     had_one = np.isin(counted_ids, known_ids[since_us != broker_state.NO_TIME_US])
-    was_there = times_of(counts.column("created_time")) < kept.low_us
+    was_there = created_us < kept.low_us
     is_forgotten = ~np.isin(counted_ids, known_ids) & was_there
-    return not (is_too_early | (~has_baseline & (had_one | is_forgotten))).any()
+    return counted_ids[is_too_early | (~has_baseline & (had_one | is_forgotten))]
+
+
+def _begin_with(warehouse: Warehouse, newest: DataFile, queue_ids: Any) -> None:
+    """Compare these queues from the newest counts on: of what was before, usage has expired in part.
+
+    Raises:
+        CommitConflict: another process counted meanwhile.
+    """
+    table = warehouse.table(BROKER_COUNTS)
+    counts = table.read(files=[newest])
+    mine = counts.filter(pc.is_in(counts.column("queue_id"), pa.array(queue_ids)))
+    baselines = [file for file in table.files() if _is_baseline(file)]
+    adds = _with_baselines(table, table.read(files=baselines), mine, accept=True)
+    table.commit(APP, None, adds, removes=baselines)
 
 
 def _with_quarantine(usage: Any, causes: NewCauses, counted_us: int) -> Any:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from quaymaster_pipeline.checks.gold_checks import sum_of_day
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage.expired import ExpiredBlocks, ExpiredUsage
 from quaymaster_pipeline.warehouse.closes import SUMS, DayClose, hash_of, is_closed_file
 from quaymaster_pipeline.warehouse.data_files import TablePlace, hash_of_file, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.tables import NO_BATCH
 
 _READ: Final = ("requests", "billed_requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
 
@@ -64,15 +68,55 @@ def judge_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> Iter
         yield UsageBreak(USAGE_DAILY.name, f"no close has the closed file {path}")
 
 
-def judge_closed_blocks(closes: Sequence[DayClose], blocks_of: Mapping[int, int]) -> Iterator[UsageBreak]:
-    """Yield closes whose batches do not have as many blocks as when days were closed. `blocks_of` batches."""
+def judge_closed_blocks(
+    closes: Sequence[DayClose], blocks_of: Mapping[int, int], expired: ExpiredBlocks
+) -> Iterator[UsageBreak]:
+    """Yield closes whose batches do not have as many blocks as when days were closed. `blocks_of` batches.
+
+    Of batches that have expired there is one number, for all of them: so the first close that has later ones is
+    compared along with all closes before it.
+    """
+    begun = said = 0
+    is_first = True
     for number in sorted({close.number for close in closes}):
-        rows = [close for close in closes if close.number == number]
-        first, through = rows[0].first_batch, rows[0].through_batch
-        found = sum(count for batch, count in blocks_of.items() if first <= batch <= through)
-        if found != rows[0].blocks:
-            had = f"there were {rows[0].blocks} when days were closed"
-            yield UsageBreak(BLOCKS.name, f"batches {first} to {through} have {found} blocks; {had}")
+        one = next(close for close in closes if close.number == number)
+        said += one.blocks
+        if one.through_batch < expired.through:
+            continue
+        if not is_first or expired.through == NO_BATCH:
+            begun, said = one.first_batch, one.blocks
+        is_first = False
+        found = sum(count for batch, count in blocks_of.items() if begun <= batch <= one.through_batch)
+        found += expired.blocks if begun <= expired.through else 0
+        if found != said:
+            had = f"there were {said} when days were closed"
+            yield UsageBreak(
+                BLOCKS.name, f"batches {begun} to {one.through_batch} have {found} blocks; {had}"
+            )
+
+
+def judge_expired_days(
+    closes: Sequence[DayClose], counts: Mapping[str, int], expired: ExpiredUsage, later: Collection[str]
+) -> Iterator[UsageBreak]:
+    """Yield days whose hours do not add up to what was closed, where requests have expired.
+
+    `counts` has the sums over hours. Days in `later` have usage that is not closed yet; of days that differed when they
+    were closed an operator has accepted that.
+    """
+    closed: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    differed = set(later)
+    for close in closes:
+        closed[str(close.day)].update({name: getattr(close, name) for name in SUMS})
+        if close.difference:
+            differed.add(str(close.day))
+    for date, sums in sorted(closed.items()):
+        if not expired.has(date) or date in differed:
+            continue
+        for name in SUMS:
+            found = counts.get(sum_of_day(date, name), 0)
+            if found != sums[name]:
+                reason = f"{date}: {name} is {found} over its hours; it was closed with {sums[name]}"
+                yield UsageBreak(USAGE_HOURLY.name, reason, column=name)
 
 
 def plan_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from quaymaster_pipeline.usage.expired import ExpiredUsage
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.times import HOUR_US, us_of_time
 
@@ -16,10 +17,16 @@ SUM_ROWS: Final = 1_000_000
 DAY_HOURS: Final = 24
 EARLIEST_US: Final = -(1 << 62)
 LATEST_US: Final = 1 << 62
+NOTHING_EXPIRED: Final = ExpiredUsage("", {})
 
 
-def plan_days(events: Sequence[DataFile], hours: Sequence[DataFile]) -> list[str]:
-    """Return items of work: days, those with many rows of gold in parts, and the files that each needs."""
+def plan_days(
+    events: Sequence[DataFile], hours: Sequence[DataFile], expired: ExpiredUsage = NOTHING_EXPIRED
+) -> list[str]:
+    """Return items of work: days, those with many rows of gold in parts, and the files that each needs.
+
+    The last part of an item is the date where requests have expired, as then hours cannot be compared with them.
+    """
     items = []
     for date in sorted({str(file.partition_value) for file in (*events, *hours)}):
         of_events, of_hours = (
@@ -32,7 +39,7 @@ def plan_days(events: Sequence[DataFile], hours: Sequence[DataFile]) -> list[str
             paths = [
                 [file.path for file in files if _meets(file, low, high)] for files in (of_events, of_hours)
             ]
-            items.append(json.dumps([low, high, *paths]))
+            items.append(json.dumps([low, high, *paths, date if expired.has(date) else None]))
     return items
 
 

@@ -52,6 +52,11 @@ def rows_of_file(path: str) -> str:
     return f"rows of {path}"
 
 
+def sum_of_day(date: str, name: str) -> str:
+    """Return under which name tasks answer a sum over the hours of a day whose requests have expired."""
+    return f"{name} of {date}"
+
+
 def judge_files(files: Iterable[DataFile], counts: Mapping[str, int]) -> Iterator[UsageBreak]:
     """Yield files of gold of which not every row was added up, or more than the table's log says they have.
 

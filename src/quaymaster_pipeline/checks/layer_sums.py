@@ -99,11 +99,11 @@ def plan_rows(files: Iterable[tuple[TableSpec, Iterable[DataFile]]]) -> list[str
 def hours_work(places: Mapping[str, TablePlace], through: int) -> Callable[[str], Iterator[Any]]:
     """Return what a task does with hours of a day (`day_plans`): compare silver and gold.
 
-    By hour, and within hours that agree by account.
+    By hour, and within hours that agree by account. Days whose requests have expired are only counted.
     """
 
     def work(item: str) -> Iterator[Any]:
-        low, high, events, hours = json.loads(item)
+        low, high, events, hours, expired_day = json.loads(item)
         of_silver: defaultdict[tuple[int, str], Totals] = defaultdict(Counter)
         of_gold: defaultdict[tuple[int, str], Totals] = defaultdict(Counter)
         names = ["hour", "account_id", "batch_id", *_SILVER_SUMS]
@@ -118,7 +118,7 @@ def hours_work(places: Mapping[str, TablePlace], through: int) -> Callable[[str]
         for layer, groups in (("silver", of_silver), ("gold", of_gold)):
             for sums in groups.values():
                 totals.update({f"{layer}.{measure}": count for measure, count in sums.items()})
-        yield from _answer(totals, _lines_of_hours(of_silver, of_gold))
+        yield from _answer(totals, [] if expired_day else _lines_of_hours(of_silver, of_gold))
 
     return work
 

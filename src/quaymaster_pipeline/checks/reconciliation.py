@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,10 +25,12 @@ from quaymaster_pipeline.checks.layer_sums import (
 )
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import MEASURES
+from quaymaster_pipeline.usage.expired import EXPIRED, expired_blocks, expired_usage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
+    EXPIRED_BLOCKS,
     LATENCY_HOURLY,
     QUARANTINE,
     RECONCILIATION,
@@ -97,17 +100,27 @@ def compare_rows(workers: Workers, warehouse: Warehouse, watch: Watch = unwatche
         warehouse.table(spec).refresh()
     tables = {spec.name: warehouse.table(spec) for spec in (BLOCKS, QUARANTINE, USAGE_EVENTS, USAGE_HOURLY)}
     places = {name: table.place for name, table in tables.items()}
-    rows = plan_rows((spec, tables[spec.name].files()) for spec in (BLOCKS, QUARANTINE))
-    hours = plan_days(tables[USAGE_EVENTS.name].files(), tables[USAGE_HOURLY.name].files())
+    expired_table = warehouse.table(EXPIRED_BLOCKS)
+    expired_table.refresh()  # after bronze.blocks: what has left that has expired
+    expired, usage = expired_blocks(expired_table), expired_usage(tables[USAGE_EVENTS.name])
+    files = {
+        BLOCKS: expired.remaining(tables[BLOCKS.name].files()),
+        QUARANTINE: tables[QUARANTINE.name].files(),
+    }
+    rows = plan_rows(files.items())
+    hours = plan_days(tables[USAGE_EVENTS.name].files(), tables[USAGE_HOURLY.name].files(), usage)
     steps = Steps(len(rows) + len(hours), watch)
     on_done = None if watch is unwatched else steps.take
     counted = dict(tables[USAGE_EVENTS.name].note(silver.APP).get("totals", {}))
     of_rows = LayerSums(workers.over(rows, rows_work(places, through), on_done))
     of_hours = LayerSums(workers.over(hours, hours_work(places, through), on_done))
-    # Rows of old quarantine have expired; the note of the commit that took them says how many.
-    expired = tables[QUARANTINE.name].note(silver.EXPIRED).get("rows", 0)
-    counted["quarantine.rows"] = of_rows.of("quarantine")["rows"] + expired
-    compared = _compared(of_rows.of("blocks"), counted, of_hours.of("silver"), of_hours.of("gold"))
+    # Of rows that have expired, the commits that took them note what they counted.
+    of_blocks, of_silver = Counter(of_rows.of("blocks")), Counter(of_hours.of("silver"))
+    of_blocks.update(expired.headers)
+    of_silver.update(usage.counts)
+    gone = tables[QUARANTINE.name].note(EXPIRED).get("rows", 0)
+    counted["quarantine.rows"] = of_rows.of("quarantine")["rows"] + gone
+    compared = _compared(of_blocks, counted, of_silver, of_hours.of("gold"))
     return compared + _places_of(of_hours)
 
 

@@ -36,6 +36,7 @@ from quaymaster_pipeline.checks.close_checks import (
     judge_closed_blocks,
     judge_closed_files,
     judge_closes,
+    judge_expired_days,
     judge_last_close,
     plan_closed_files,
 )
@@ -49,6 +50,7 @@ from quaymaster_pipeline.checks.silver_checks import (
 )
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, GAPS_MAX, Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import (
+    EXPIRED_IN_CHAINS,
     GAPS,
     MATCHED,
     PLACES,
@@ -61,14 +63,18 @@ from quaymaster_pipeline.checks.verification_tasks import (
 )
 from quaymaster_pipeline.usage import bronze, gold, silver
 from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES
+from quaymaster_pipeline.usage.expired import LAST_BATCH, ExpiredBlocks, expired_blocks, expired_usage
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
 from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_in
+from quaymaster_pipeline.warehouse.data_files import hash_of_file
+from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
     CLOSES,
     COVERAGE,
+    EXPIRED_BLOCKS,
     USAGE_DAILY,
     USAGE_EVENTS,
     USAGE_HOURLY,
@@ -78,13 +84,15 @@ from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
 
 CHAIN_BLOCKS: Final = 250_000
 """About so many headers a task has in memory, of some front ends each."""
-LAST_BATCH: Final = 1 << 62
+LOOKS_MAX: Final = 3
+"""Rows expire once a day."""
 
 
 @dataclass(slots=True)
 class UsageProof:
     """What `verify` found. `breaks` has the first ones: of blocks, of silver, of gold, and of what they add up to.
 
+    `blocks` have a row in bronze; `expired` ones of them no content; those in `expired_headers` have no row any more.
     `rows` are those of usage_events, `requests` those of gold, `closes` days that were closed, also again with late
     usage. `branched`: incarnations of which there were two at a time, as after a disk was copied; links and ends of
     these prove nothing. `unlinked`: blocks whose predecessor may be one of the damaged ones. `compared_batch` is the
@@ -94,6 +102,7 @@ class UsageProof:
     blocks: int = 0
     damaged: int = 0
     expired: int = 0
+    expired_headers: int = 0
     duplicates: int = 0
     overlaps: int = 0
     rows: int = 0
@@ -129,12 +138,16 @@ class UsageProof:
 
 
 def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> UsageProof:
-    """Check blocks, silver and gold, and return what was found. A step is a file, a group of front ends, or a day."""
-    seen = _look(warehouse)
+    """Check blocks, silver and gold, and return what was found. A step is a file, a group of front ends, or a day.
+
+    Raises:
+        CommitConflict: rows expired again and again meanwhile.
+    """
+    seen = _look_between_expiries(warehouse)
     files = _plan_files(seen)
     count = max(1, -(-sum(file.rows for file in seen.blocks) // CHAIN_BLOCKS))
     groups = [json.dumps([group, count]) for group in range(count)]
-    days = plan_days(seen.events, seen.hours)
+    days = plan_days(seen.events, seen.hours, seen.expired_usage)
     closed = plan_closed_files(seen.closes, seen.daily)
     steps = Steps(len(files) + len(groups) + len(days) + len(closed), watch)
     on_done = None if watch is unwatched else steps.take
@@ -143,7 +156,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     of_files = workers.over(files, block_work(seen), on_done)
     findings.take(of_files)
     places = in_order(of_files.tables(PLACES))
-    findings.add_all(judge_places(places, seen.note, seen.last_batch))
+    findings.add_all(judge_places(places, seen.note, seen.last_batch, seen.expired))
 
     of_chains = workers.over(groups, chain_work(seen), on_done)
     findings.take(of_chains)
@@ -162,12 +175,30 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     findings.add_all(judge_last_close(seen.closes, seen.noted_closes, seen.later_closes))
     findings.add_all(_judge_batches_of_tables(seen))
     findings.add_all(judge_closed_files(seen.closes, seen.daily))
-    findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places)))
+    findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places), seen.expired))
+    findings.add_all(
+        judge_expired_days(seen.closes, findings.counts, seen.expired_usage, _unclosed_days(seen))
+    )
 
-    findings.add_all(judge_totals(findings.counts, seen.note))
+    findings.add_all(judge_totals(findings.counts, seen.note, seen.expired.headers))
+    findings.add_all(_judge_expired(findings.counts, seen))
     findings.add_all(_judge_silver_total(seen))
     findings.add_all(_judge_gold_totals(findings.counts, seen))
     return _proof_of(findings, of_chains, seen, unlinked.breaks_total)
+
+
+def _look_between_expiries(warehouse: Warehouse) -> SeenTables:
+    """Look at each table so that no rows of bronze expire in between: some tables would have what others have not."""
+    for _ in range(LOOKS_MAX):
+        before = _expired(warehouse)
+        seen = _look(warehouse)
+        if seen.expired.through == before.through:
+            return seen
+    raise CommitConflict(f"rows of {BLOCKS.name} expired while it was looked at, again and again")
+
+
+def _expired(warehouse: Warehouse) -> ExpiredBlocks:
+    return expired_blocks(Table(EXPIRED_BLOCKS, warehouse.place(EXPIRED_BLOCKS)))
 
 
 def _look(warehouse: Warehouse) -> SeenTables:
@@ -179,11 +210,12 @@ def _look(warehouse: Warehouse) -> SeenTables:
     ]
     daily, closes, hourly, events, coverage, marks, blocks = tables
     rows, last_close = closes_of(daily, closes)
+    expired = _expired(warehouse)
     # Rows of ops.closes follow the commit of usage_daily that closed the days: a new one may have come in between.
     latest = Table(USAGE_DAILY, warehouse.place(USAGE_DAILY)).last_batch(CLOSE_APP)
     return SeenTables(
         places={table.spec.name: table.place for table in tables},
-        blocks=blocks.files(),
+        blocks=expired.remaining(blocks.files()),
         marks=marks.files(),
         coverage=coverage.files(),
         events=events.files(),
@@ -200,6 +232,8 @@ def _look(warehouse: Warehouse) -> SeenTables:
         noted_closes=noted_in(daily),
         later_closes=[close for close in all_closes(closes) if close.number > latest],
         daily_batch=daily.last_batch(gold.APP),
+        expired=expired,
+        expired_usage=expired_usage(events),
     )
 
 
@@ -220,6 +254,7 @@ def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked
         **{name: counts[name] for name in (*names, *more)},
         rows=sum(file.rows for file in seen.events),
         closes=len(seen.closes),
+        expired_headers=seen.expired.blocks,
         unlinked=unlinked,
         gaps=sorted(gaps)[:GAPS_MAX],
         compared_batch=seen.silver_batch,
@@ -272,6 +307,7 @@ def _find_rows_of_no_block(
 
 def _judge_silver_total(seen: SeenTables) -> Iterator[UsageBreak]:
     found, said = sum(file.rows for file in seen.events), seen.silver_totals.get("usage.rows", 0)
+    said -= seen.expired_usage.counts.get("rows", 0)
     if found != said:
         yield UsageBreak(USAGE_EVENTS.name, f"it has {found} rows; {said} were put in")
     taken = seen.note.get("headers", {}).get("rows", 0)
@@ -279,6 +315,27 @@ def _judge_silver_total(seen: SeenTables) -> Iterator[UsageBreak]:
     if said > taken or (seen.silver_batch == seen.last_batch and said != taken):
         reason = f"its blocks had {taken} rows in all; silver was made of {said}"
         yield UsageBreak(BLOCKS.name, reason)
+
+
+def _unclosed_days(seen: SeenTables) -> set[str]:
+    """Return the days that have usage which came after the last close."""
+    through = max((close.through_batch for close in seen.closes), default=NO_BATCH)
+    return {
+        str(file.partition_value)
+        for file in seen.hours
+        if file.bounds.get("last_batch", (0, LAST_BATCH))[1] > through
+    }
+
+
+def _judge_expired(counts: Mapping[str, int], seen: SeenTables) -> Iterator[UsageBreak]:
+    """Yield where ops.expired_blocks is not as its commit notes: its files, and how many blocks it is of."""
+    expired = seen.expired
+    for path in sorted(expired.files.keys() | set(expired.paths)):
+        if path not in expired.paths or hash_of_file(expired.place, path).hex() != expired.files.get(path):
+            yield UsageBreak(EXPIRED_BLOCKS.name, f"the file {path} was changed, put in or deleted")
+    found, said = counts.get(EXPIRED_IN_CHAINS, 0), seen.expired.blocks - seen.expired.damaged
+    if found != said:
+        yield UsageBreak(EXPIRED_BLOCKS.name, f"its incarnations had {found} blocks; {said} have expired")
 
 
 def _judge_gold_totals(counts: Mapping[str, int], seen: SeenTables) -> Iterator[UsageBreak]:

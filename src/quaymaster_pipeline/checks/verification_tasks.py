@@ -6,8 +6,6 @@ Each answers at most BREAKS_OF_ITEM breaks, counts, and of a file the places of 
 from __future__ import annotations
 
 import json
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -25,15 +23,23 @@ from quaymaster_pipeline.checks.block_checks import (
     wrongly_marked,
 )
 from quaymaster_pipeline.checks.block_links import (
-    BlockMark,
-    ChainedBlock,
+    NOTHING_EXPIRED,
     FrontEndChain,
     judge_chain,
     judge_coverage,
     judge_marks,
 )
 from quaymaster_pipeline.checks.day_plans import EARLIEST_US, SUM_ROWS
-from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours, rows_of_file
+from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours, rows_of_file, sum_of_day
+from quaymaster_pipeline.checks.header_groups import (
+    CHAIN_COLUMNS,
+    MARK_COLUMNS,
+    PartOfTable,
+    block_marks,
+    chained_blocks,
+    coverage_lines,
+    expired_chains,
+)
 from quaymaster_pipeline.checks.silver_checks import (
     NO_EVENTS,
     EventFile,
@@ -43,10 +49,10 @@ from quaymaster_pipeline.checks.silver_checks import (
     place_keys,
 )
 from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBreak
-from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, block_ranges
-from quaymaster_pipeline.usage.bronze import DAMAGED, LINE_COLUMNS, MEASURES, PASSED, in_batches
-from quaymaster_pipeline.usage.gold import USED, control_totals, partial_usage
-from quaymaster_pipeline.usage.sequences import CoverageLine, Gap
+from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.expired import LINE_COLUMNS, ExpiredBlocks, ExpiredUsage
+from quaymaster_pipeline.usage.gold import USED, control_totals, day_sums, partial_usage
+from quaymaster_pipeline.usage.sequences import Gap
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.usage.tasks import answer_table
 from quaymaster_pipeline.warehouse.closes import DayClose
@@ -55,24 +61,15 @@ from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
     COVERAGE,
+    EXPIRED_BLOCKS,
     USAGE_EVENTS,
     USAGE_HOURLY,
-    TableSpec,
 )
 from quaymaster_pipeline.warehouse.tables import within
 
 PLACES, GAPS, UNLINKED, MATCHED = "places", "gaps", "unlinked", "matched"
+EXPIRED_IN_CHAINS = "expired in chains"
 """Under which names tasks answer."""
-_CHAIN_COLUMNS: Final = (
-    *("batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS),
-    *("previous", "dropped", "dropped_reason"),
-)
-_MARK_COLUMNS: Final = ("batch_id", "log_partition", "log_offset", *BlockMark._fields)
-_NEEDED: Final = (
-    *("batch_id", "log_partition", "log_offset"),
-    *("front_end", "epoch", "seq_lo", "seq_hi", "low_watermark"),
-)
-"""Without these a row of bronze is no block, which another check says."""
 
 
 class UsageGap(NamedTuple):
@@ -111,6 +108,8 @@ class SeenTables:
     noted_closes: Sequence[DayClose]
     later_closes: Sequence[DayClose]
     daily_batch: int
+    expired: ExpiredBlocks
+    expired_usage: ExpiredUsage
 
 
 def block_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
@@ -193,36 +192,41 @@ class _FileCheck:
 
 def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
     """Return what a task does: check the chains of the front ends of a group, marks of their blocks, and coverage."""
+    expired, silver_batch, coverage_batch = seen.expired, seen.silver_batch, seen.coverage_batch
     tables = [
-        _PartOfTable(BLOCKS, seen.places[BLOCKS.name], [file.path for file in seen.blocks], _CHAIN_COLUMNS),
-        _PartOfTable(
-            BLOCK_MARKS, seen.places[BLOCK_MARKS.name], [file.path for file in seen.marks], _MARK_COLUMNS
+        PartOfTable(BLOCKS, seen.places[BLOCKS.name], [file.path for file in seen.blocks], CHAIN_COLUMNS),
+        PartOfTable(
+            BLOCK_MARKS, seen.places[BLOCK_MARKS.name], [file.path for file in seen.marks], MARK_COLUMNS
         ),
-        _PartOfTable(
+        PartOfTable(
             COVERAGE, seen.places[COVERAGE.name], [file.path for file in seen.coverage], LINE_COLUMNS
         ),
+        PartOfTable(EXPIRED_BLOCKS, expired.place, expired.paths, EXPIRED_BLOCKS.schema.names),
     ]
     passed = {int(partition): stretches for partition, stretches in seen.note.get(PASSED, {}).items()}
-    silver_batch, coverage_batch = seen.silver_batch, seen.coverage_batch
 
     def work(item: str) -> Iterator[Any]:
-        blocks, marks, coverage = (table.read(*json.loads(item)) for table in tables)
-        blocks_of, marks_of, lines_of = (
-            _chained(blocks),
-            _marks(in_batches(marks, 0, silver_batch)),
-            _lines(coverage),
+        blocks, marks, coverage, gone = (table.read(*json.loads(item)) for table in tables)
+        blocks_of, marks_of, lines_of, expired_of = (
+            chained_blocks(blocks),
+            block_marks(in_batches(marks, expired.through + 1, silver_batch)),
+            coverage_lines(coverage),
+            expired_chains(gone),
         )
         findings, unlinked, gaps = Findings(), Findings(what=UNLINKED), list[Gap]()
-        for front_end in sorted(blocks_of.keys() | marks_of.keys() | lines_of.keys()):
-            mine = blocks_of.get(front_end, [])
-            chain = judge_chain(mine, passed)
+        for front_end in sorted(blocks_of.keys() | marks_of.keys() | lines_of.keys() | expired_of.keys()):
+            mine, before = blocks_of.get(front_end, []), expired_of.get(front_end, NOTHING_EXPIRED)
+            marks_here = dict(marks_of.get(front_end, ()))
+            chain = judge_chain(mine, passed, before, marks_here)
             findings.add_all(chain.breaks)
             unlinked.add_all(chain.unlinked)
             judged = [one for one in mine if one.batch_id <= silver_batch]
-            findings.add_all(judge_marks(judged, chain.states, dict(marks_of.get(front_end, ()))))
+            findings.add_all(judge_marks(judged, chain.states, marks_here))
             covered = [one for one in mine if one.batch_id <= coverage_batch]
-            if coverage_batch >= 0:
-                findings.add_all(judge_coverage(covered, lines_of.get(front_end, ()), chain.branched))
+            if coverage_batch >= max(0, expired.through):
+                lines = lines_of.get(front_end, ())
+                findings.add_all(judge_coverage(covered, lines, chain.branched, before))
+            findings.counts[EXPIRED_IN_CHAINS] += sum(before.blocks.values())
             gaps += chain.gaps
             _count(findings, chain)
         rows = [UsageGap(*gap.owner, gap.seq_lo, gap.seq_hi)._asdict() for gap in gaps[:GAPS_MAX]]
@@ -246,88 +250,17 @@ def _count(findings: Findings, chain: FrontEndChain) -> None:
     )
 
 
-class _PartOfTable(NamedTuple):
-    """A table of which a task reads the rows of some front ends."""
-
-    spec: TableSpec
-    place: TablePlace
-    paths: Sequence[str]
-    columns: Sequence[str]
-
-    def read(self, group: int, groups: int) -> Any:
-        """Return the rows of the front ends of a group."""
-        found = [pa.schema([self.spec.schema.field(name) for name in self.columns]).empty_table()]
-        for path in self.paths:
-            found += [
-                rows.filter(are_of_group(rows.column("front_end"), group, groups))
-                for rows in read_row_groups(self.place, self.spec, path, self.columns)
-            ]
-        return pa.concat_tables(found)
-
-
-def are_of_group(names: Any, group: int, groups: int) -> Any:
-    """Return which front ends are of a group, as a mask. Each different name is looked at once; no name is one, too."""
-    different = pc.unique(names)
-    mine = [zlib.crc32((name or "").encode()) % groups == group for name in different.to_pylist()]
-    return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
-
-
-def _chained(rows: Any) -> dict[str, list[ChainedBlock]]:
-    """Return the headers of blocks by front end."""
-    for name in _NEEDED:
-        rows = rows.filter(pc.is_valid(rows.column(name)))
-    is_whole = pc.or_(pc.is_null(rows.column("seal_reason")), pc.is_valid(rows.column("seal_epoch")))
-    rows = rows.filter(is_whole)
-    names = (
-        "batch_id",
-        "log_partition",
-        "log_offset",
-        "previous",
-        "dropped",
-        "dropped_reason",
-        "seal_reason",
-    )
-    columns = (rows.column(name).to_pylist() for name in names)
-    found: defaultdict[str, list[ChainedBlock]] = defaultdict(list)
-    for block, (batch, partition, offset, previous, dropped, *reasons) in zip(
-        block_ranges(rows), zip(*columns, strict=True), strict=True
-    ):
-        one = ChainedBlock(batch, partition, offset, block, previous or b"", dropped or 0, *reasons)
-        found[block.owner.front_end].append(one)
-    return found
-
-
-def _marks(rows: Any) -> dict[str, list[tuple[tuple[int, int], BlockMark]]]:
-    """Return marks by front end, each with the place of its block; those of damaged blocks have none."""
-    found: defaultdict[str, list[tuple[tuple[int, int], BlockMark]]] = defaultdict(list)
-    for row in rows.to_pylist():
-        if row["front_end"] is None:
-            if row["state"] == DAMAGED:
-                continue  # `wrongly_marked` looks at these
-            row["front_end"] = ""
-        place = row["log_partition"], row["log_offset"]
-        found[row["front_end"]].append((place, BlockMark(*(row[name] for name in BlockMark._fields))))
-    return found
-
-
-def _lines(rows: Any) -> dict[str, list[CoverageLine]]:
-    """Return lines of ops.coverage by front end."""
-    found: defaultdict[str, list[CoverageLine]] = defaultdict(list)
-    rows = rows.filter(pc.is_valid(rows.column("front_end")))
-    for values in zip(*(rows.column(name).to_pylist() for name in LINE_COLUMNS), strict=True):
-        line = CoverageLine(*values)
-        found[line.front_end].append(line)
-    return found
-
-
 def gold_work(of_events: TablePlace, of_hours: TablePlace, batch_id: int) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: compare the sums of a day, or some of its hours, of batches up to one that gold has."""
+    """Return what a task does: compare the sums of a day, or some of its hours, of batches up to one that gold has.
+
+    Of a day whose requests have expired, it answers the sums.
+    """
 
     def work(item: str) -> Iterator[Any]:
-        low, high, events, hours = json.loads(item)
+        low, high, events, hours, expired_day = json.loads(item)
         findings = Findings()
         sums, found = _Sums(), _Sums()
-        for path in events:
+        for path in () if expired_day else events:
             for rows in read_row_groups(of_events, USAGE_EVENTS, path, USED):
                 mine = _filtered(rows, pc.less_equal(rows.column("batch_id"), batch_id))
                 sums.add(partial_usage(_of_hours(mine, low, high)))
@@ -340,7 +273,11 @@ def gold_work(of_events: TablePlace, of_hours: TablePlace, batch_id: int) -> Cal
         totals = control_totals(of_gold)
         findings.counts.update({f"gold.{name}": count for name, count in totals.items()})
         findings.counts["requests"] += totals["rows"]
-        findings.add_all(compare_hours(sums.all(), of_gold))
+        if expired_day is None:
+            findings.add_all(compare_hours(sums.all(), of_gold))
+        else:
+            sums_of_day = day_sums(of_gold).items()
+            findings.counts.update({sum_of_day(expired_day, name): count for name, count in sums_of_day})
         yield from findings.answers()
 
     return work

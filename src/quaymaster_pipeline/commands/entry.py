@@ -12,6 +12,7 @@ from quaymaster_pipeline.warehouse.errors import (
     CommitConflict,
     StoreFails,
     SumsDiffer,
+    UsageHasExpired,
     WarehouseFull,
     why_no_room,
 )
@@ -28,7 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 def tell(error: Exception) -> CommandFailed | None:
     """Say what an exception means, if it is of tables, of the disk that they are on, or of the store that has them."""
     match error:
-        case BrokenTable() | StoreFails() | SumsDiffer() | WarehouseFull():
+        case BrokenTable() | StoreFails() | SumsDiffer() | UsageHasExpired() | WarehouseFull():
             return CommandRefused(f"{error}.")
         case CommitConflict():
             return CommandRefused(f"{error}. What was done stays so; stop the other one, and run it again.")

@@ -17,18 +17,19 @@ from quaymaster.cli.failures import CommandRefused
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
-from quaymaster_pipeline.commands.upkeep import ContentDays, delete_old_files_of_others
+from quaymaster_pipeline.commands.upkeep import ContentDays, UsageDays, delete_old_files_of_others
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.warehouse import (
     need_tables,
     only_writer,
     open_warehouse,
 )
-from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS, USAGE_DAYS, Retention
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import Compared
     from quaymaster_pipeline.checks.reconciliation import LayerComparison
+    from quaymaster_pipeline.jobs.expiry import ExpiredRows
     from quaymaster_pipeline.jobs.merge import Merged
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -208,6 +209,7 @@ class Keeping:
         typer.Option("--keep-hours", min=0, help="Keep files that left a table for this long.", metavar="N"),
     ] = KEEP_HOURS
     content_days: ContentDays = CONTENT_DAYS
+    usage_days: UsageDays = USAGE_DAYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,7 @@ def compact(given: CompactOptions) -> None:
     """
     need_tables()
     from quaymaster_pipeline.checks.broker_state import complete_check
-    from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+    from quaymaster_pipeline.jobs.expiry import expire
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
 
     directory = data_directory(given.data)
@@ -236,8 +238,7 @@ def compact(given: CompactOptions) -> None:
         complete_check(tables)  # its files are no table's yet, and would be deleted
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
-            expired = expire_content(workers, tables, _now(), days=given.content_days)
-            quarantine = expire_quarantine(workers, tables, _now(), days=given.content_days)
+            expired = expire(workers, tables, _now, Retention(given.content_days, given.usage_days))
             done = compact_tables(workers, tables, _now(), keep_hours=given.keep_hours, watch=watch)
         delete_old_files_of_others(tables, given.keep_hours)
         done += _compact_ledger(tables, given.keep_hours)
@@ -245,18 +246,31 @@ def compact(given: CompactOptions) -> None:
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
         return
     print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
-    if expired.blocks:
-        note(
-            f"The content of {expired.blocks} blocks has expired: they were taken over {given.content_days} days ago."
-        )
-    if quarantine != (0, 0):
-        note(
-            f"In quarantine, {quarantine.contents} rows have lost what was recorded, and {quarantine.rows} are deleted."
-        )
+    _tell_expired(expired, given)
     if not done:
         note(
             f"No table has small files to make larger ones of; what none has had for {given.keep_hours} h is deleted."
         )
+
+
+def _tell_expired(expired: ExpiredRows, given: CompactOptions) -> None:
+    if expired.content.blocks:
+        note(
+            f"The content of {expired.content.blocks} blocks has expired: they were taken over {given.content_days} "
+            "days ago."
+        )
+    if expired.quarantine != (0, 0):
+        note(
+            f"In quarantine, {expired.quarantine.contents} rows have lost what was recorded, and "
+            f"{expired.quarantine.rows} are deleted."
+        )
+    if expired.requests or expired.headers:
+        note(
+            f"{expired.requests} requests and {expired.headers} headers of blocks are deleted: their days are closed, "
+            f"and over {given.usage_days} days ago."
+        )
+    if expired.refusal is not None:
+        note(f"{expired.refusal}.")
 
 
 def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Merged]:

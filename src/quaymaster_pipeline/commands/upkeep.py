@@ -15,7 +15,7 @@ import typer
 
 from quaymaster.cli.output import note
 from quaymaster_pipeline.commands.broker_counts import count_brokers
-from quaymaster_pipeline.jobs.retention import KEEP_HOURS
+from quaymaster_pipeline.jobs.retention import KEEP_HOURS, Retention
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ ContentDays = Annotated[
         "--content-days",
         min=1,
         help="Keep the content of blocks, with addresses and agents, for so long; headers and sums stay.",
+        metavar="N",
+    ),
+]
+UsageDays = Annotated[
+    int,
+    typer.Option(
+        "--usage-days",
+        min=1,
+        help="Keep single requests and headers of blocks of closed days for so long; sums by hour and day stay.",
         metavar="N",
     ),
 ]
@@ -61,7 +70,7 @@ class Upkeep:
         tables: Warehouse,
         directory: Path,
         *,
-        content_days: int,
+        retention: Retention,
         counts_brokers: bool,
         now: Callable[[], datetime.datetime],
     ) -> None:
@@ -70,7 +79,7 @@ class Upkeep:
         self._workers = workers
         self._tables = tables
         self._directory = directory
-        self._content_days = content_days
+        self._retention = retention
         self._counts_brokers = counts_brokers
         self._now = now
         self._closer = DayCloser()
@@ -123,11 +132,12 @@ class Upkeep:
 
     def _end_day(self) -> None:
         """Do what is done once a day. If a step gives way, the day has not ended: all are done in the next turn."""
-        from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+        from quaymaster_pipeline.jobs.expiry import expire
         from quaymaster_pipeline.jobs.upkeep import end_day
 
-        expire_content(self._workers, self._tables, self._now(), days=self._content_days)
-        expire_quarantine(self._workers, self._tables, self._now(), days=self._content_days)
+        refusal = expire(self._workers, self._tables, self._now, self._retention).refusal
+        if refusal is not None:
+            note(f"{refusal}. It is tried again tomorrow.")
         if end_day(self._tables, self._now()):
             delete_old_files_of_others(self._tables, KEEP_HOURS)
 

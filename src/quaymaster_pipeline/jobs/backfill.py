@@ -23,13 +23,14 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.bronze import files_of_batches
+from quaymaster_pipeline.usage.expired import ExpiredUsage, expired_usage
 from quaymaster_pipeline.usage.gold import DAILY, HOURLY
 from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import WrittenSums, complete, summing_work
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.closes import closed_through, is_closed_file, last_closed_day
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, delete_files, read_file
-from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, UsageHasExpired
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.sums import SumTable, add_up, read_sorted, summed
@@ -82,7 +83,10 @@ def backfill(
     Files of gold that cannot be read are replaced, too. A step is a file of events. A pipeline may run beside it: what
     silver has at the beginning is compared, and batches that gold gets meanwhile stay as they are.
 
+    Days whose requests have expired stay as they are.
+
     Raises:
+        UsageHasExpired: `first_us` is of such a day.
         BrokenTable: such a file may have hours that were not asked for, or another table is broken.
         CommitConflict: others replaced the files again and again.
     """
@@ -94,6 +98,7 @@ def _backfill(
     workers: Workers, warehouse: Warehouse, hours_us: tuple[int, int], watch: Watch | None
 ) -> Backfilled:
     events = warehouse.table(USAGE_EVENTS)
+    hours_us = _of_whole_days(hours_us, expired_usage(events))
     through = events.last_batch(silver.APP)
     # What a killed run left: summed up here and appended by the next run, it would count twice.
     complete(workers, warehouse, through)
@@ -115,6 +120,23 @@ def _backfill(
     late = _compare_late(workers, warehouse, hours_us, through)
     _replace(warehouse.table(DAILY.spec), late)
     return Backfilled(len(hours.periods), hours.wrong, (*late.wrong, *days.wrong), latencies.wrong)
+
+
+def _of_whole_days(hours_us: tuple[int, int], expired: ExpiredUsage) -> tuple[int, int]:
+    """Return these hours without days whose requests have expired: of those there is nothing to sum up.
+
+    Raises:
+        UsageHasExpired: some of them were asked for by name.
+    """
+    if not expired.before:
+        return hours_us
+    first_us = us_of_time(datetime.datetime.fromisoformat(f"{expired.before}T00:00:00+00:00"))
+    first, end = hours_us
+    if 0 < first < first_us:
+        raise UsageHasExpired(
+            f"requests of days before {expired.before} have expired, so their hours cannot be summed up again"
+        )
+    return max(first, first_us), max(end, first_us)
 
 
 def _compare_hours(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 CONTENT_DAYS: Final = 35
 """How long blocks keep their content, and quarantine its `raw`: a month, and days in which it may have to be looked
 at."""
+USAGE_DAYS: Final = 100
+"""How long single requests and headers of blocks are kept once their days are closed: longer than a month, its invoice
+and the time in which somebody may ask about that. Sums by hour and day stay."""
 QUARANTINE_DAYS: Final = 400
 """How long quarantine keeps its rows: why usage of a year was not billed can be asked until then."""
 KEEP_HOURS: Final = 24
 """How long files that no table has any more are kept for those who still read them, and files that nobody committed:
 another job may be about to."""
+
+
+class Retention(NamedTuple):
+    """For how many days content is kept, and requests with the headers of their blocks."""
+
+    content_days: int = CONTENT_DAYS
+    usage_days: int = USAGE_DAYS

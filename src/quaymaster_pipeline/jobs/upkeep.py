@@ -17,7 +17,7 @@ from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, Merged, merge_sums
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, SUMMED_UP, TABLES, TableSpec
+from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, RECONCILIATION, SUMMED_UP, TABLES, TableSpec
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 
@@ -30,7 +30,7 @@ SMALL_FILES_MIN: Final = 32
 """So many small files of one date and about one size are due to become one."""
 SIZE_STEP_BITS: Final = 4
 """Files are of about one size within a factor of 16: so a byte is rewritten a few times, however small files come."""
-_COMPACTED: Final = tuple(spec for spec in TABLES if spec not in SUMMED_UP)
+_COMPACTED: Final = tuple(spec for spec in TABLES if spec not in (*SUMMED_UP, EXPIRED_BLOCKS))
 
 
 def compact(

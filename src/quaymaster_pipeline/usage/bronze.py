@@ -35,6 +35,7 @@ from quaymaster_pipeline.usage.blocks import (
     block_rows,
     read_block,
 )
+from quaymaster_pipeline.usage.expired import LINE_COLUMNS, expired_blocks
 from quaymaster_pipeline.usage.feed import (
     BlockReader,
     BlockSource,
@@ -58,7 +59,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     write_rows,
 )
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, COVERAGE
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, COVERAGE, EXPIRED_BLOCKS
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, within
 from quaymaster_pipeline.warehouse.times import time_of_us
 
@@ -505,12 +506,17 @@ def _answer_marks(place: TablePlace, batch_id: int, blocks: Any, states: Sequenc
 def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
     """Return what all blocks taken so far cover: as ops.coverage says, and the headers of what came since.
 
-    `through`: only up to this batch, which other layers have.
+    Where ops.coverage is lost, what has expired is as ops.expired_blocks says. `through`: only up to this batch, which
+    other layers have.
     """
+    warehouse.table(BLOCKS)  # looked at before what says which of them have expired
     saved = warehouse.table(COVERAGE).read()
     columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
     coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
-    since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else -1
+    since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else NO_BATCH
+    expired = expired_blocks(warehouse.table(EXPIRED_BLOCKS))
+    if since < expired.through:
+        coverage, since = Coverage.of_lines(expired.lines()), expired.through
     add_batches(coverage, warehouse, since + 1, through)
     return coverage
 
@@ -551,9 +557,6 @@ def runs_of_rows(rows: Any) -> Iterator[BlockRange]:
     ):
         yield BlockRange(IncarnationId(owner, number), seq_lo, seq_hi, b"", watermark_us)
     yield from block_ranges(rows.filter(pc.is_valid(rows.column("seal_reason"))))
-
-
-LINE_COLUMNS: Final = ("front_end", "epoch", "ranges", "watermarks", "is_sealed", "seal_end")
 
 
 class CoverageKeeper:

@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,10 +26,11 @@ from quaymaster_pipeline.usage.bronze import (
     files_of_batches,
     in_batches,
 )
+from quaymaster_pipeline.usage.expired import ExpiredBlocks, expired_blocks
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import Silver, quarantine_rows, refine
-from quaymaster_pipeline.usage.sequences import IncarnationId
+from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
@@ -43,6 +44,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCK_MARKS,
     BLOCKS,
+    EXPIRED_BLOCKS,
     QUARANTINE,
     REQUEST_COLUMNS,
     USAGE_EVENTS,
@@ -57,9 +59,6 @@ HEADS = "heads"
 """In the notes of audit_events and usage_events: the last audit event of each front end."""
 HEAD_COLUMNS: Final = ("front_end", "epoch", "sequence", "record_hash")
 SILVER_TABLES: Final = (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)
-EXPIRED: Final = "expired"
-"""The note of quarantine with how many rows of requests it had and has no more, as `rows`."""
-
 Heads = dict[str, tuple[int, int, str]]
 """Incarnation, sequence and hash (hex) of the last audit event of each front end."""
 
@@ -101,8 +100,7 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     marks = warehouse.table(BLOCK_MARKS)
     marked = Marked(marks.place, [file.path for file in files_of_batches(marks, first, last)], first, last)
     overlapping = marked.overlapping()
-    # What an incarnation's blocks overlap may be in any file, also of batches long ago.
-    work = silver_work(blocks.place, blocks.files() if overlapping else (), places, marked)
+    work = silver_work(_Blocks.of(warehouse) if overlapping else _Blocks(blocks.place), places, marked)
     items = [file.path for file in files_of_batches(blocks, first, last)]
     answers = workers.over([*items, *(json.dumps(list(owner)) for owner in overlapping)], work)
     counts = answers.counts("counts")
@@ -193,8 +191,23 @@ class Marked:
         return self.rows.filter(pc.equal(self.rows.column("state"), state))
 
 
+class _Blocks(NamedTuple):
+    """Bronze as tasks read it. Blocks may overlap any of `files`, also of batches long ago, and what has `expired`."""
+
+    place: TablePlace
+    files: Sequence[DataFile] = ()
+    expired: ExpiredBlocks | None = None
+
+    @classmethod
+    def of(cls, warehouse: Warehouse) -> _Blocks:
+        """Return all of it. Files are looked at first: what leaves them meanwhile is known to have expired."""
+        blocks, expired = warehouse.table(BLOCKS), warehouse.table(EXPIRED_BLOCKS)
+        expired.refresh()
+        return cls(blocks.place, blocks.files(), expired_blocks(expired))
+
+
 def silver_work(
-    source: TablePlace, files: Sequence[DataFile], places: Mapping[str, TablePlace], marked: Marked
+    source: _Blocks, places: Mapping[str, TablePlace], marked: Marked
 ) -> Callable[[str], Iterator[Any]]:
     """Return what a task does: with one file of bronze, or with the overlapping blocks of one incarnation."""
 
@@ -203,9 +216,11 @@ def silver_work(
             output = _Output(places, marked.last, stack)
             if item.startswith("["):
                 owner = IncarnationId(*json.loads(item))
-                _take_overlaps(output, blocks_of(source, files, owner, _TAKEN), marked)
+                lines = () if source.expired is None else source.expired.lines(owner)
+                blocks = blocks_of(source.place, source.files, owner, _TAKEN)
+                _take_overlaps(output, blocks, marked, Coverage.of_lines(lines).ranges_of(owner))
             else:
-                for rows in read_row_groups(source, BLOCKS, item, _TAKEN):
+                for rows in read_row_groups(source.place, BLOCKS, item, _TAKEN):
                     _take_blocks(output, in_batches(rows, marked.first, marked.last), marked)
             yield from output.answers()
 
@@ -310,8 +325,13 @@ _EXPIRED = (
 )
 
 
-def _take_overlaps(output: _Output, blocks: Any, marked: Marked) -> None:
-    """Take the rows of an incarnation's overlapping blocks one by one: a front end's disk came back, or was copied."""
+def _take_overlaps(
+    output: _Output, blocks: Any, marked: Marked, expired_ranges: Sequence[tuple[int, int]]
+) -> None:
+    """Take the rows of an incarnation's overlapping blocks one by one: a front end's disk came back, or was copied.
+
+    `expired_ranges` are sequences of blocks of which there is nothing any more.
+    """
     blocks = blocks.filter(
         pc.and_(pc.is_null(blocks.column("damage")), pc.less_equal(blocks.column("batch_id"), marked.last))
     ).sort_by([(name, "ascending") for name in ("batch_id", "log_partition", "log_offset")])
@@ -327,8 +347,9 @@ def _take_overlaps(output: _Output, blocks: Any, marked: Marked) -> None:
     for row in request_rows(open_blocks(earlier)[0]).select(_CONTENT).to_pylist():
         seen.setdefault(row["sequence"], row)
     expired = earlier.filter(pc.equal(earlier.column("content_bytes"), 0))
-    for low, high in zip(*(expired.column(name).to_pylist() for name in ("seq_lo", "seq_hi")), strict=True):
-        for sequence in range(low, high):
+    ranges = zip(*(expired.column(name).to_pylist() for name in ("seq_lo", "seq_hi")), strict=True)
+    for first_expired, end in (*ranges, *expired_ranges):
+        for sequence in range(max(low, first_expired), min(high, end)):
             seen.setdefault(sequence, _EXPIRED)
     for of_batch in _by_batch(mine):
         now_us, closed_until_us = _times_of(of_batch)

@@ -30,6 +30,11 @@ class SumsDiffer(Exception):
     """What a job made does not add up to what it was made of, so nothing was committed. The message names the table."""
 
 
+class UsageHasExpired(Exception):
+    """What was asked for needs single requests that have expired. The message names the day from which on there are
+    some."""
+
+
 class WarehouseFull(Exception):
     """What must be written finds no room. The message names the place, and says what to do."""
 

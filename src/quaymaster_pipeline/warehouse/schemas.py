@@ -117,7 +117,7 @@ BLOCKS = TableSpec(
 """Every block of the usage queue, also those that came twice: its header (sequences from seq_lo up to seq_hi, rows and
 control totals), and all of its bytes. `taken_time` is the time of its batch, which rules go by; `closed_until` the time
 before which nothing was missing when the batch was taken. A block that could not be read has a `damage` and no header.
-After some time the `content` expires: it is null then, and `content_bytes` 0 (`jobs/expiry`)."""
+After some time the `content` expires: it is null then, and `content_bytes` 0 (`jobs/content_expiry`)."""
 
 BLOCK_MARKS = TableSpec(
     "ops.block_marks",
@@ -153,6 +153,31 @@ COVERAGE = TableSpec(
 """What had come of each front end's incarnations when `batch_id` was taken, so that a start need not read all blocks.
 `ranges`: sequences that are there, begin and end in turn. `watermarks`: a sequence, and the time before which all up to
 it is there, in turn. One file, replaced now and then."""
+
+EXPIRED_BLOCKS = TableSpec(
+    "ops.expired_blocks",
+    pa.schema(
+        [
+            pa.field("through_batch", pa.int64()),
+            pa.field("front_end", pa.string()),
+            pa.field("epoch", pa.int64()),
+            *_fields(pa.list_(pa.int64()), "ranges", "watermarks"),
+            pa.field("is_sealed", pa.bool_()),
+            pa.field("seal_end", pa.int64()),
+            *_fields(pa.bool_(), "is_lost", "is_branched"),
+            *_fields(pa.int64(), "blocks", "dropped"),
+            pa.field("head_hashes", pa.list_(pa.binary())),
+            *_fields(pa.list_(pa.int64()), "head_ends", "head_kinds"),
+        ]
+    ),
+    bounded=("through_batch",),
+)
+"""What rows of bronze.blocks said that have expired: those of all batches up to `through_batch`, a row for each
+incarnation of a front end. `ranges`, `watermarks`, `is_sealed` and `seal_end` are as in ops.coverage. `is_lost`: its
+spool was lost. `is_branched`: two front ends wrote it, as after a disk was copied. `blocks` were its blocks, and
+`dropped` records it had dropped. Later blocks may name one of `head_hashes` as the block before them; it ends at the
+sequence in `head_ends`, and `head_kinds` has 1 where it seals a lost spool, 2 where it stands for damaged ones.
+Replaced by each expiry (`quaymaster_pipeline/jobs/header_expiry`)."""
 
 USAGE_EVENTS = TableSpec(
     "silver.usage_events",
@@ -236,7 +261,7 @@ QUARANTINE = TableSpec(
     "quarantine_date",
 )
 """Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row. After
-some time `raw` expires: it is null then, and `raw_bytes` 0 (`jobs/expiry`)."""
+some time `raw` expires: it is null then, and `raw_bytes` 0 (`jobs/content_expiry`)."""
 
 USAGE_COUNTS = _fields(
     pa.int64(),
@@ -407,7 +432,7 @@ files of gold.usage_daily that have it, and their SHA-256. `is_late`: usage of a
 has the hash of the row before it."""
 
 TABLES = (
-    *(BLOCKS, BLOCK_MARKS, COVERAGE, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
+    *(BLOCKS, BLOCK_MARKS, COVERAGE, EXPIRED_BLOCKS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
     *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, LOSSES, CLOSES),
 )
 

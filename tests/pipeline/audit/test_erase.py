@@ -27,7 +27,7 @@ from quaymaster_pipeline.audit.expiry import Expiry, expire_events
 from quaymaster_pipeline.audit.stubs import ERASURES, STUB_COLUMNS, keyed_hash
 from quaymaster_pipeline.audit.verification import heads_of, verify_chains
 from quaymaster_pipeline.jobs.backfill import backfill
-from quaymaster_pipeline.jobs.expiry import expire_content, expire_quarantine
+from quaymaster_pipeline.jobs.content_expiry import expire_content, expire_quarantine
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
 from quaymaster_pipeline.jobs.upkeep import compact

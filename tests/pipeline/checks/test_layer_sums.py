@@ -94,7 +94,8 @@ def test_of_many_places_that_differ_few_come_to_the_driver(
     monkeypatch.setattr(layer_sums, "LINES_MAX", 3)
     add(site, USAGE_HOURLY, "messages", 3)
     tables = {spec.name: site.warehouse.table(spec) for spec in (USAGE_EVENTS, USAGE_HOURLY)}
-    items = plan_days(*(table.files() for table in tables.values()))
+    events, hours = (table.files() for table in tables.values())
+    items = plan_days(events, hours)
     work = hours_work({name: table.place for name, table in tables.items()}, 0)
 
     found = LayerSums(InProcess().over(items, work))

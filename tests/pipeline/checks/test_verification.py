@@ -24,7 +24,7 @@ from quaymaster_pipeline.checks import day_plans, verification
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, UsageBreak
 from quaymaster_pipeline.checks.verification import UsageProof
 from quaymaster_pipeline.jobs.backfill import backfill
-from quaymaster_pipeline.jobs.expiry import expire_content
+from quaymaster_pipeline.jobs.content_expiry import expire_content
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
@@ -244,7 +244,7 @@ def test_a_run_that_commits_between_looks_at_the_tables_breaks_nothing(
     proof = verification.verify(InProcess(), looked_at)
 
     assert [one.text for one in proof.breaks] == []
-    assert len(looks) == 8
+    assert len(looks) == 10
     assert proof.requests < proof.rows < sum(file.rows for file in site.warehouse.table(USAGE_EVENTS).files())
 
 

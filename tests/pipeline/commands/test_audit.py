@@ -14,7 +14,7 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.commands import spark
-from quaymaster_pipeline.jobs.expiry import expire_content
+from quaymaster_pipeline.jobs.content_expiry import expire_content
 from quaymaster_pipeline.usage.silver import APP as SILVER
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,

@@ -15,6 +15,7 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.upkeep import Upkeep
+from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_DAILY
 
@@ -53,7 +54,7 @@ def turn(site: Site, tmp_path: Path) -> None:
         InProcess(),
         site.warehouse,
         tmp_path,
-        content_days=35,
+        retention=Retention(),
         counts_brokers=False,
         now=lambda: THE_25TH,
     )

@@ -14,7 +14,7 @@ from harness.usage_blocks import HOUR_US, FrontEnd
 
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.upkeep import Upkeep
-from quaymaster_pipeline.jobs.retention import CONTENT_DAYS
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, Retention
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE
 
 LONG_AGO = datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC)
@@ -48,7 +48,7 @@ def test_a_run_lets_contents_expire_once_a_day(tmp_path: Path, days: int, left: 
         InProcess(),
         site.warehouse,
         tmp_path,
-        content_days=CONTENT_DAYS,
+        retention=Retention(),
         counts_brokers=False,
         now=lambda: NOW + datetime.timedelta(days),
     ).turn()

@@ -12,7 +12,7 @@ import duckdb
 import polars
 import pytest
 from harness import usage_blocks
-from harness.pipeline_site import hour_text
+from harness.pipeline_site import InProcess, hour_text
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_faults import BOOK, NOVEMBER, NOW, Faults, FaultySite, records_of, run_history, us
 
@@ -21,10 +21,13 @@ from quaymaster.protocol.usage.usage_records import UsageRecord
 from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
+from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.expired import expired_blocks, expired_usage
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
+    EXPIRED_BLOCKS,
     QUARANTINE,
     USAGE_DAILY,
     USAGE_EVENTS,
@@ -124,15 +127,45 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
     check_tables(site, records)
     check_charges(site, records)
 
-    clean = FaultySite(tmp_path / "clean", Faults(Random(0), rate=0, kills_max=0))
+    clean = clean_site(tmp_path, queue)
+    assert clean.usage() == site.usage()
+    assert clean.bill() == invoices
+    assert BOOK.versions[1].number in {
+        charge.price_version for lines, _ in invoices.values() for charge in lines
+    }
+
+
+def clean_site(directory: Path, queue: list[bytes]) -> FaultySite:
+    """Return tables of the same blocks, which came in order, and nothing failed."""
+    clean = FaultySite(directory / "clean", Faults(Random(0), rate=0, kills_max=0))
     headers = {data: decode_header(data) for data in queue}
     in_order = sorted(
         headers.items(), key=lambda pair: (pair[1].front_end, pair[1].incarnation, pair[1].seq_lo)
     )
     clean.ship(*(data for data, _ in in_order))
     clean.catch_up()
-    assert clean.usage() == site.usage()
-    assert clean.bill() == invoices
-    assert BOOK.versions[1].number in {
-        charge.price_version for lines, _ in invoices.values() for charge in lines
-    }
+    return clean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + RUNS))
+def test_sums_and_invoices_are_the_same_if_requests_and_headers_expire_while_all_is_killed(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 12)
+    site, _, queue = run_history(tmp_path, seed, expires=True)
+
+    invoices = site.bill()
+    site.expire()
+    usage = site.usage()
+    site.ship(*queue)  # a disk of long ago came back
+    site.catch_up()
+
+    clean = clean_site(tmp_path, queue)
+    assert site.usage() == usage == clean.usage()
+    assert site.bill() == invoices == clean.bill()
+    assert expired_blocks(site.warehouse.table(EXPIRED_BLOCKS)).blocks > 0
+    assert expired_usage(site.warehouse.table(USAGE_EVENTS)).counts["rows"] > 0
+    assert [one.text for one in verify(InProcess(), site.warehouse).breaks] == []
+    assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
+    assert compare_sums(site.warehouse) == []

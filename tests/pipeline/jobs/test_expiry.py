@@ -14,7 +14,12 @@ from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.checks.broker_counts import QueueCount, compare_brokers, write_counts
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
-from quaymaster_pipeline.jobs.expiry import Expired, ExpiredQuarantine, expire_content, expire_quarantine
+from quaymaster_pipeline.jobs.content_expiry import (
+    Expired,
+    ExpiredQuarantine,
+    expire_content,
+    expire_quarantine,
+)
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage import bronze

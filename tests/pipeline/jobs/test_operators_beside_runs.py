@@ -15,7 +15,7 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes, write_comparisons
 from quaymaster_pipeline.jobs.backfill import backfill
-from quaymaster_pipeline.jobs.expiry import expire_content
+from quaymaster_pipeline.jobs.content_expiry import expire_content
 from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage import bronze, gold, silver

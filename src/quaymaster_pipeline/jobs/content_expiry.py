@@ -1,0 +1,168 @@
+"""The content of blocks expires: addresses, agents and principals of requests leave bronze; headers and proofs stay.
+
+What a block has is in silver: usage without any of these, and audit events with them, which have a retention of their
+own (`quaymaster audit expire`). The header stays with its digest: it tells later whether a block is the same again.
+Quarantine has what was recorded in its column `raw`, which expires with the content of blocks; its rows go later.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS
+from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.expired import EXPIRED
+from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files
+from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE, USAGE_EVENTS, TableSpec
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
+
+APP: Final = "expiry"
+_UNKNOWN: Final = (0, 1)
+"""The bounds of a file that has none: it may have content."""
+
+
+class Expired(NamedTuple):
+    """What expired: blocks, and how many bytes of content they had."""
+
+    blocks: int
+    content_bytes: int
+
+
+class ExpiredQuarantine(NamedTuple):
+    """What expired of quarantine: the `raw` of rows that stay, and whole rows."""
+
+    contents: int
+    rows: int
+
+
+class _Content(NamedTuple):
+    """Columns of a table: what expires, and how many bytes it has."""
+
+    spec: TableSpec
+    column: str
+    size: str
+
+
+_OF_BLOCKS: Final = _Content(BLOCKS, "content", "content_bytes")
+_OF_QUARANTINE: Final = _Content(QUARANTINE, "raw", "raw_bytes")
+
+
+def expire_content(
+    workers: Workers, warehouse: Warehouse, now: datetime.datetime, *, days: int = CONTENT_DAYS
+) -> Expired:
+    """Take the content out of blocks that were taken more than `days` ago, if silver has what is in them.
+
+    A pipeline may run next to it. Compaction deletes the files once no version has had them for a while.
+
+    Raises:
+        CommitConflict: others replaced the files again and again.
+    """
+    table, events = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
+
+    def expire() -> Expired:
+        events.refresh()
+        files = due(table, now, days, events.last_batch(silver.APP))
+        if not files:
+            return Expired(0, 0)
+        answers = workers.over([file.path for file in files], _emptying_work(table.place, _OF_BLOCKS, files))
+        table.commit(APP, None, answers.files(BLOCKS.name), removes=files)
+        expired = answers.counts("expired")
+        return Expired(expired["rows"], expired["bytes"])
+
+    return planning_again(expire, table)
+
+
+def due(table: Table, now: datetime.datetime, days: int, last_batch: int) -> list[DataFile]:
+    """Return the files of blocks that have content to expire, of batches up to `last_batch`."""
+    first_kept = _first_kept(now, days)
+    return [
+        file
+        for file in table.files()
+        if str(file.partition_value) < first_kept
+        and file.bounds["batch_id"][1] <= last_batch
+        and file.bounds["content_bytes"][1] > 0
+    ]
+
+
+def expire_quarantine(
+    workers: Workers,
+    warehouse: Warehouse,
+    now: datetime.datetime,
+    *,
+    days: int = CONTENT_DAYS,
+    row_days: int = QUARANTINE_DAYS,
+) -> ExpiredQuarantine:
+    """Take `raw` out of rows of quarantine older than `days`, and delete those older than `row_days`.
+
+    What is deleted is counted in a note of the same commit, as it still belongs to what the layers add up to.
+
+    Raises:
+        CommitConflict: others replaced the files again and again.
+    """
+    table = warehouse.table(QUARANTINE)
+    first_kept, first_with_raw = _first_kept(now, row_days), _first_kept(now, days)
+
+    def expire() -> ExpiredQuarantine:
+        files = table.files()
+        gone = [file for file in files if str(file.partition_value) < first_kept]
+        emptied = [
+            file
+            for file in files
+            if first_kept <= str(file.partition_value) < first_with_raw
+            and file.bounds.get("raw_bytes", _UNKNOWN)[1] > 0
+        ]
+        if not gone and not emptied:
+            return ExpiredQuarantine(0, 0)
+        work = _emptying_work(table.place, _OF_QUARANTINE, emptied)
+        answers = workers.over([file.path for file in emptied], work)
+        # Blocks that could not be read have no row: they are no requests, and are not counted.
+        requests = sum(file.rows - file.nulls.get("block_row", 0) for file in gone)
+        table.commit(
+            APP,
+            None,
+            answers.files(QUARANTINE.name),
+            removes=[*gone, *emptied],
+            counts={EXPIRED: {"rows": requests}},
+        )
+        return ExpiredQuarantine(answers.counts("expired")["rows"], sum(file.rows for file in gone))
+
+    return planning_again(expire, table)
+
+
+def _first_kept(now: datetime.datetime, days: int) -> str:
+    return str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
+
+
+def _emptying_work(
+    place: TablePlace, content: _Content, files: Sequence[DataFile]
+) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: write a file again without the content of its rows, and count what it had."""
+    dates = {file.path: file.partition_value for file in files}
+    spec, column, size = content
+    schema = spec.file_schema
+    kept = [name for name in schema.names if name != column]
+
+    def work(path: str) -> Iterator[Any]:
+        counts = {"rows": 0, "bytes": 0}
+        with FileWriter(place, spec, APP, dates[path]) as writer:
+            for rows in read_row_groups(place, spec, path, kept):
+                sizes = pc.fill_null(rows.column(size), 0)
+                counts["rows"] += pc.sum(pc.greater(sizes, 0)).as_py() or 0
+                counts["bytes"] += pc.sum(sizes).as_py() or 0
+                nothing = {
+                    column: pa.nulls(rows.num_rows, schema.field(column).type),
+                    size: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
+                }
+                columns = [nothing[name] if name in nothing else rows.column(name) for name in schema.names]
+                writer.write(pa.table(columns, schema=schema))
+            written = writer.finish()
+        yield from answer_files(spec.name, [written])
+        yield answer_counts("expired", counts)
+
+    return work

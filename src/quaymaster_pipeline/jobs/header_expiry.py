@@ -1,0 +1,286 @@
+"""Headers of blocks expire: rows of bronze.blocks and their marks, in the order of batches; ops.expired_blocks stays.
+
+    blocks of whole days ──tasks, front ends by hash: judged a last time──▶ ops.expired_blocks   1 decides
+    bronze.blocks without these files                                                            2 follows
+    ops.block_marks without their marks                                                          3 follows
+
+What stays says which sequences came, so a block that comes again is still known, and what the next block of each front
+end must name, so a chain holds over the cut. Nothing expires that is broken: evidence of a change would go with it.
+Killed after the first commit, the next run does the others; readers leave those blocks out already.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.checks.block_checks import PLACE_COLUMNS, in_order, judge_places, places_of
+from quaymaster_pipeline.checks.block_links import (
+    NOTHING_EXPIRED,
+    expired_chain,
+    judge_chain,
+    judge_marks,
+)
+from quaymaster_pipeline.checks.header_groups import (
+    CHAIN_COLUMNS,
+    MARK_COLUMNS,
+    PartOfTable,
+    block_marks,
+    chained_blocks,
+    expired_chains,
+    expired_rows,
+)
+from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
+from quaymaster_pipeline.checks.verification import CHAIN_BLOCKS
+from quaymaster_pipeline.checks.verification_tasks import PLACES, UNLINKED
+from quaymaster_pipeline.jobs.retention import USAGE_DAYS
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.expired import APP, LAST_BATCH, ExpiredBlocks, expired_blocks
+from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.warehouse.closes import closed_through
+from quaymaster_pipeline.warehouse.data_files import (
+    DataFile,
+    FileWriter,
+    TablePlace,
+    hash_of_file,
+    read_row_groups,
+    write_rows,
+)
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCK_MARKS,
+    BLOCKS,
+    EXPIRED_BLOCKS,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+)
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
+
+_COUNTS: Final = "headers"
+_PREFIX: Final = "expiry"
+EXPIRY_APP: Final = "header expiry"
+"""The job that takes rows out of bronze.blocks and ops.block_marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What expires now: all blocks of `files`, which are those of batches after `before.through` up to `through`."""
+
+    before: ExpiredBlocks
+    through: int
+    files: tuple[DataFile, ...]
+
+
+def expire_headers(
+    workers: Workers, warehouse: Warehouse, now: datetime.datetime, *, days: int = USAGE_DAYS
+) -> int:
+    """Delete the rows of blocks that were taken more than `days` ago, and their marks; return how many blocks.
+
+    Only of closed days, without content, and of which no request is in usage_events any more. A pipeline may run next
+    to it.
+
+    Raises:
+        SumsDiffer: blocks are not what they must be; nothing has expired.
+        CommitConflict: others replaced the files again and again.
+    """
+    blocks, marks, expired = (warehouse.table(spec) for spec in (BLOCKS, BLOCK_MARKS, EXPIRED_BLOCKS))
+
+    def expire() -> int:
+        plan = _plan(warehouse, now, days)
+        if plan is None:
+            return 0
+        after, adds = _judge(workers, warehouse, plan)
+        is_ours = expired.commit(
+            APP,
+            plan.through,
+            adds,
+            removes=expired.files(),
+            note=after.to_note(),
+            follows=plan.before.through,
+        )
+        return after.blocks - plan.before.blocks if is_ours else 0
+
+    found = planning_again(expire, blocks, expired, warehouse.table(USAGE_DAILY))
+    through = expired_blocks(expired).through
+    if through != NO_BATCH:
+        planning_again(lambda: _drop_blocks(blocks, through), blocks)
+        planning_again(lambda: _drop_marks(workers, marks, through), marks)
+    return found
+
+
+# Planning
+
+
+def _plan(warehouse: Warehouse, now: datetime.datetime, days: int) -> _Plan | None:
+    before = expired_blocks(warehouse.table(EXPIRED_BLOCKS))
+    events = warehouse.table(USAGE_EVENTS)
+    events.refresh()
+    remaining = min((file.bounds["batch_id"][0] for file in events.files()), default=LAST_BATCH)
+    last = min(closed_through(warehouse), remaining - 1)
+    first_kept = str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
+    files = before.remaining(warehouse.table(BLOCKS).files())
+    chosen = choose(files, first_kept, last)
+    if not chosen:
+        return None
+    return _Plan(before, max(file.bounds["batch_id"][1] for file in chosen), tuple(chosen))
+
+
+def choose(files: Sequence[DataFile], first_kept: str, last_batch: int) -> list[DataFile]:
+    """Return the files of the first days that may expire: all of each day, before a date, up to a batch.
+
+    A day that has content or a later batch stays, and so do those after it. So does one that shares a batch with a
+    later day: only in a table that was changed by hand one does.
+    """
+    by_date: dict[str, list[DataFile]] = {}
+    for file in files:
+        by_date.setdefault(str(file.partition_value), []).append(file)
+    chosen: list[DataFile] = []
+    for date, mine in sorted(by_date.items()):
+        has_content = any(file.bounds["content_bytes"][1] > 0 for file in mine)
+        through = max(file.bounds["batch_id"][1] for file in mine)
+        later = (file for other, others in by_date.items() if other > date for file in others)
+        is_cut = all(file.bounds["batch_id"][0] > through for file in later)
+        if date >= first_kept or has_content or through > last_batch or not is_cut:
+            break
+        chosen += mine
+    return chosen
+
+
+# Judging what expires
+
+
+def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[ExpiredBlocks, list[DataFile]]:
+    """Return what has expired after this, and the files that say so.
+
+    Raises:
+        SumsDiffer: some of it is broken.
+    """
+    table, marks, before = warehouse.table(BLOCKS), warehouse.table(BLOCK_MARKS), plan.before
+    marks.refresh()
+    paths = [file.path for file in plan.files]
+    of_files = workers.over(paths, _places_work(table.place))
+    places, counts = in_order(of_files.tables(PLACES)), of_files.counts(_COUNTS)
+    note = table.note(bronze.APP)
+    offsets = dict(before.next)
+    for place in places:
+        offsets[place.log_partition] = max(offsets.get(place.log_partition, 0), place.high)
+    taken_us = max([before.taken_us, *(place.taken_us or 0 for place in places)])
+    # As if these were all blocks that ever came.
+    then = note | {"next": {str(partition): end for partition, end in offsets.items()}, "taken_us": taken_us}
+    breaks = list(judge_places(places, then, plan.through, before))
+
+    count = max(1, -(-sum(file.rows for file in plan.files) // CHAIN_BLOCKS))
+    groups = [json.dumps([group, count]) for group in range(count)]
+    passed = {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
+    tables = (
+        PartOfTable(BLOCKS, table.place, paths, CHAIN_COLUMNS),
+        PartOfTable(BLOCK_MARKS, marks.place, [file.path for file in marks.files()], MARK_COLUMNS),
+        PartOfTable(EXPIRED_BLOCKS, before.place, before.paths, EXPIRED_BLOCKS.schema.names),
+    )
+    of_chains = workers.over(groups, _chains_work(tables, before, plan.through, passed))
+    findings, unlinked = Findings(), Findings(what=UNLINKED)
+    findings.take(of_chains)
+    unlinked.take(of_chains)
+    findings.add_all(breaks)
+    if unlinked.breaks_total > counts["damaged"]:  # each of those may be one that is named
+        findings.add_all(unlinked.breaks)
+    if findings.breaks:
+        raise SumsDiffer(_refusal(findings.breaks[0]))
+    files = of_chains.files(EXPIRED_BLOCKS.name)
+    headers = Counter(before.headers)
+    headers.update({measure: counts[measure] for measure in MEASURES})
+    after = ExpiredBlocks(
+        before.place,
+        plan.through,
+        before.blocks + counts["blocks"],
+        before.damaged + counts["damaged"],
+        taken_us,
+        offsets,
+        headers,
+        {file.path: hash_of_file(before.place, file.path).hex() for file in files},
+    )
+    return after, files
+
+
+def _refusal(found: UsageBreak) -> str:
+    return (
+        f"{BLOCKS.name} is not what it must be, so no row of it expires: {found.text}; "
+        "`quaymaster pipeline verify` tells all"
+    )
+
+
+def _places_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does with a file: answer the places of its blocks, and what their headers count."""
+
+    def work(path: str) -> Iterator[Any]:
+        counts: Counter[str] = Counter()
+        groups = []
+        for rows in read_row_groups(place, BLOCKS, path, [*PLACE_COLUMNS, "damage", *MEASURES]):
+            groups.append(rows.select(PLACE_COLUMNS))
+            counts.update(blocks=rows.num_rows, damaged=rows.num_rows - rows.column("damage").null_count)
+            counts.update({measure: pc.sum(rows.column(measure)).as_py() or 0 for measure in MEASURES})
+        yield answer_table(PLACES, places_of(groups))
+        yield answer_counts(_COUNTS, counts)
+
+    return work
+
+
+def _chains_work(
+    tables: Sequence[PartOfTable], before: ExpiredBlocks, through: int, passed: dict[int, Any]
+) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: judge the blocks of the front ends of a group, and write what stays known of them."""
+
+    def work(item: str) -> Iterator[Any]:
+        blocks, marks, gone = (table.read(*json.loads(item)) for table in tables)
+        blocks_of, expired_of = chained_blocks(blocks), expired_chains(gone)
+        marks_of = block_marks(in_batches(marks, before.through + 1, through))
+        findings, unlinked, chains = Findings(), Findings(what=UNLINKED), []
+        for front_end in sorted(blocks_of.keys() | marks_of.keys() | expired_of.keys()):
+            mine, marks_here = blocks_of.get(front_end, []), dict(marks_of.get(front_end, ()))
+            earlier = expired_of.get(front_end, NOTHING_EXPIRED)
+            chain = judge_chain(mine, passed, earlier, marks_here)
+            findings.add_all(chain.breaks)
+            unlinked.add_all(chain.unlinked)
+            findings.add_all(judge_marks(mine, chain.states, marks_here))
+            chains.append(expired_chain(chain, mine, earlier))
+        yield from findings.answers()
+        yield from unlinked.answers()
+        rows = expired_rows(chains, through)
+        yield from answer_files(EXPIRED_BLOCKS.name, write_rows(before.place, EXPIRED_BLOCKS, _PREFIX, rows))
+
+    return work
+
+
+# Removing it
+
+
+def _drop_blocks(table: Table, through: int) -> None:
+    removes = [file for file in table.files() if file.bounds["batch_id"][1] <= through]
+    if removes:
+        table.commit(EXPIRY_APP, None, [], removes=removes)
+
+
+def _drop_marks(workers: Workers, table: Table, through: int) -> None:
+    """Delete the marks of batches up to `through`; files that have later ones, too, are written again."""
+    removes = [file for file in table.files() if file.bounds["batch_id"][0] <= through]
+    rewritten = [file.path for file in removes if file.bounds["batch_id"][1] > through]
+    if not removes:
+        return
+
+    def work(path: str) -> Iterator[Any]:
+        with FileWriter(table_place, BLOCK_MARKS, _PREFIX) as writer:
+            for rows in read_row_groups(table_place, BLOCK_MARKS, path):
+                writer.write(in_batches(rows, through + 1, LAST_BATCH))
+            written = writer.finish()
+        yield from answer_files(BLOCK_MARKS.name, [written])
+
+    table_place = table.place
+    adds = workers.over(rewritten, work).files(BLOCK_MARKS.name)
+    table.commit(EXPIRY_APP, None, adds, removes=removes)

@@ -1,0 +1,90 @@
+"""Single requests expire: rows of usage_events of closed days. Sums by hour and day stay, and what closes say of them.
+
+Files are dropped whole: of days that are closed, with no batch that is not, or that has content in bronze. So
+nothing goes that a close has yet to compare, or that can be made again and compared; what comes late to an old day
+stays as long.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from quaymaster_pipeline.jobs.retention import USAGE_DAYS
+from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS, LAST_BATCH
+from quaymaster_pipeline.usage.tasks import Workers, answer_counts
+from quaymaster_pipeline.warehouse.closes import closed_through, last_closed_day
+from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
+
+APP: Final = "usage expiry"
+_COUNTED: Final = ("messages", "bytes", "chunks", "http_status")
+_COUNTS: Final = "expired"
+
+
+def expire_usage(
+    workers: Workers, warehouse: Warehouse, now: datetime.datetime, *, days: int = USAGE_DAYS
+) -> int:
+    """Delete the requests of closed days more than `days` ago; return how many. Control totals are noted.
+
+    A pipeline may run next to it.
+
+    Raises:
+        CommitConflict: others replaced the files again and again.
+    """
+    table, blocks = warehouse.table(USAGE_EVENTS), warehouse.table(BLOCKS)
+
+    def expire() -> int:
+        before = _closed_before(warehouse, now, days)
+        through = min(closed_through(warehouse), _first_with_content(blocks) - 1)
+        files = due(table, before, through)
+        if not files:
+            return 0
+        counts = workers.over([file.path for file in files], _counting_work(table.place)).counts(_COUNTS)
+        # A day stays expired, whatever clock or setting says later.
+        first_whole = max(before, table.note(EXPIRED_DAYS).get("before", ""))
+        notes = {EXPIRED_DAYS: {"before": first_whole}}
+        table.commit(APP, None, [], removes=files, counts={EXPIRED: counts}, shared_notes=notes)
+        return counts["rows"]
+
+    return planning_again(expire, table, blocks, warehouse.table(USAGE_DAILY))
+
+
+def _closed_before(warehouse: Warehouse, now: datetime.datetime, days: int) -> str:
+    """Return the first day whose requests are kept, or that is not closed; empty when no day is closed."""
+    last_closed = last_closed_day(warehouse)
+    if last_closed is None:
+        return ""
+    first_kept = now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
+    return str(min(first_kept, last_closed + datetime.timedelta(days=1)))
+
+
+def _first_with_content(blocks: Table) -> int:
+    """Return the first batch of bronze that has content."""
+    lows = (file.bounds["batch_id"][0] for file in blocks.files() if file.bounds["content_bytes"][1] > 0)
+    return min(lows, default=LAST_BATCH)
+
+
+def due(table: Table, before: str, through: int) -> list[DataFile]:
+    """Return the files of days before `before` that have no batch after `through`, the last one that may expire."""
+    return [
+        file
+        for file in table.files()
+        if str(file.partition_value) < before and file.bounds["batch_id"][1] <= through
+    ]
+
+
+def _counting_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: count what a file has."""
+
+    def work(path: str) -> Iterator[Any]:
+        counts: Counter[str] = Counter()
+        for rows in read_row_groups(place, USAGE_EVENTS, path, _COUNTED):
+            counts.update(silver.control_totals_of_usage(rows))
+        yield answer_counts(_COUNTS, counts)
+
+    return work

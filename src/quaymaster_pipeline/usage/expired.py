@@ -1,0 +1,115 @@
+"""What is known of rows that have expired: blocks by ops.expired_blocks, requests by notes of usage_events.
+
+Rows of bronze.blocks expire in the order of their batches. The commit of ops.expired_blocks decides: rows of batches up
+to its own that bronze.blocks still has, as after a kill, count no more. So who reads both looks at bronze.blocks first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.usage.sequences import CoverageLine, IncarnationId
+from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table
+
+APP: Final = "expired blocks"
+"""The job that replaces ops.expired_blocks; the number of its commit is the last batch that has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredBlocks:
+    """Blocks that have expired: those of batches up to `through`. Can be pickled; tasks read the rows.
+
+    `next` is the first offset of each partition of the usage queue that has not expired, `headers` control totals.
+    """
+
+    place: TablePlace
+    through: int = NO_BATCH
+    blocks: int = 0
+    damaged: int = 0
+    taken_us: int = 0
+    next: Mapping[int, int] = field(default_factory=dict)
+    headers: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file, by its path."""
+    paths: tuple[str, ...] = ()
+
+    def to_note(self) -> dict[str, Any]:
+        """Return what the commit notes of them."""
+        offsets = {str(partition): offset for partition, offset in self.next.items()}
+        names = ("blocks", "damaged", "taken_us")
+        given = {name: getattr(self, name) for name in names}
+        return given | {"next": offsets, "headers": dict(self.headers), "files": dict(self.files)}
+
+    def lines(self, owner: IncarnationId | None = None) -> list[CoverageLine]:
+        """Return what came of incarnations, or of one of them. In a task, or where a start has nothing else."""
+        found = []
+        for path in self.paths:
+            for rows in read_row_groups(self.place, EXPIRED_BLOCKS, path, LINE_COLUMNS):
+                mine = rows
+                if owner is not None:
+                    is_its = pc.and_(
+                        pc.equal(rows.column("front_end"), owner.front_end),
+                        pc.equal(rows.column("epoch"), owner.number),
+                    )
+                    mine = rows.filter(is_its)
+                columns = (mine.column(name).to_pylist() for name in LINE_COLUMNS)
+                found += [CoverageLine(*line) for line in zip(*columns, strict=True)]
+        return found
+
+    def remaining(self, files: Iterable[DataFile]) -> list[DataFile]:
+        """Return the files of bronze.blocks, or of its marks, that have later batches."""
+        return [file for file in files if file.bounds.get("batch_id", (0, LAST_BATCH))[1] > self.through]
+
+
+LINE_COLUMNS: Final = ("front_end", "epoch", "ranges", "watermarks", "is_sealed", "seal_end")
+"""The columns that ops.coverage and ops.expired_blocks have in common: of a CoverageLine."""
+LAST_BATCH: Final = 1 << 62
+
+
+def expired_blocks(table: Table) -> ExpiredBlocks:
+    """Return what has expired, by a version of ops.expired_blocks."""
+    note = table.note(APP)
+    if not note:
+        return ExpiredBlocks(table.place)
+    return ExpiredBlocks(
+        table.place,
+        table.last_batch(APP),
+        note["blocks"],
+        note["damaged"],
+        note["taken_us"],
+        {int(partition): offset for partition, offset in note["next"].items()},
+        note["headers"],
+        note["files"],
+        tuple(file.path for file in table.files()),
+    )
+
+
+class ExpiredUsage(NamedTuple):
+    """Requests that have expired: all of days before `before` (a date as text; empty: of none), closed before that.
+
+    What came late to such a day expires once it is closed, too. `counts` are control totals.
+    """
+
+    before: str
+    counts: Mapping[str, int]
+
+    def has(self, date: str | None) -> bool:
+        """Return whether requests of a day have expired."""
+        return str(date) < self.before
+
+
+EXPIRED: Final = "expired"
+"""The note of usage_events and of quarantine with control totals of requests that they had and have no more."""
+EXPIRED_DAYS: Final = "expired days"
+"""The note of usage_events with the first day (`before`) of which no request has expired."""
+
+
+def expired_usage(events: Table) -> ExpiredUsage:
+    """Return which requests have expired, by a version of usage_events."""
+    return ExpiredUsage(events.note(EXPIRED_DAYS).get("before", ""), events.note(EXPIRED))
