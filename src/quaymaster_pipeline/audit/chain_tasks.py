@@ -32,6 +32,7 @@ from quaymaster_pipeline.checks.header_groups import are_of_group
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, BREAKS_OF_ITEM
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.requests import changes_of
+from quaymaster_pipeline.usage.rules import are_links
 from quaymaster_pipeline.usage.tasks import answer_counts, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_file, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, EXPIRED_BLOCKS, QUARANTINE, TIME
@@ -67,6 +68,7 @@ _LINK_SCHEMA: Final = pa.schema(
 _NAME_SCHEMA: Final = pa.schema([("front_end", _TEXT)])
 _HASH_SCHEMA: Final = pa.schema([("front_end", _TEXT), ("incarnation", _NUMBER), ("hash", _BYTES)])
 _SEAL_SCHEMA: Final = pa.schema([("front_end", _TEXT), ("incarnation", _NUMBER)])
+_BRIDGE: Final = ("front_end", "rule", "prev_hash", "record_hash")
 _HEADER: Final = ("batch_id", "front_end", "epoch", "seq_hi")
 _OPENED: Final = ("log_partition", "log_offset", "batch_id", "rows", "content")
 
@@ -190,6 +192,7 @@ class _GroupChains:
             _BYTES,
         )
         self._links = Links()
+        self._bridges = self._read_bridges()
         self._breaks = FirstBreaks(breaks_of(groups))
         self._broken: set[str] = set()
         self._found: list[tuple[str, bytes]] = []
@@ -215,14 +218,45 @@ class _GroupChains:
         for number, path in enumerate(day.paths):
             first = 0
             for rows in read_row_groups(place, AUDIT_EVENTS, path, LINKS):
-                is_mine = are_of_group(rows.column("front_end"), self._group, self._groups)
+                is_mine = self._are_mine(rows)
                 for name in LINKS[1:3]:  # what has no place is missing where it should be
                     is_mine = pc.and_(is_mine, pc.is_valid(rows.column(name)))
                 places = pa.array(range(first, first + rows.num_rows), _NUMBER)
                 numbered = rows.append_column("file", pa.repeat(pa.scalar(number, _NUMBER), rows.num_rows))
                 parts.append(numbered.append_column("row", places).filter(is_mine))
                 first += rows.num_rows
-        return pa.concat_tables(parts).sort_by(IN_ORDER)
+        return self._bridged(pa.concat_tables(parts)).sort_by(IN_ORDER)
+
+    def _read_bridges(self) -> dict[bytes, bytes]:
+        """Return the hashes of events that broke a rule, each with the hash of the event before it."""
+        bridges: dict[bytes, bytes] = {}
+        place = self._seen.places[QUARANTINE.name]
+        for path in self._seen.quarantine:
+            for rows in read_row_groups(place, QUARANTINE, path, _BRIDGE):
+                rows = rows.filter(pc.and_(are_links(rows), self._are_mine(rows)))
+                hashes = (rows.column(name).to_pylist() for name in ("record_hash", "prev_hash"))
+                bridges.update(zip(*hashes, strict=True))
+        return bridges
+
+    def _are_mine(self, rows: Any) -> Any:
+        return are_of_group(rows.column("front_end"), self._group, self._groups)
+
+    def _bridged(self, rows: Any) -> Any:
+        """Return events as following the last one that is not in quarantine: a chain holds over those that are."""
+        if not self._bridges:
+            return rows
+        previous = rows.column("prev_hash")
+        if not pc.any(pc.is_in(previous, pa.array(list(self._bridges), _BYTES))).as_py():
+            return rows
+        found = []
+        for one in previous.to_pylist():
+            for _ in range(len(self._bridges)):
+                if one not in self._bridges:
+                    break
+                one = self._bridges[one]
+            found.append(one)
+        at = rows.schema.get_field_index("prev_hash")
+        return rows.set_column(at, rows.schema.field(at), pa.array(found, _BYTES))
 
     def _look_for_heads(self, rows: Any) -> None:
         if not len(self._looked_for):

@@ -61,7 +61,7 @@ STUB_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         *("log_partition", "log_offset", "block_row", "batch_id"),
     ),
     QUARANTINE.name: (
-        *("front_end", "epoch", "sequence", "rule", "reason"),
+        *("front_end", "epoch", "sequence", "rule", "reason", "prev_hash", "record_hash"),
         *("log_partition", "log_offset", "block_row", "batch_id"),
     ),
 }

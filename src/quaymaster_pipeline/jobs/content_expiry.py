@@ -8,7 +8,8 @@ Quarantine has what was recorded in its column `raw`, which expires with the con
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -17,12 +18,14 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.expired import EXPIRED
-from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files
+from quaymaster_pipeline.usage.rules import are_links
+from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE, USAGE_EVENTS, TableSpec
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
 
 APP: Final = "expiry"
+_REPLACED, _DROPPED = "replaced", "dropped"
 _UNKNOWN: Final = (0, 1)
 """The bounds of a file that has none: it may have content."""
 
@@ -100,7 +103,8 @@ def expire_quarantine(
 ) -> ExpiredQuarantine:
     """Take `raw` out of rows of quarantine older than `days`, and delete those older than `row_days`.
 
-    What is deleted is counted in a note of the same commit, as it still belongs to what the layers add up to.
+    Management requests stay without it, as audit chains go over them. What is deleted is counted in a note of the same
+    commit, as it still belongs to what the layers add up to.
 
     Raises:
         CommitConflict: others replaced the files again and again.
@@ -110,33 +114,53 @@ def expire_quarantine(
 
     def expire() -> ExpiredQuarantine:
         files = table.files()
-        gone = [file for file in files if str(file.partition_value) < first_kept]
+        old = {file.path: file for file in files if str(file.partition_value) < first_kept}
         emptied = [
             file
             for file in files
             if first_kept <= str(file.partition_value) < first_with_raw
             and file.bounds.get("raw_bytes", _UNKNOWN)[1] > 0
         ]
-        if not gone and not emptied:
+        if not old and not emptied:
             return ExpiredQuarantine(0, 0)
         work = _emptying_work(table.place, _OF_QUARANTINE, emptied)
         answers = workers.over([file.path for file in emptied], work)
-        # Blocks that could not be read have no row: they are no requests, and are not counted.
-        requests = sum(file.rows - file.nulls.get("block_row", 0) for file in gone)
-        table.commit(
-            APP,
-            None,
-            answers.files(QUARANTINE.name),
-            removes=[*gone, *emptied],
-            counts={EXPIRED: {"rows": requests}},
-        )
-        return ExpiredQuarantine(answers.counts("expired")["rows"], sum(file.rows for file in gone))
+        of_old = workers.over(list(old), _dropping_work(table.place, old))
+        removes = [*(old[path] for path in of_old.texts(_REPLACED)), *emptied]
+        if not removes:
+            return ExpiredQuarantine(0, 0)
+        dropped = of_old.counts(_DROPPED)
+        adds = (answers + of_old).files(QUARANTINE.name)
+        table.commit(APP, None, adds, removes=removes, counts={EXPIRED: {"rows": dropped["requests"]}})
+        return ExpiredQuarantine(answers.counts("expired")["rows"], dropped["rows"])
 
     return planning_again(expire, table)
 
 
 def _first_kept(now: datetime.datetime, days: int) -> str:
     return str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
+
+
+def _dropping_work(place: TablePlace, files: Mapping[str, DataFile]) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does: write a file of quarantine again with links of audit chains alone, if it has others."""
+
+    def work(path: str) -> Iterator[Any]:
+        counts: Counter[str] = Counter()
+        for rows in read_row_groups(place, QUARANTINE, path, ["rule", "record_hash", "block_row"]):
+            goes = rows.filter(pc.invert(are_links(rows)))
+            # Blocks that could not be read have no row: they are no requests, and are not counted.
+            counts.update(rows=goes.num_rows, requests=goes.num_rows - goes.column("block_row").null_count)
+        if not counts["rows"]:
+            return
+        with FileWriter(place, QUARANTINE, APP, files[path].partition_value) as writer:
+            for rows in read_row_groups(place, QUARANTINE, path):
+                writer.write(_emptied(_OF_QUARANTINE, rows.filter(are_links(rows))))
+            written = writer.finish()
+        yield from answer_files(QUARANTINE.name, [written])
+        yield answer_counts(_DROPPED, counts)
+        yield answer(_REPLACED, path.encode())
+
+    return work
 
 
 def _emptying_work(
@@ -155,14 +179,20 @@ def _emptying_work(
                 sizes = pc.fill_null(rows.column(size), 0)
                 counts["rows"] += pc.sum(pc.greater(sizes, 0)).as_py() or 0
                 counts["bytes"] += pc.sum(sizes).as_py() or 0
-                nothing = {
-                    column: pa.nulls(rows.num_rows, schema.field(column).type),
-                    size: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
-                }
-                columns = [nothing[name] if name in nothing else rows.column(name) for name in schema.names]
-                writer.write(pa.table(columns, schema=schema))
+                writer.write(_emptied(content, rows))
             written = writer.finish()
         yield from answer_files(spec.name, [written])
         yield answer_counts("expired", counts)
 
     return work
+
+
+def _emptied(content: _Content, rows: Any) -> Any:
+    """Return rows without what expires."""
+    schema = content.spec.file_schema
+    nothing = {
+        content.column: pa.nulls(rows.num_rows, schema.field(content.column).type),
+        content.size: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
+    }
+    columns = [nothing[name] if name in nothing else rows.column(name) for name in schema.names]
+    return pa.table(columns, schema=schema)

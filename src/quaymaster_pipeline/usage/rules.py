@@ -62,6 +62,10 @@ def _matches(texts: Any, pattern: str) -> Any:
     return pc.match_substring_regex(different, pattern).take(pc.index_in(texts, different))
 
 
+IDENTITY: Final = "identity"
+"""The rule that a request has a place of its own: a front end, an incarnation and a sequence."""
+
+
 class _Rule(NamedTuple):
     name: str
     is_broken: Callable[[Any, int], Any]
@@ -74,7 +78,7 @@ def _micros(rows: Any, name: str) -> Any:
 
 RULES = (
     _Rule(
-        "identity",
+        IDENTITY,
         lambda rows, now_us: pc.or_(
             pc.equal(pc.fill_null(rows.column("front_end"), ""), ""),
             pc.or_(pc.less(rows.column("epoch"), 0), pc.less(rows.column("sequence"), 0)),
@@ -245,6 +249,15 @@ def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:
         "quarantine_date": pa.repeat(pa.scalar(now_us // DAY_US, pa.int32()), count),
     }
     return _as(QUARANTINE.schema, rows, columns)
+
+
+def are_links(rows: Any) -> Any:
+    """Return which rows of quarantine are events of an audit chain that is without them, as a mask.
+
+    A row that has the identity of another one is none: that one is in the chain.
+    """
+    is_event = pc.greater(pc.fill_null(pc.binary_length(rows.column("record_hash")), 0), 0)
+    return pc.and_(is_event, pc.fill_null(pc.not_equal(rows.column("rule"), IDENTITY), False))
 
 
 def _told_times(rows: Any) -> Any:

@@ -29,7 +29,7 @@ from quaymaster_pipeline.usage.bronze import (
 from quaymaster_pipeline.usage.expired import ExpiredBlocks, expired_blocks
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
-from quaymaster_pipeline.usage.rules import Silver, quarantine_rows, refine
+from quaymaster_pipeline.usage.rules import IDENTITY, Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
@@ -370,7 +370,7 @@ def _take_overlaps(
         for reason, places in other.items():
             odd = rows.take(pa.array(places, pa.int64()))
             output.counts.update(_counted("quarantine", odd))
-            output.write(QUARANTINE, quarantine_rows(odd, "identity", reason, now_us))
+            output.write(QUARANTINE, quarantine_rows(odd, IDENTITY, reason, now_us))
 
 
 def _heads_of_answer(text: str) -> Heads:

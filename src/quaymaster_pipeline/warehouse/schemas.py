@@ -256,12 +256,14 @@ QUARANTINE = TableSpec(
             *ORIGIN_COLUMNS,
             pa.field("quarantine_date", pa.date32()),
             pa.field("raw_bytes", pa.int64()),
+            *_fields(pa.binary(), "prev_hash", "record_hash"),
         ]
     ),
     "quarantine_date",
 )
-"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row. After
-some time `raw` expires: it is null then, and `raw_bytes` 0 (`jobs/content_expiry`)."""
+"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row. A
+management request has its hashes in the audit chain, which holds over it. After some time `raw` expires: it is null
+then, and `raw_bytes` 0 (`jobs/content_expiry`)."""
 
 USAGE_COUNTS = _fields(
     pa.int64(),

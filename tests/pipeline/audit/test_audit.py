@@ -26,6 +26,7 @@ from quaymaster_pipeline.audit.audit import ANCHORS, Audit, AuditMistake, Hold, 
 from quaymaster_pipeline.audit.audit_chains import Break, Proof
 from quaymaster_pipeline.audit.expiry import Expiry, expire_events
 from quaymaster_pipeline.audit.verification import heads_of, verify_chains
+from quaymaster_pipeline.jobs.content_expiry import expire_quarantine
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
@@ -412,6 +413,49 @@ def test_events_in_quarantine_are_not_missed(site: Site) -> None:
 
     assert site.warehouse.table(QUARANTINE).rows == 40
     assert verified(site).breaks == []
+
+
+@pytest.mark.parametrize("ahead", ["first", "between", "last"])
+def test_chains_hold_over_events_in_quarantine_also_once_these_have_expired(site: Site, ahead: str) -> None:
+    one = front_end()
+    site.ship(one.block(40))
+    for part in ("first", "between", "last"):
+        right_us = one.time_us
+        one.time_us += 30 * DAY_S * SECOND_US if part == ahead else 0
+        site.ship(one.block(40))
+        one.time_us = right_us + 40 * SECOND_US
+    site.run(now=NOON + timedelta(days=1))
+    in_quarantine = site.warehouse.table(QUARANTINE).read(["record_hash"]).column("record_hash").to_pylist()
+
+    fresh = verified(site)
+    expire_quarantine(InProcess(), site.warehouse, NOON + timedelta(days=500))
+    old = verified(site)
+    events_expired = expired(site, NOON + timedelta(seconds=60))
+    anchored = verified(site)
+
+    kept = site.warehouse.table(QUARANTINE).read(["record_hash", "raw"]).to_pylist()
+    assert sum(map(bool, in_quarantine)) > 0
+    assert sorted(row["record_hash"] for row in kept) == sorted(filter(None, in_quarantine))
+    assert {row["raw"] for row in kept} == {None}
+    assert (fresh.breaks, old.breaks, anchored.breaks) == ([], [], [])
+    assert events_expired.deleted > 0
+
+
+def test_an_event_that_was_deleted_next_to_one_in_quarantine_is_missed(site: Site) -> None:
+    one = front_end()
+    site.ship(one.block(40))
+    right_us = one.time_us
+    one.time_us += 30 * DAY_S * SECOND_US
+    site.ship(one.block(40))
+    one.time_us = right_us
+    site.ship(one.block(40))
+    site.run(now=NOON + timedelta(days=1))
+
+    rewrite(site, lambda rows: [row for row in rows if row["sequence"] >= 80 or row["sequence"] < 20])
+
+    assert [found.reason for found in verified(site).breaks] == [
+        "an event before it is missing, or was put in or changed"
+    ]
 
 
 def test_what_expired_is_not_missed(site: Site) -> None:

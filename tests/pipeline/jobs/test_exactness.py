@@ -18,6 +18,7 @@ from harness.usage_faults import BOOK, NOVEMBER, NOW, Faults, FaultySite, record
 
 from quaymaster.protocol.usage.usage_blocks import decode_block, decode_header
 from quaymaster.protocol.usage.usage_records import UsageRecord
+from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
@@ -91,6 +92,7 @@ def check_tables(site: FaultySite, records: list[UsageRecord]) -> None:
     }
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
     assert compare_sums(site.warehouse) == []
+    assert verify_chains(InProcess(), site.warehouse).breaks == []
 
 
 def check_charges(site: FaultySite, records: list[UsageRecord]) -> None:
@@ -167,5 +169,6 @@ def test_sums_and_invoices_are_the_same_if_requests_and_headers_expire_while_all
     assert expired_blocks(site.warehouse.table(EXPIRED_BLOCKS)).blocks > 0
     assert expired_usage(site.warehouse.table(USAGE_EVENTS)).counts["rows"] > 0
     assert [one.text for one in verify(InProcess(), site.warehouse).breaks] == []
+    assert verify_chains(InProcess(), site.warehouse).breaks == []
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
     assert compare_sums(site.warehouse) == []

@@ -149,8 +149,9 @@ def test_old_rows_of_quarantine_are_deleted_and_the_layers_still_agree(tmp_path:
     site.ship(one.block(20))
     site.run()
 
-    assert (kept, deleted, again) == ((41, 0), (0, 41), (0, 0))
-    assert site.warehouse.table(QUARANTINE).rows == 20
+    # Six management requests stay, since the audit chain goes over them.
+    assert (kept, deleted, again) == ((41, 0), (0, 35), (0, 0))
+    assert site.warehouse.table(QUARANTINE).rows == 26
     (rows, *_) = compare_rows(site.warehouse)
     assert (rows.blocks, rows.quarantine, rows.silver) == (90, 60, 30)
     assert [found.difference for found in compare_rows(site.warehouse)] == [0] * 5
