@@ -1,9 +1,10 @@
 """How long the pipeline takes to start over a long history, which is made here without a queue and without Spark.
 
 `ops.coverage` says what had come up to some batch; a start reads it, and the headers of later batches. Where it is
-lost, a start reads the headers of all blocks. History is made cheaply: bronze.blocks as its log has it after
-compaction, files of headers without content. Old files are links to one file, for only their number, and how many
-headers they have, is of interest; those of the last batches have the headers of whole passes.
+lost, a start reads ops.expired_blocks and all headers that have not expired. History is made cheaply: bronze.blocks
+as its log has it after compaction, files of headers without content. Old files are links to one file, for only their
+number, and how many headers they have, is of interest; those of the last batches have the headers of whole passes. Each
+front end starts anew once a week, so both tables have a line for each of its weeks.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ import numpy as np
 import pyarrow as pa
 
 from bench.pipeline import NOON_US
+from quaymaster_pipeline.checks.block_links import ChainHead, ExpiredChain
+from quaymaster_pipeline.checks.header_groups import expired_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, USAGE_DAYS
+from quaymaster_pipeline.usage import bronze, expired
 from quaymaster_pipeline.usage.feed import BlockReader
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.data_files import DataFile, write_rows
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE, EXPIRED_BLOCKS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 FRONT_ENDS = 1_000
 PASSES_A_DAY = 1_440
 PASS_BLOCKS = 60_000
 FILES_A_DAY = 800
-"""Of compacted files, so that 35 days have 28,000."""
+"""Of compacted files with content, so that 35 days have 28,000."""
+EMPTIED_PART = 8
+"""Once their content has expired, files become so many times fewer."""
 OLD_HEADERS = 100
 """In an old file; one that was compacted would have 100,000."""
 PASS_FILES = 8
@@ -102,16 +108,17 @@ def measure(
         listing_s = time.process_time() - began_s
         shutil.rmtree(warehouse.place(COVERAGE).uri)
         without = restart(root)
-    headers = days * files_a_day * OLD_HEADERS + RECENT_PASSES * pass_blocks
+    headers = (len(files) - RECENT_PASSES * PASS_FILES) * OLD_HEADERS + RECENT_PASSES * pass_blocks
     header_us = max(0, with_coverage["cpu_s"] - listing_s) / (RECENT_PASSES * pass_blocks) * 1e6
     return {
         "days": days,
+        "incarnations": incarnations_of(days) * front_ends,
         "files": len(files),
         "listing_cpu_s": round(listing_s, 2),
         "with_coverage": with_coverage | {"headers": RECENT_PASSES * pass_blocks},
         "without_coverage": without | {"headers": headers},
         "us_a_header": round(header_us, 2),
-        "all_headers_s": round(days * PASSES_A_DAY * pass_blocks * header_us / 1e6),
+        "all_headers_s": round(min(days, USAGE_DAYS) * PASSES_A_DAY * pass_blocks * header_us / 1e6),
         "load_average": round(os.getloadavg()[0], 1),
     }
 
@@ -121,32 +128,61 @@ def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_
     warehouse = Warehouse(root)
     with warehouse.ingesting():
         table = warehouse.table(BLOCKS)
-        old = headers(0, 0, OLD_HEADERS, front_ends)
+        weeks = incarnations_of(days)
+        old = headers(0, 0, OLD_HEADERS, front_ends, weeks)
         last = days * PASSES_A_DAY - 1
-        for day in range(days):
+        for day in range(max(0, days - USAGE_DAYS), days):
             first = day * PASSES_A_DAY
             model = write_rows(table.place, BLOCKS, f"{bronze.APP}-{first}", old)[0]
+            count = files_a_day if day >= days - CONTENT_DAYS else max(1, files_a_day // EMPTIED_PART)
             links = [
-                _link(table.place.uri, model, number, first + number * PASSES_A_DAY // files_a_day)
-                for number in range(1, files_a_day)
+                _link(table.place.uri, model, number, first + number * PASSES_A_DAY // count)
+                for number in range(1, count)
             ]
             table.commit(bronze.APP, first + PASSES_A_DAY - 1, [model, *links], note={"taken_us": NOON_US})
         coverage = Coverage()
         had = -(-pass_blocks // front_ends) * (last + 1) * ROWS
         for number in range(front_ends):
-            coverage.add(BlockRange(IncarnationId(_name(number), 1), 0, had, b"", NOON_US))
+            for week in range(1, weeks):
+                owner, after = IncarnationId(_name(number), week), IncarnationId(_name(number), week + 1)
+                coverage.add(BlockRange(owner, 0, had, b"", NOON_US))
+                coverage.add(BlockRange(after, 0, 0, b"", NOON_US, sealed=owner, seal_end=had))
+        if days > USAGE_DAYS:
+            _write_expired(warehouse, coverage, (days - USAGE_DAYS) * PASSES_A_DAY - 1)
+        for number in range(front_ends):
+            coverage.add(BlockRange(IncarnationId(_name(number), weeks), 0, had, b"", NOON_US))
         bronze.CoverageKeeper(warehouse).keep(coverage, last, datetime.fromtimestamp(NOON_US / 1e6, UTC))
         for batch_id in range(last + 1, last + 1 + RECENT_PASSES):
             files: list[DataFile] = []
             for part in range(PASS_FILES):
-                rows = headers(
-                    batch_id, part * pass_blocks // PASS_FILES, pass_blocks // PASS_FILES, front_ends
-                )
+                begin, count = part * pass_blocks // PASS_FILES, pass_blocks // PASS_FILES
+                rows = headers(batch_id, begin, count, front_ends, weeks)
                 files += write_rows(table.place, BLOCKS, f"{bronze.APP}-{batch_id}", rows)
             table.commit(bronze.APP, batch_id, files, note={"taken_us": NOON_US})
 
 
-def headers(batch_id: int, first: int, count: int, front_ends: int) -> Any:
+def incarnations_of(days: int) -> int:
+    """Return how many times a front end has begun in so many days."""
+    return max(1, days // 7)
+
+
+def _write_expired(warehouse: Warehouse, coverage: Coverage, through: int) -> None:
+    """Write ops.expired_blocks: a line for each incarnation that has ended, and the hash of its last block."""
+    table = warehouse.table(EXPIRED_BLOCKS)
+    chains = [
+        ExpiredChain(
+            [line],
+            blocks={(owner := IncarnationId(line.front_end, line.number)): 1},
+            heads={os.urandom(32): ChainHead(owner, line.ranges[-1] if line.ranges else 0, False, False)},
+        )
+        for line in coverage.lines()
+    ]
+    files = table.write(expired.APP.replace(" ", "-"), expired_rows(chains, through))
+    note = expired.ExpiredBlocks(table.place, through, blocks=len(chains)).to_note()
+    table.commit(expired.APP, through, files, note=note)
+
+
+def headers(batch_id: int, first: int, count: int, front_ends: int, incarnation: int) -> Any:
     """Return rows of bronze.blocks of a batch: from a place in it on, without content, by front end."""
     place = np.arange(first, first + count)
     front_end, turn = place % front_ends, place // front_ends
@@ -155,7 +191,7 @@ def headers(batch_id: int, first: int, count: int, front_ends: int) -> Any:
     turns = PASS_BLOCKS // FRONT_ENDS * batch_id + turn
     columns = {
         "front_end": pa.array([_name(number) for number in front_end.tolist()]),
-        "epoch": np.ones(count, np.int64),
+        "epoch": np.full(count, incarnation),
         "batch_id": np.full(count, batch_id),
         "log_offset": batch_id * PASS_BLOCKS + place,
         "seq_lo": turns * ROWS,

@@ -15,7 +15,7 @@ from quaymaster.protocol.actions.permission_rules import check_permission
 from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.shapes import AddPermissionRequest
 from quaymaster_pipeline.billing.rules import billing_class_of
-from quaymaster_pipeline.checks.allowances import DELETES, SENDS
+from quaymaster_pipeline.checks.brokers.allowances import DELETES, SENDS
 from quaymaster_pipeline.warehouse.schemas import OP_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent

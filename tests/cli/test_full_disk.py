@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness.command_line import Result, Run
 from harness.disks import SmallDisk, small_disk
-from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.pipeline_site import Site, expected_usage, no_spark
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 from spark.fake_server import fake_server
@@ -38,10 +37,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture(autouse=True)
 def tasks_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-        yield InProcess()
-
     monkeypatch.setattr(spark, "spark_workers", no_spark)
 
 

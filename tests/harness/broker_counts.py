@@ -10,16 +10,21 @@ from harness.pipeline_site import Site
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 from quaymaster.protocol.usage.usage_blocks import Seal, SealReason
 from quaymaster.protocol.usage.usage_records import UsageContext
-from quaymaster_pipeline.checks.allowances import DELETES, SENDS
-from quaymaster_pipeline.checks.broker_counts import (
+from quaymaster_pipeline.checks.brokers.allowances import DELETES, SENDS
+from quaymaster_pipeline.checks.brokers.broker_counts import (
+    BrokerComparison,
     Compared,
     QueueCount,
+    Unkept,
     check_brokers,
     compare_brokers,
+    write_broker_comparison,
     write_counts,
 )
+from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, next_number
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse.schemas import LOSSES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 QUEUES = (100, 101, 102)
 LATE_US = NOON_US + 7200 * SECOND_US
@@ -27,6 +32,16 @@ LATE_US = NOON_US + 7200 * SECOND_US
 
 def time_of(time_us: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC)
+
+
+def keep_comparison(tables: Warehouse, compared: datetime.datetime) -> None:
+    """Keep that the brokers of a time were compared, and nothing differed."""
+    total = BrokerComparison("brokers", "sends", compared, 0, 0, 0, 0, 0, 0)
+    counted_us = int(compared.timestamp()) * SECOND_US
+    note = [total._asdict() | {"counted_time": compared.isoformat()}]
+    check = LastCheck(counted_us, counted_us, 0, 0, totals=note)
+    unkept = Unkept(next_number(tables), check, [], LOSSES.schema.empty_table())
+    write_broker_comparison(tables, Compared((total,), (), unkept), compared)
 
 
 def done_until(time_us: int, *front_ends: FrontEnd) -> Counter[tuple[int, str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness import usage_blocks
@@ -22,6 +24,12 @@ class InProcess(ThisProcess):
 
     def in_pool(self, name: str, *, gives_way: bool = False) -> InProcess:
         return self
+
+
+@contextlib.contextmanager
+def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+    """Stand in for `commands.spark.spark_workers`: tasks run here."""
+    yield InProcess()
 
 
 class Site:

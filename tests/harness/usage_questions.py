@@ -24,7 +24,7 @@ from harness.usage_blocks import HOUR_US, SECOND_US, FrontEnd, context_of, conte
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_records import UsageContext, UsageRecord
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
-from quaymaster_pipeline.checks.broker_counts import QueueCount
+from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
 from quaymaster_pipeline.jobs.queues import keep_queues
 from quaymaster_pipeline.warehouse.schemas import SUMMED_UP
 from quaymaster_pipeline.warehouse.tables import Warehouse

@@ -18,8 +18,13 @@ from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import CommandRefused
 from quaymaster.protocol.usage.usage_blocks import decode_header
-from quaymaster_pipeline.checks.allowances import SKEW_US
-from quaymaster_pipeline.checks.broker_counts import Compared, QueueCount, compare_brokers, write_counts
+from quaymaster_pipeline.checks.brokers.allowances import SKEW_US
+from quaymaster_pipeline.checks.brokers.broker_counts import (
+    Compared,
+    QueueCount,
+    compare_brokers,
+    write_counts,
+)
 from quaymaster_pipeline.commands.broker_counts import read_broker_counts
 from quaymaster_pipeline.commands.operators import reconcile
 from quaymaster_pipeline.usage.bronze import coverage_of

@@ -6,8 +6,8 @@ import datetime
 import time
 from typing import Any
 
-from quaymaster_pipeline.checks.broker_counts import last_comparison
-from quaymaster_pipeline.checks.losses import MEASURES
+from quaymaster_pipeline.checks.brokers.broker_counts import last_comparison
+from quaymaster_pipeline.checks.brokers.losses import MEASURES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
 from quaymaster_pipeline.usage.content import content_span

@@ -292,8 +292,8 @@ def accounts(
 
 def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     """Return why usage of a month cannot be said to be what the brokers did; None if it can, or has no brokers."""
-    from quaymaster_pipeline.checks.broker_counts import last_compared
-    from quaymaster_pipeline.checks.loss_table import losses_of_month, why_losses_stop
+    from quaymaster_pipeline.checks.brokers.broker_counts import last_compared
+    from quaymaster_pipeline.checks.brokers.loss_table import losses_of_month, why_losses_stop
     from quaymaster_pipeline.usage import bronze
     from quaymaster_pipeline.usage.feed import QUEUE_FEED
     from quaymaster_pipeline.warehouse.schemas import BLOCKS
@@ -319,7 +319,7 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
 def _compare_brokers(tables: Warehouse) -> tuple[BillingComparison, ...]:
     """Return what the brokers counted last beside usage, within bounds."""
     from quaymaster_pipeline.billing.reconciliation import BillingComparison
-    from quaymaster_pipeline.checks.broker_counts import last_comparison
+    from quaymaster_pipeline.checks.brokers.broker_counts import last_comparison
 
     found = []
     for brokers in last_comparison(tables):

@@ -13,7 +13,7 @@ from quaymaster.cli.output import note
 from quaymaster.cli.profile_files import named_profile
 
 if TYPE_CHECKING:
-    from quaymaster_pipeline.checks.broker_counts import QueueCount
+    from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
 COUNTS_PAGE = 1_000
@@ -31,7 +31,7 @@ def count_brokers(
 
     Not after a clock was set back, until it has caught up: what is counted then cannot be compared.
     """
-    from quaymaster_pipeline.checks.broker_counts import set_back_from, write_counts
+    from quaymaster_pipeline.checks.brokers.broker_counts import set_back_from, write_counts
     from quaymaster_pipeline.jobs.queues import keep_queues
     from quaymaster_pipeline.warehouse.tables import planning_again
 
@@ -51,7 +51,7 @@ def count_brokers(
 def tell_accepted_losses(tables: Warehouse, month: str, *, now: datetime.datetime) -> None:
     """Accept what is booked as lost in a month, and say how much that is."""
     from quaymaster_pipeline.billing.periods import Month
-    from quaymaster_pipeline.checks.loss_table import accept_losses
+    from quaymaster_pipeline.checks.brokers.loss_table import accept_losses
 
     try:
         period = Month.parse(month)
@@ -72,7 +72,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
     """
     from quaymaster.cli.client import AdminClient
     from quaymaster.protocol.sqs.internal_queues import is_internal
-    from quaymaster_pipeline.checks.broker_counts import QueueCount
+    from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
     from quaymaster_pipeline.jobs.queues import kind_of_queue
 
     found = []

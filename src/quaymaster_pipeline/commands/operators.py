@@ -27,7 +27,7 @@ from quaymaster_pipeline.commands.warehouse import (
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS, USAGE_DAYS, Retention
 
 if TYPE_CHECKING:
-    from quaymaster_pipeline.checks.broker_counts import Compared
+    from quaymaster_pipeline.checks.brokers.broker_counts import Compared
     from quaymaster_pipeline.checks.reconciliation import LayerComparison
     from quaymaster_pipeline.jobs.expiry import ExpiredRows
     from quaymaster_pipeline.jobs.merge import Merged
@@ -70,7 +70,7 @@ def reconcile(given: ReconcileOptions) -> None:
     ops.reconciliation.
     """
     need_tables()
-    from quaymaster_pipeline.checks.broker_counts import check_brokers, set_back_from
+    from quaymaster_pipeline.checks.brokers.broker_counts import check_brokers, set_back_from
     from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums, write_comparisons
     from quaymaster_pipeline.usage.partial_sums import whole_coverage
     from quaymaster_pipeline.warehouse.steps import unwatched
@@ -224,7 +224,7 @@ def compact(given: CompactOptions) -> None:
     `pipeline run` does so by itself, a part at a time. This may run beside it, but for --keep-hours below 24.
     """
     need_tables()
-    from quaymaster_pipeline.checks.broker_state import complete_check
+    from quaymaster_pipeline.checks.brokers.broker_state import complete_check
     from quaymaster_pipeline.jobs.expiry import expire
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
 

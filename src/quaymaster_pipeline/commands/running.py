@@ -139,7 +139,7 @@ def run_once(run: Run, upkeep: Upkeep) -> dict[str, Any]:
 
 
 def _catch_up(run: Run, upkeep: Upkeep, turns: Turns) -> dict[str, Any]:
-    from quaymaster_pipeline.checks.broker_counts import last_comparison
+    from quaymaster_pipeline.checks.brokers.broker_counts import last_comparison
     from quaymaster_pipeline.jobs.jobs import Pipeline
 
     def on_batch(done: Summary) -> None:

@@ -143,7 +143,7 @@ class Upkeep:
 
     def _compare_brokers(self) -> None:
         """Ask the brokers what they counted, now and then, and compare that with usage once that is whole."""
-        from quaymaster_pipeline.checks.broker_counts import (
+        from quaymaster_pipeline.checks.brokers.broker_counts import (
             check_brokers,
             last_compared,
             last_counted,

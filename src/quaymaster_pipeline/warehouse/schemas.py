@@ -335,7 +335,7 @@ RECONCILIATION = TableSpec(
     ),
 )
 """Whether layers agree: `difference` is 0, or something is wrong, and no invoice is issued. Rows with `counted_time`
-compare messages sent and deleted with what the brokers counted then (`quaymaster_pipeline/checks/broker_counts`)."""
+compare messages sent and deleted with what the brokers counted then (`checks/brokers/broker_counts`)."""
 
 BROKER_COUNTS = TableSpec(
     "ops.broker_counts",
@@ -353,7 +353,7 @@ BROKER_COUNTS = TableSpec(
 )
 """What the brokers say was sent to and deleted from each queue, ever, at some time between `counted_time` and
 `until_time`. `kind`: `count`, or from where on a queue is compared with usage: `baseline`, or `accepted` by an
-operator. Only `quaymaster_pipeline/checks/broker_counts` writes it, and compaction leaves it alone: its files' names
+operator. Only `checks/brokers/broker_counts` writes it, and compaction leaves it alone: its files' names
 tell both apart."""
 
 LOSSES = TableSpec(
@@ -395,7 +395,7 @@ BROKER_STATE = TableSpec(
 """How far the comparison with the brokers is, so that the next one reads what is new: usage of each queue since
 `since_time` (null: ever), losses booked, and what was missing without a cause. `hidden` may be missing besides, as
 requests were under way; `failed` and `failed_later` are messages of failed requests that may still explain something,
-the latter up to `later_time`. Replaced by each comparison; `quaymaster_pipeline/checks/broker_state` writes it."""
+the latter up to `later_time`. Replaced by each comparison; `checks/brokers/broker_state` writes it."""
 
 QUEUES = TableSpec(
     "ops.dim_queue",

@@ -10,8 +10,8 @@ from harness.broker_counts import Cluster, time_of
 from harness.pipeline_site import InProcess
 from harness.usage_blocks import HOUR_US, NOON_US, SECOND_US, FrontEnd, context_of
 
-from quaymaster_pipeline.checks import broker_state
-from quaymaster_pipeline.checks.allowances import (
+from quaymaster_pipeline.checks.brokers import broker_state
+from quaymaster_pipeline.checks.brokers.allowances import (
     CRASH_MESSAGES_MIN,
     CRASH_MESSAGES_UNKNOWN,
     SENDS,
@@ -19,7 +19,7 @@ from quaymaster_pipeline.checks.allowances import (
     crash_bound,
     read_rates,
 )
-from quaymaster_pipeline.checks.losses import (
+from quaymaster_pipeline.checks.brokers.losses import (
     Counted,
     OpenCause,
     Outcome,
@@ -86,7 +86,7 @@ def test_what_is_left_of_causes_is_at_most_what_is_hidden_and_the_newest_of_it()
 
 
 def test_so_many_causes_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quaymaster_pipeline.checks.losses.OPEN_CAUSES_MAX", 2)
+    monkeypatch.setattr("quaymaster_pipeline.checks.brokers.losses.OPEN_CAUSES_MAX", 2)
     shared = SharedCauses([], [cause(10, 7), cause(10, 8), cause(10, 9)], None)
 
     assert [one.latest_us for one in shared.left({}, 5)] == [8, 9]

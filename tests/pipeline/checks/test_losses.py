@@ -15,12 +15,12 @@ from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd, context_of
 
 from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster.protocol.usage.usage_records import UsageContext
-from quaymaster_pipeline.checks import broker_pages, broker_state, queue_usage
-from quaymaster_pipeline.checks.allowances import (
+from quaymaster_pipeline.checks.brokers import broker_pages, broker_state, queue_usage
+from quaymaster_pipeline.checks.brokers.allowances import (
     CRASH_SECONDS,
     SENDS,
 )
-from quaymaster_pipeline.checks.broker_counts import (
+from quaymaster_pipeline.checks.brokers.broker_counts import (
     check_brokers,
     compare_brokers,
     last_comparison,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness.broker_counts import Cluster, done_until, time_of
 
-from quaymaster_pipeline.checks import loss_table
-from quaymaster_pipeline.checks.loss_table import (
+from quaymaster_pipeline.checks.brokers import loss_table
+from quaymaster_pipeline.checks.brokers.loss_table import (
     LOSSES_FREE,
     LossesOfMonth,
     accept_losses,

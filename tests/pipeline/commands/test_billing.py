@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import datetime
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.broker_counts import keep_comparison
 from harness.command_line import PlayedServer, Run, write_client_file
-from harness.pipeline_site import InProcess, Site
+from harness.pipeline_site import InProcess, Site, no_spark
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.protocol.usage.usage_blocks import Seal
@@ -23,7 +22,6 @@ from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
 from quaymaster_pipeline.billing.store import APP
 from quaymaster_pipeline.billing.tables import CHARGES, INVOICES
-from quaymaster_pipeline.checks.broker_counts import BrokerComparison, Compared, write_broker_comparison
 from quaymaster_pipeline.commands import billing, spark
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.usage import bronze
@@ -41,11 +39,6 @@ MILLION_TIMES_DEARER = (
     .replace("free_requests = 1000000", "free_requests = 10")
     .replace('per_million = "0.', 'per_million = "123456.')
 )
-
-
-@contextlib.contextmanager
-def no_spark(*_: Any) -> Iterator[InProcess]:
-    yield InProcess()
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +87,7 @@ def test_a_comparison_with_the_brokers_counts_for_a_month_when_its_clock_was_not
 
     def reason(compared: datetime.datetime | None, now: datetime.datetime) -> str | None:
         if compared is not None:
-            total = BrokerComparison("brokers", "sends", compared, 0, 0, 0, 0, 0, 0)
-            write_broker_comparison(tables, Compared((total,), ()), now)
+            keep_comparison(tables, compared)
         monkeypatch.setattr(billing, "_now", lambda: now)
         return billing._why_brokers_do_not_say(tables, month)
 

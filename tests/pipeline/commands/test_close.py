@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 from harness.command_line import Run
-from harness.pipeline_site import InProcess, Site
+from harness.pipeline_site import InProcess, Site, no_spark
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.commands import spark
@@ -20,12 +18,6 @@ from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
 from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_DAILY
 
 THE_25TH = datetime.datetime(2026, 11, 25, 6, tzinfo=datetime.UTC)
-
-
-@contextlib.contextmanager
-def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-    """Stand in for Spark: tasks run here."""
-    yield InProcess()
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.command_line import Run
-from harness.pipeline_site import NOW, InProcess, Site
+from harness.pipeline_site import NOW, InProcess, Site, no_spark
 from harness.usage_blocks import HOUR_US, FrontEnd
 
 from quaymaster_pipeline.commands import spark
@@ -18,12 +16,6 @@ from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, Retention
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, QUARANTINE
 
 LONG_AGO = datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC)
-
-
-@contextlib.contextmanager
-def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-    """Stand in for Spark: tasks run here."""
-    yield InProcess()
 
 
 def contents(site: Site) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from harness.command_line import Run, write_client_file
 from harness.object_store import object_store
-from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.pipeline_site import InProcess, Site, expected_usage, no_spark
 from harness.usage_blocks import FrontEnd
 from harness.waiting import eventually
 
@@ -33,12 +33,6 @@ from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, jav
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 KEYS = {"AWS_ACCESS_KEY_ID": "QMTESTKEY", "AWS_SECRET_ACCESS_KEY": "a secret"}
-
-
-@contextlib.contextmanager
-def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-    """Stand in for the pipeline's Spark: tasks run here."""
-    yield InProcess()
 
 
 def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None:
@@ -245,10 +239,6 @@ def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(
 def test_a_run_keeps_when_layers_began_to_differ_and_when_they_agreed_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-        yield InProcess()
-
     def look() -> tuple[int, list[tuple[str, str, int]]]:
         """Return how a run ended, and what it added to ops.reconciliation."""
         before = site.warehouse.table(RECONCILIATION).rows

@@ -11,7 +11,7 @@ from harness.reconciled import compare_rows
 from harness.usage_blocks import HOUR_US, NOON_US, SECOND_US, FrontEnd
 
 from quaymaster_pipeline.audit.verification import verify_chains
-from quaymaster_pipeline.checks.broker_counts import QueueCount, compare_brokers, write_counts
+from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount, compare_brokers, write_counts
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
 from quaymaster_pipeline.jobs.content_expiry import (

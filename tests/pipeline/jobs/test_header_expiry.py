@@ -14,7 +14,7 @@ from harness.usage_blocks import HOUR_US, FrontEnd
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster_pipeline.audit.verification import verify_chains
-from quaymaster_pipeline.checks.broker_counts import QueueCount, check_brokers, write_counts
+from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount, check_brokers, write_counts
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.verification import UsageProof, verify
 from quaymaster_pipeline.jobs.backfill import backfill

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.checks.broker_counts import QueueCount
+from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
 from quaymaster_pipeline.jobs.queues import keep_queues, kind_of_queue, next_queues
 from quaymaster_pipeline.warehouse.schemas import QUEUES
 from quaymaster_pipeline.warehouse.tables import Warehouse

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster.protocol.actions.table import ACTIONS
-from quaymaster_pipeline.checks.losses import CRASH, DROPPED, MEASURES, OpenCause
+from quaymaster_pipeline.checks.brokers.losses import CRASH, DROPPED, MEASURES, OpenCause
 from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
 from quaymaster_pipeline.usage.rules import EARLIEST_US
 from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.allowances import DELETES, MESSAGES_PER_REQUEST, SENDS, SKEW_US
+from quaymaster_pipeline.checks.brokers.allowances import DELETES, MESSAGES_PER_REQUEST, SENDS, SKEW_US
 from quaymaster_pipeline.usage.tasks import Workers, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks import broker_state
-from quaymaster_pipeline.checks.allowances import (
+from quaymaster_pipeline.checks.brokers import broker_state
+from quaymaster_pipeline.checks.brokers.allowances import (
     SKEW_US,
     FailedSums,
     NewCauses,
@@ -34,11 +34,11 @@ from quaymaster_pipeline.checks.allowances import (
     first_watermark_us,
     read_causes,
 )
-from quaymaster_pipeline.checks.broker_pages import COUNT_COLUMNS, Pages, Streams, compare_pages
-from quaymaster_pipeline.checks.broker_state import LastCheck, SortedRows, last_check, times_of
-from quaymaster_pipeline.checks.loss_table import loss_rows
-from quaymaster_pipeline.checks.losses import FAILED, MEASURES, OpenCause, SharedCauses
-from quaymaster_pipeline.checks.queue_usage import (
+from quaymaster_pipeline.checks.brokers.broker_pages import COUNT_COLUMNS, Pages, Streams, compare_pages
+from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, SortedRows, last_check, times_of
+from quaymaster_pipeline.checks.brokers.loss_table import loss_rows
+from quaymaster_pipeline.checks.brokers.losses import FAILED, MEASURES, OpenCause, SharedCauses
+from quaymaster_pipeline.checks.brokers.queue_usage import (
     ANSWERED_AFTER_US,
     EVER_US,
     NOTHING,
@@ -49,7 +49,6 @@ from quaymaster_pipeline.checks.queue_usage import (
     merged,
     sum_usage,
 )
-from quaymaster_pipeline.checks.reconciliation import APP as RECONCILIATION_APP
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.expired import expired_usage
 from quaymaster_pipeline.usage.partial_sums import last_whole_batch
@@ -132,14 +131,11 @@ class Unkept:
 
 
 class Compared(NamedTuple):
-    """What was compared over all queues, and besides queues that are not exactly as they should be.
-
-    `unkept` is None where nothing is left to commit.
-    """
+    """What was compared over all queues, and besides queues that are not exactly as they should be."""
 
     totals: tuple[BrokerComparison, ...]
     queues: tuple[BrokerComparison, ...]
-    unkept: Unkept | None = None
+    unkept: Unkept
 
     @property
     def difference(self) -> int:
@@ -480,15 +476,9 @@ def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime
     rows = pa.Table.from_pylist(
         [{name: line.get(name) for name in names} for line in lines], schema=RECONCILIATION.schema
     )
-    if found.unkept is not None:
-        unkept = found.unkept
-        followers = {RECONCILIATION: rows, LOSSES: unkept.losses}
-        broker_state.commit_check(warehouse, unkept.number, unkept.check, unkept.state_files, followers)
-        return
-    table = warehouse.table(RECONCILIATION)
-    app = RECONCILIATION_APP
-    shared_notes = {SCOPE: {"totals": _as_note(found.totals)}}
-    table.commit(app, None, table.write(app, rows), shared_notes=shared_notes)
+    unkept = found.unkept
+    followers = {RECONCILIATION: rows, LOSSES: unkept.losses}
+    broker_state.commit_check(warehouse, unkept.number, unkept.check, unkept.state_files, followers)
 
 
 def last_comparison(warehouse: Warehouse) -> tuple[BrokerComparison, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.losses import MEASURES, OpenCause
+from quaymaster_pipeline.checks.brokers.losses import MEASURES, OpenCause
 from quaymaster_pipeline.usage.sequences import IncarnationId
 from quaymaster_pipeline.warehouse.data_files import (
     RESTORE,

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.allowances import DELETES, SENDS
-from quaymaster_pipeline.checks.broker_pages import AccountBooking, TakenBack
-from quaymaster_pipeline.checks.broker_state import LastCheck, times_of
-from quaymaster_pipeline.checks.losses import ACCEPTED, Booking, taken_back_from
+from quaymaster_pipeline.checks.brokers.allowances import DELETES, SENDS
+from quaymaster_pipeline.checks.brokers.broker_pages import AccountBooking, TakenBack
+from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, times_of
+from quaymaster_pipeline.checks.brokers.losses import ACCEPTED, Booking, taken_back_from
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
 from quaymaster_pipeline.warehouse.schemas import LOSSES, USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Warehouse

@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.checks.allowances import SKEW_US
-from quaymaster_pipeline.checks.broker_state import (
+from quaymaster_pipeline.checks.brokers.allowances import SKEW_US
+from quaymaster_pipeline.checks.brokers.broker_state import (
     NO_TIME_US,
     SortedRows,
     aligned,
     as_times,
     times_of,
 )
-from quaymaster_pipeline.checks.losses import (
+from quaymaster_pipeline.checks.brokers.losses import (
     ACCEPTED,
     MEASURES,
     Booking,
@@ -36,7 +36,7 @@ from quaymaster_pipeline.checks.losses import (
     Standing,
     explain_page,
 )
-from quaymaster_pipeline.checks.queue_usage import EVER_US, Baselines
+from quaymaster_pipeline.checks.brokers.queue_usage import EVER_US, Baselines
 from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.schemas import BROKER_STATE
 from quaymaster_pipeline.warehouse.times import DAY_US
