@@ -12,10 +12,11 @@ from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.expired import ExpiredBlocks, ExpiredUsage
 from quaymaster_pipeline.warehouse.closes import SUMS, DayClose, hash_of, is_closed_file
-from quaymaster_pipeline.warehouse.data_files import TablePlace, hash_of_file, read_row_groups
+from quaymaster_pipeline.warehouse.data_files import TablePlace, hash_of_file, read_batches
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import NO_BATCH
 
+_READ_ROWS: Final = 1 << 16
 _READ: Final = ("requests", "billed_requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
 
 
@@ -130,29 +131,45 @@ def plan_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> list[
 
 
 def closed_file_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: compare the files of a closed day with their hashes, and what they add up to."""
+    """Return what a task does: compare the files of a closed day with their hashes, and what they add up to.
+
+    Its counts are the sums of files that are as they were.
+    """
 
     def work(item: str) -> Iterator[Any]:
         fields, paths = json.loads(item)
         close = DayClose.from_json(fields)
         findings = Findings()
-        findings.add_all(_judge_files(place, close, paths))
+        findings.add_all(_judge_files(place, close, paths, findings.counts))
         yield from findings.answers()
 
     return work
 
 
-def _judge_files(place: TablePlace, close: DayClose, paths: Sequence[str]) -> Iterator[UsageBreak]:
+def in_closed_files(name: str) -> str:
+    """Return under which name tasks answer a sum over closed files."""
+    return f"{name} in closed files"
+
+
+def _judge_files(
+    place: TablePlace, close: DayClose, paths: Sequence[str], counts: Counter[str]
+) -> Iterator[UsageBreak]:
     # A row that was changed may have more of one than of the other; its chain says so.
     hashes = dict(zip(close.files, close.file_hashes, strict=False))
     sums = dict.fromkeys(SUMS, 0)
     for path in paths:
-        if hash_of_file(place, path) != hashes.get(path):
+        try:
+            digest = hash_of_file(place, path)
+        except FileNotFoundError:
+            yield _day(close, f"the closed file {path} is gone")
+            return
+        if digest != hashes.get(path):
             yield _day(close, f"the closed file {path} was changed: its SHA-256 is another")
             return
-        for rows in read_row_groups(place, USAGE_DAILY, path, _READ):
+        for rows in read_batches(place, USAGE_DAILY, path, _READ, _READ_ROWS):
             for name, count in gold.day_sums(rows).items():
                 sums[name] += count
+    counts.update({in_closed_files(name): count for name, count in sums.items()})
     if len(paths) < len(close.files):
         return  # another check says so
     for name in SUMS:

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import pyarrow.compute as pc
 
 from quaymaster_pipeline.billing.periods import GRACE, Month, PeriodStage, stage_of
 from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing, of_closes
@@ -31,6 +28,13 @@ from quaymaster_pipeline.billing.service import (
 )
 from quaymaster_pipeline.billing.store import APP, FINAL, BillingStore, files_of
 from quaymaster_pipeline.billing.tables import ACCOUNT_COLUMN, ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES
+from quaymaster_pipeline.checks.close_checks import (
+    closed_file_work,
+    in_closed_files,
+    judge_closed_files,
+    plan_closed_files,
+)
+from quaymaster_pipeline.checks.usage_breaks import Findings
 from quaymaster_pipeline.jobs.invoice_tasks import (
     BILLED,
     CHANGED,
@@ -43,22 +47,18 @@ from quaymaster_pipeline.jobs.invoice_tasks import (
     invoice_work,
     item_of,
 )
-from quaymaster_pipeline.usage.tasks import Answers, Workers, answer, answer_counts
+from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.account_rows import Accounts, ranges_of
 from quaymaster_pipeline.warehouse.closes import DayClose, is_closed_file
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
-    TablePlace,
     delete_files,
-    hash_of_file,
-    read_batches,
 )
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 REFUSALS_MAX: Final = 100
-_HASHED_ROWS: Final = 1 << 16
 _NONE_CLOSED: Final = -1
 _HEADS_BY: Final = "account_id"
 _WRITTEN: Final = (CHARGES, ADJUSTMENTS, INVOICES)
@@ -250,53 +250,27 @@ def _refuse_if_differing(month: Month, compared: Sequence[BillingComparison]) ->
 
 def _check_closed_days(workers: Workers, daily: _Daily, month: Month) -> tuple[BillingComparison, ...]:
     """Compare the files of the closed days of a month with what they were when they were closed."""
-    closes = daily.closes_of(month)
-    hashes = {
-        path: digest for close in closes for path, digest in zip(close.files, close.file_hashes, strict=True)
-    }
-    there = {file.path for file in daily.closed(month)}
-    wrong = [f"{path} is not in it any more" for path in sorted(hashes.keys() - there)]
-    wrong += [f"{path} was not there when its day was closed" for path in sorted(there - hashes.keys())]
-    items = [json.dumps([path, digest.hex()]) for path, digest in sorted(hashes.items()) if path in there]
-    answers = workers.over(items, hashing_work(daily.table.place))
-    wrong += answers.texts(REFUSALS)
-    if wrong:
+    closes, paths = daily.closes_of(month), [file.path for file in daily.closed(month)]
+    findings = Findings(REFUSALS_MAX)
+    findings.add_all(judge_closed_files(closes, paths))
+    findings.take(workers.over(plan_closed_files(closes, paths), closed_file_work(daily.table.place)))
+    if findings.breaks:
         raise StoreDamaged(
-            f"closed days of {month} in {USAGE_DAILY.name} are not what they were, so nobody is billed: "
-            + "; ".join(wrong[:REFUSALS_MAX])
+            f"closed days of {month} in {USAGE_DAILY.name} are not what they were, so nothing is billed: "
+            + "; ".join(one.reason for one in findings.breaks)
         )
-    counts = answers.counts(COUNTS)
     scope = f"closed days of {month}"
     return tuple(
         BillingComparison(
             scope,
             name.replace("_", " "),
-            (("closes", sum(getattr(close, name) for close in closes)), ("files", counts[name])),
+            (
+                ("closes", sum(getattr(close, name) for close in closes)),
+                ("files", findings.counts[in_closed_files(name)]),
+            ),
         )
         for name in ("requests", "billed_requests")
     )
-
-
-def hashing_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does with a closed file: hash it, and add up what invoices depend on."""
-
-    def work(item: str) -> Iterator[Any]:
-        path, expected = json.loads(item)
-        try:
-            digest = hash_of_file(place, path).hex()
-        except FileNotFoundError:
-            yield answer(REFUSALS, f"{path} is gone".encode())
-            return
-        if digest != expected:
-            yield answer(REFUSALS, f"{path} was changed".encode())
-            return
-        sums: Counter[str] = Counter()
-        names = ("requests", "billed_requests")
-        for part in read_batches(place, USAGE_DAILY, path, names, _HASHED_ROWS):
-            sums.update({name: pc.sum(part.column(name)).as_py() or 0 for name in names})
-        yield answer_counts(COUNTS, sums)
-
-    return work
 
 
 def _check_counts(request: InvoiceRequest, plan: InvoicePlan, counts: Mapping[str, int]) -> None:
