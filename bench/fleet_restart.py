@@ -27,12 +27,13 @@ from quaymaster_pipeline.checks.block_links import ChainHead, ExpiredChain
 from quaymaster_pipeline.checks.header_groups import expired_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, USAGE_DAYS
-from quaymaster_pipeline.usage import bronze, expired
+from quaymaster_pipeline.usage import bronze, expired, gold, silver
 from quaymaster_pipeline.usage.feed import BlockReader
+from quaymaster_pipeline.usage.partial_sums import SUM_TABLES
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.data_files import DataFile, write_rows
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE, EXPIRED_BLOCKS
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE, EXPIRED_BLOCKS, USAGE_EVENTS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
 FRONT_ENDS = 1_000
@@ -159,6 +160,10 @@ def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_
                 rows = headers(batch_id, begin, count, front_ends, weeks)
                 files += write_rows(table.place, BLOCKS, f"{bronze.APP}-{batch_id}", rows)
             table.commit(bronze.APP, batch_id, files, note={"taken_us": NOON_US})
+        # The other layers have all of it; a start looks at no row of theirs.
+        warehouse.table(USAGE_EVENTS).commit(silver.APP, batch_id, [])
+        for sums in SUM_TABLES:
+            warehouse.table(sums.spec).commit(gold.APP, batch_id, [])
 
 
 def incarnations_of(days: int) -> int:

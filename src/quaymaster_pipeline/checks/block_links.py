@@ -217,7 +217,9 @@ def _judge_links(chain: FrontEndChain, expired: ExpiredChain, excused: set[tuple
     expired_ends = {
         IncarnationId(line.front_end, line.number): max(line.ranges, default=0) for line in expired.lines
     }
-    begun = Counter({owner: 1 for owner, count in expired.blocks.items() if count})
+    begun = Counter(
+        IncarnationId(line.front_end, line.number) for line in expired.lines if line.ranges[:1] == [0]
+    )
     for one in firsts.values():
         owner, seq_lo = one.block.owner, one.block.seq_lo
         before = heads.get(one.previous)

@@ -161,7 +161,8 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     of_chains = workers.over(groups, chain_work(seen), on_done)
     findings.take(of_chains)
     unlinked.take(of_chains)
-    if unlinked.breaks_total > findings.counts[DAMAGED]:  # each of those may be one that is named
+    damaged = seen.expired.damaged + findings.counts[DAMAGED]
+    if seen.expired.unlinked + unlinked.breaks_total > damaged:  # each of those may be one that is named
         findings.add_all(unlinked.breaks)
         findings.breaks_total += unlinked.breaks_total - len(unlinked.breaks)
     _find_rows_of_no_block(workers, findings, seen, places)

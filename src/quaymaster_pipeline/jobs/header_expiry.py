@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,13 +119,15 @@ def expire_headers(
 
 
 def _plan(warehouse: Warehouse, now: datetime.datetime, days: int) -> _Plan | None:
-    before = expired_blocks(warehouse.table(EXPIRED_BLOCKS))
-    events = warehouse.table(USAGE_EVENTS)
-    events.refresh()
+    # In this order: what others let expire meanwhile is known to have.
+    blocks, expired, events = (warehouse.table(spec) for spec in (BLOCKS, EXPIRED_BLOCKS, USAGE_EVENTS))
+    for table in (events, blocks, expired):
+        table.refresh()
+    before = expired_blocks(expired)
     remaining = min((file.bounds["batch_id"][0] for file in events.files()), default=LAST_BATCH)
     last = min(closed_through(warehouse), remaining - 1)
     first_kept = str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
-    files = before.remaining(warehouse.table(BLOCKS).files())
+    files = before.remaining(blocks.files())
     chosen = choose(files, first_kept, last)
     if not chosen:
         return None
@@ -173,23 +175,31 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         offsets[place.log_partition] = max(offsets.get(place.log_partition, 0), place.high)
     taken_us = max([before.taken_us, *(place.taken_us or 0 for place in places)])
     # As if these were all blocks that ever came.
-    then = note | {"next": {str(partition): end for partition, end in offsets.items()}, "taken_us": taken_us}
+    passed = {
+        partition: [
+            [low, min(high, offsets[partition])] for low, high in stretches if low < offsets[partition]
+        ]
+        for partition, stretches in _passed(note).items()
+        if partition in offsets
+    }
+    ends = {str(partition): end for partition, end in offsets.items()}
+    then = note | {"next": ends, PASSED: passed, "taken_us": taken_us}
     breaks = list(judge_places(places, then, plan.through, before))
 
     count = max(1, -(-sum(file.rows for file in plan.files) // CHAIN_BLOCKS))
     groups = [json.dumps([group, count]) for group in range(count)]
-    passed = {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
     tables = (
         PartOfTable(BLOCKS, table.place, paths, CHAIN_COLUMNS),
         PartOfTable(BLOCK_MARKS, marks.place, [file.path for file in marks.files()], MARK_COLUMNS),
         PartOfTable(EXPIRED_BLOCKS, before.place, before.paths, EXPIRED_BLOCKS.schema.names),
     )
-    of_chains = workers.over(groups, _chains_work(tables, before, plan.through, passed))
+    of_chains = workers.over(groups, _chains_work(tables, before, plan.through, _passed(note)))
     findings, unlinked = Findings(), Findings(what=UNLINKED)
     findings.take(of_chains)
     unlinked.take(of_chains)
     findings.add_all(breaks)
-    if unlinked.breaks_total > counts["damaged"]:  # each of those may be one that is named
+    damaged = before.damaged + counts["damaged"]
+    if before.unlinked + unlinked.breaks_total > damaged:  # each of those may be one that is named
         findings.add_all(unlinked.breaks)
     if findings.breaks:
         raise SumsDiffer(_refusal(findings.breaks[0]))
@@ -200,13 +210,18 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         before.place,
         plan.through,
         before.blocks + counts["blocks"],
-        before.damaged + counts["damaged"],
+        damaged,
+        before.unlinked + unlinked.breaks_total,
         taken_us,
         offsets,
         headers,
         {file.path: hash_of_file(before.place, file.path).hex() for file in files},
     )
     return after, files
+
+
+def _passed(note: Mapping[str, Any]) -> dict[int, list[list[int]]]:
+    return {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
 
 
 def _refusal(found: UsageBreak) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from quaymaster_pipeline.jobs.retention import USAGE_DAYS
 from quaymaster_pipeline.usage import silver
-from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS, LAST_BATCH
+from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS, LAST_BATCH, expired_usage
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts
 from quaymaster_pipeline.warehouse.closes import closed_through, last_closed_day
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
@@ -45,9 +45,12 @@ def expire_usage(
         if not files:
             return 0
         counts = workers.over([file.path for file in files], _counting_work(table.place)).counts(_COUNTS)
-        # A day stays expired, whatever clock or setting says later.
-        first_whole = max(before, table.note(EXPIRED_DAYS).get("before", ""))
-        notes = {EXPIRED_DAYS: {"before": first_whole}}
+        # What stays for its content, or as a clock was ahead, is of whole days: those go by what goes.
+        earlier = expired_usage(table)
+        last = datetime.date.fromisoformat(max(str(file.partition_value) for file in files))
+        first_whole = max(str(last + datetime.timedelta(days=1)), earlier.before)
+        last_batch = max(earlier.through, *(file.bounds["batch_id"][1] for file in files))
+        notes = {EXPIRED_DAYS: {"before": first_whole, "through": last_batch}}
         table.commit(APP, None, [], removes=files, counts={EXPIRED: counts}, shared_notes=notes)
         return counts["rows"]
 

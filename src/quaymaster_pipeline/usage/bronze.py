@@ -471,18 +471,28 @@ def judge_work(
 
 
 def blocks_of(
-    place: TablePlace, files: Iterable[DataFile], owner: IncarnationId, names: Sequence[str]
+    place: TablePlace,
+    files: Iterable[DataFile],
+    owner: IncarnationId,
+    names: Sequence[str],
+    offsets: tuple[int, int] | None = None,
 ) -> Any:
-    """Return the blocks that one incarnation of a front end wrote. In a task."""
+    """Return the blocks that one incarnation of a front end wrote, or those of them at some offsets, both included.
+
+    In a task.
+    """
     found = [pa.schema([BLOCKS.schema.field(name) for name in names]).empty_table()]
     for file in files:
         low, high = file.bounds.get("epoch", (0, -1))
         if low <= owner.number <= high:
-            for rows in read_row_groups(place, BLOCKS, file.path, names):
+            may_have = None if offsets is None else ("log_offset", *offsets)
+            for rows in read_row_groups(place, BLOCKS, file.path, names, may_have=may_have):
                 is_its = pc.and_(
                     pc.equal(rows.column("front_end"), owner.front_end),
                     pc.equal(rows.column("epoch"), owner.number),
                 )
+                if offsets is not None:
+                    is_its = pc.and_(is_its, within(rows.column("log_offset"), offsets[0], offsets[1] + 1))
                 found += [rows.filter(is_its)]
     return pa.concat_tables(found)
 
@@ -514,7 +524,9 @@ def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
     columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
     coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
     since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else NO_BATCH
-    expired = expired_blocks(warehouse.table(EXPIRED_BLOCKS))
+    expired_table = warehouse.table(EXPIRED_BLOCKS)
+    expired_table.refresh()
+    expired = expired_blocks(expired_table)
     if since < expired.through:
         coverage, since = Coverage.of_lines(expired.lines()), expired.through
     add_batches(coverage, warehouse, since + 1, through)

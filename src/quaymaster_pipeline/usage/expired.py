@@ -6,13 +6,15 @@ to its own that bronze.blocks still has, as after a kill, count no more. So who 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.usage.sequences import CoverageLine, IncarnationId
+from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, CoverageLine, IncarnationId
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table
@@ -25,13 +27,15 @@ APP: Final = "expired blocks"
 class ExpiredBlocks:
     """Blocks that have expired: those of batches up to `through`. Can be pickled; tasks read the rows.
 
-    `next` is the first offset of each partition of the usage queue that has not expired, `headers` control totals.
+    `unlinked` of them named a block that may be one of the `damaged` ones. `next` is the first offset of each partition
+    of the usage queue that has not expired, `headers` control totals.
     """
 
     place: TablePlace
     through: int = NO_BATCH
     blocks: int = 0
     damaged: int = 0
+    unlinked: int = 0
     taken_us: int = 0
     next: Mapping[int, int] = field(default_factory=dict)
     headers: Mapping[str, int] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class ExpiredBlocks:
     def to_note(self) -> dict[str, Any]:
         """Return what the commit notes of them."""
         offsets = {str(partition): offset for partition, offset in self.next.items()}
-        names = ("blocks", "damaged", "taken_us")
+        names = ("blocks", "damaged", "unlinked", "taken_us")
         given = {name: getattr(self, name) for name in names}
         return given | {"next": offsets, "headers": dict(self.headers), "files": dict(self.files)}
 
@@ -82,6 +86,7 @@ def expired_blocks(table: Table) -> ExpiredBlocks:
         table.last_batch(APP),
         note["blocks"],
         note["damaged"],
+        note["unlinked"],
         note["taken_us"],
         {int(partition): offset for partition, offset in note["next"].items()},
         note["headers"],
@@ -90,14 +95,47 @@ def expired_blocks(table: Table) -> ExpiredBlocks:
     )
 
 
+class Spans:
+    """Sequences of one incarnation, as few ranges: a look costs the same however long they are."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._lows, self._highs = (np.array([pair[side] for pair in ranges], np.int64) for side in (0, 1))
+
+    @classmethod
+    def of(cls, headers: Any, *lines: CoverageLine) -> Spans:
+        """Return the sequences of these blocks, and of what lines say."""
+        owner, coverage = IncarnationId("", 0), Coverage()
+        ranges = list(zip(*(headers.column(name).to_pylist() for name in ("seq_lo", "seq_hi")), strict=True))
+        for line in lines:
+            ranges += zip(line.ranges[::2], line.ranges[1::2], strict=True)
+        for low, high in ranges:
+            coverage.add(BlockRange(owner, low, high, b"", 0))
+        return cls(coverage.ranges_of(owner))
+
+    def has(self, sequences: Any) -> Any:
+        """Return which sequences are among them, as a mask of numpy."""
+        if not len(self._lows):
+            return np.zeros(len(sequences), bool)
+        at = np.searchsorted(self._lows, sequences, side="right") - 1
+        return (at >= 0) & (sequences < self._highs[at])
+
+    def meet(self, headers: Any) -> Any:
+        """Return which of these blocks have a sequence that is among them, as a mask."""
+        lows, highs = (headers.column(name).to_numpy() for name in ("seq_lo", "seq_hi"))
+        at = np.searchsorted(self._highs, lows, side="right")
+        begins = np.append(self._lows, np.iinfo(np.int64).max)
+        return pa.array((lows < highs) & (begins[at] < highs))
+
+
 class ExpiredUsage(NamedTuple):
-    """Requests that have expired: all of days before `before` (a date as text; empty: of none), closed before that.
+    """Requests that have expired: of days before `before` (a date as text; empty: of none), of batches up to `through`.
 
     What came late to such a day expires once it is closed, too. `counts` are control totals.
     """
 
     before: str
     counts: Mapping[str, int]
+    through: int = NO_BATCH
 
     def has(self, date: str | None) -> bool:
         """Return whether requests of a day have expired."""
@@ -107,9 +145,10 @@ class ExpiredUsage(NamedTuple):
 EXPIRED: Final = "expired"
 """The note of usage_events and of quarantine with control totals of requests that they had and have no more."""
 EXPIRED_DAYS: Final = "expired days"
-"""The note of usage_events with the first day (`before`) of which no request has expired."""
+"""The note of usage_events: none of the day `before` and later ones has expired, nor of batches after `through`."""
 
 
 def expired_usage(events: Table) -> ExpiredUsage:
     """Return which requests have expired, by a version of usage_events."""
-    return ExpiredUsage(events.note(EXPIRED_DAYS).get("before", ""), events.note(EXPIRED))
+    days = events.note(EXPIRED_DAYS)
+    return ExpiredUsage(days.get("before", ""), events.note(EXPIRED), days.get("through", NO_BATCH))

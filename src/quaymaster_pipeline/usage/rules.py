@@ -66,6 +66,10 @@ IDENTITY: Final = "identity"
 """The rule that a request has a place of its own: a front end, an incarnation and a sequence."""
 
 
+REPEATED: Final = "repeated"
+"""The rule that a request comes once: it has the place of one whose content has expired, so it may be the same."""
+
+
 class _Rule(NamedTuple):
     name: str
     is_broken: Callable[[Any, int], Any]
@@ -237,27 +241,34 @@ def records_of(rows: Any) -> list[UsageRecord]:
 
 
 def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:
-    """Return the rows of quarantine that these rows of bronze are, with all that was recorded as JSON."""
+    """Return the rows of quarantine that these rows of bronze are, with all that was recorded as JSON.
+
+    Not of repeated ones: a disk that came back may have any number of them, and their block has it.
+    """
     count = rows.num_rows
-    records = _told_times(rows.select([field.name for field in REQUEST_COLUMNS])).to_pylist()
-    raw = pa.array([json.dumps(record, default=_as_text).encode() for record in records], pa.binary())
+    raw = pa.nulls(count, pa.binary()) if rule == REPEATED else _raw(rows)
     columns = {
         "rule": pa.repeat(rule, count),
         "reason": pa.repeat(reason, count),
         "raw": raw,
-        "raw_bytes": pc.binary_length(raw),
+        "raw_bytes": pc.fill_null(pc.binary_length(raw), 0),
         "quarantine_date": pa.repeat(pa.scalar(now_us // DAY_US, pa.int32()), count),
     }
     return _as(QUARANTINE.schema, rows, columns)
 
 
+def _raw(rows: Any) -> Any:
+    records = _told_times(rows.select([field.name for field in REQUEST_COLUMNS])).to_pylist()
+    return pa.array([json.dumps(record, default=_as_text).encode() for record in records], pa.binary())
+
+
 def are_links(rows: Any) -> Any:
     """Return which rows of quarantine are events of an audit chain that is without them, as a mask.
 
-    A row that has the identity of another one is none: that one is in the chain.
+    A row that has the place of another one is none: that one is in the chain.
     """
     is_event = pc.greater(pc.fill_null(pc.binary_length(rows.column("record_hash")), 0), 0)
-    return pc.and_(is_event, pc.fill_null(pc.not_equal(rows.column("rule"), IDENTITY), False))
+    return pc.and_not(is_event, pc.is_in(rows.column("rule"), pa.array([IDENTITY, REPEATED])))
 
 
 def _told_times(rows: Any) -> Any:

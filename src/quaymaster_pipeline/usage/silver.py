@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,11 +27,11 @@ from quaymaster_pipeline.usage.bronze import (
     files_of_batches,
     in_batches,
 )
-from quaymaster_pipeline.usage.expired import ExpiredBlocks, expired_blocks
+from quaymaster_pipeline.usage.expired import ExpiredBlocks, Spans, expired_blocks
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
-from quaymaster_pipeline.usage.rules import IDENTITY, Silver, quarantine_rows, refine
-from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId
+from quaymaster_pipeline.usage.rules import IDENTITY, REPEATED, Silver, quarantine_rows, refine
+from quaymaster_pipeline.usage.sequences import IncarnationId
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
@@ -216,9 +217,7 @@ def silver_work(
             output = _Output(places, marked.last, stack)
             if item.startswith("["):
                 owner = IncarnationId(*json.loads(item))
-                lines = () if source.expired is None else source.expired.lines(owner)
-                blocks = blocks_of(source.place, source.files, owner, _TAKEN)
-                _take_overlaps(output, blocks, marked, Coverage.of_lines(lines).ranges_of(owner))
+                _take_overlaps(output, source, owner, marked)
             else:
                 for rows in read_row_groups(source.place, BLOCKS, item, _TAKEN):
                     _take_blocks(output, in_batches(rows, marked.first, marked.last), marked)
@@ -231,6 +230,9 @@ _TAKEN: Final = [
     *("log_partition", "log_offset", "batch_id", "taken_time", "closed_until", "damage", "content"),
     *("content_bytes", "front_end", "epoch", "seq_lo", "seq_hi", *MEASURES),
 ]
+_HEADERS: Final = [name for name in _TAKEN if name != "content"]
+PART_BYTES: Final = 1 << 20
+"""About so much content of overlapping blocks is opened at a time: some 20,000 requests, each looked at by itself."""
 
 
 class _Output:
@@ -265,6 +267,12 @@ class _Output:
             self.counts.update(_header_counts("quarantine", bad))
             self.counts["damaged"] += bad.num_rows
         return request_rows(opened)
+
+    def reject(self, rows: Any, rule: str, now_us: int) -> None:
+        """Put requests that broke a rule of their place into quarantine."""
+        if rows.num_rows:
+            self.counts.update(_counted("quarantine", rows))
+            self.write(QUARANTINE, quarantine_rows(rows, rule, _REASONS[rule], now_us))
 
     def write(self, spec: TableSpec, table: Any) -> None:
         """Write rows to a file of each date."""
@@ -319,58 +327,68 @@ def _times_of(blocks: Any) -> tuple[int, int]:
     return us_of_time(taken), us_of_time(closed)
 
 
-_REUSED = "another row has the same front end, incarnation and sequence, and other content"
-_EXPIRED = (
-    "a block with the same front end, incarnation and sequence came before, and its content has expired"
-)
+_REASONS: Final = {
+    IDENTITY: "another row has the same front end, incarnation and sequence, and other content",
+    REPEATED: "a block with the same front end, incarnation and sequence came before, and its content has expired",
+}
 
 
-def _take_overlaps(
-    output: _Output, blocks: Any, marked: Marked, expired_ranges: Sequence[tuple[int, int]]
-) -> None:
+def _take_overlaps(output: _Output, source: _Blocks, owner: IncarnationId, marked: Marked) -> None:
     """Take the rows of an incarnation's overlapping blocks one by one: a front end's disk came back, or was copied.
 
-    `expired_ranges` are sequences of blocks of which there is nothing any more.
+    Of what came before, only blocks that these meet are opened. Rows in the place of some whose content has expired are
+    told by ranges, as there may be any number of them.
     """
-    blocks = blocks.filter(
-        pc.and_(pc.is_null(blocks.column("damage")), pc.less_equal(blocks.column("batch_id"), marked.last))
+    headers = blocks_of(source.place, source.files, owner, _HEADERS)
+    headers = headers.filter(
+        pc.and_(pc.is_null(headers.column("damage")), pc.less_equal(headers.column("batch_id"), marked.last))
     ).sort_by([(name, "ascending") for name in ("batch_id", "log_partition", "log_offset")])
-    is_mine = marked.are("overlap", blocks)
-    mine = blocks.filter(is_mine)
+    is_mine = marked.are("overlap", headers)
+    mine = headers.filter(is_mine)
     output.counts.update(_header_counts("blocks", mine))
-    low, high = pc.min(mine.column("seq_lo")).as_py(), pc.max(mine.column("seq_hi")).as_py()
-    meets = pc.and_(pc.less(blocks.column("seq_lo"), high), pc.greater(blocks.column("seq_hi"), low))
     # Of these batches themselves, what is neither marked came first.
-    before = pc.and_(meets, pc.invert(pc.or_(is_mine, marked.are("duplicate", blocks))))
+    before = pc.and_(
+        Spans.of(mine).meet(headers), pc.invert(pc.or_(is_mine, marked.are("duplicate", headers)))
+    )
+    earlier = headers.filter(before)
+    has_content = pc.greater(earlier.column("content_bytes"), 0)
     seen: dict[int, Any] = {}
-    earlier = blocks.filter(before)
-    for row in request_rows(open_blocks(earlier)[0]).select(_CONTENT).to_pylist():
-        seen.setdefault(row["sequence"], row)
-    expired = earlier.filter(pc.equal(earlier.column("content_bytes"), 0))
-    ranges = zip(*(expired.column(name).to_pylist() for name in ("seq_lo", "seq_hi")), strict=True)
-    for first_expired, end in (*ranges, *expired_ranges):
-        for sequence in range(max(low, first_expired), min(high, end)):
-            seen.setdefault(sequence, _EXPIRED)
-    for of_batch in _by_batch(mine):
-        now_us, closed_until_us = _times_of(of_batch)
-        rows = output.open(of_batch)
+    for blocks in _in_parts(source, owner, earlier.filter(has_content)):
+        for row in request_rows(open_blocks(blocks)[0]).select(_CONTENT).to_pylist():
+            seen.setdefault(row["sequence"], row)
+    compared = np.fromiter(seen, np.int64, len(seen))
+    lines = () if source.expired is None else source.expired.lines(owner)
+    expired = Spans.of(earlier.filter(pc.invert(has_content)), *lines)
+    for blocks in _in_parts(source, owner, mine):
+        now_us, closed_until_us = _times_of(blocks)
+        rows = output.open(blocks)
+        sequences = rows.column("sequence").to_numpy()
+        is_repeated = expired.has(sequences) & ~np.isin(sequences, compared)
+        repeated, rows = (rows.filter(pa.array(mask)) for mask in (is_repeated, ~is_repeated))
+        output.reject(repeated, REPEATED, now_us)
         fresh: list[int] = []
         same: list[int] = []
-        other: dict[str, list[int]] = {_REUSED: [], _EXPIRED: []}
+        other: list[int] = []
         for at, row in enumerate(rows.select(_CONTENT).to_pylist()):
             first = seen.setdefault(row["sequence"], row)
-            if first is row:
-                fresh.append(at)
-            elif first == row:
-                same.append(at)
-            else:
-                other[_EXPIRED if first is _EXPIRED else _REUSED].append(at)
+            (fresh if first is row else same if first == row else other).append(at)
         output.take(rows.take(pa.array(fresh, pa.int64())), now_us, closed_until_us)
         output.counts.update(_counted("duplicates", rows.take(pa.array(same, pa.int64()))))
-        for reason, places in other.items():
-            odd = rows.take(pa.array(places, pa.int64()))
-            output.counts.update(_counted("quarantine", odd))
-            output.write(QUARANTINE, quarantine_rows(odd, IDENTITY, reason, now_us))
+        output.reject(rows.take(pa.array(other, pa.int64())), IDENTITY, now_us)
+
+
+def _in_parts(source: _Blocks, owner: IncarnationId, headers: Any) -> Iterator[Any]:
+    """Yield the blocks of these headers with content, in their order: of one batch, and about PART_BYTES, at a time."""
+    for batch_id in pc.unique(headers.column("batch_id")).to_pylist():
+        of_batch = in_batches(headers, batch_id, batch_id)
+        files = [file for file in source.files if file.may_have("batch_id", batch_id, batch_id)]
+        parts = np.cumsum(of_batch.column("content_bytes").to_numpy()) // PART_BYTES
+        for part in np.unique(parts):
+            wanted = of_batch.filter(pa.array(parts == part))
+            offsets = pc.min_max(wanted.column("log_offset")).as_py()
+            found = blocks_of(source.place, files, owner, _TAKEN, (offsets["min"], offsets["max"]))
+            found = found.filter(pc.is_in(block_keys(found), block_keys(wanted)))
+            yield found.sort_by([(name, "ascending") for name in ("log_partition", "log_offset")])
 
 
 def _heads_of_answer(text: str) -> Heads:

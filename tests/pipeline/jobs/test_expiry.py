@@ -83,7 +83,7 @@ def test_what_comes_again_after_its_content_has_expired_counts_no_second_time(tm
     quarantined = site.warehouse.table(QUARANTINE).read(["rule", "reason", "sequence"]).to_pylist()
     assert sorted(marks) == ["duplicate", "overlap"]
     assert sorted(row["sequence"] for row in quarantined) == list(range(30))
-    assert {row["rule"] for row in quarantined} == {"identity"}
+    assert {row["rule"] for row in quarantined} == {"repeated"}
     assert all("has expired" in row["reason"] for row in quarantined)
     (rows, *_) = compare_notes(site.warehouse)
     assert (rows.blocks, rows.duplicates, rows.quarantine, rows.silver) == (110, 30, 30, 50)

@@ -376,18 +376,18 @@ def _lack_sums(
     """Return the queues to whose sums, that are kept, usage cannot be added: theirs must be made of all usage.
 
     A queue has a baseline of before the last comparison, or has none and had one, or was there before and forgotten. At
-    the first comparison, it is any queue of which some usage has expired.
+    the first comparison, and where usage has expired since the last one, it is any queue that may have such usage.
     """
     counts = warehouse.table(BROKER_COUNTS).read(["queue_id", "created_time"], files=[newest])
     counted_ids, (known_ids, since_us) = counts.column("queue_id").to_numpy(), known
     created_us = times_of(counts.column("created_time"))
     base_us, _, is_fresh = baselines.of(counted_ids)
     has_baseline = base_us != EVER_US
-    if kept is NOTHING:
-        before = expired_usage(warehouse.table(USAGE_EVENTS)).before
-        first_us = (
-            us_of_time(datetime.datetime.fromisoformat(f"{before}T00:00:00+00:00")) if before else EVER_US
-        )
+    expired = expired_usage(warehouse.table(USAGE_EVENTS))
+    first_us = EVER_US
+    if expired.before:
+        first_us = us_of_time(datetime.datetime.fromisoformat(f"{expired.before}T00:00:00+00:00"))
+    if kept.batch_id < expired.through or kept.low_us < first_us:
         return counted_ids[np.where(has_baseline, base_us, created_us) - SKEW_US < first_us]
     is_too_early = has_baseline & is_fresh & (base_us - SKEW_US < kept.low_us)
     had_one = np.isin(counted_ids, known_ids[since_us != broker_state.NO_TIME_US])
