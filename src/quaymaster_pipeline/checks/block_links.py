@@ -164,6 +164,8 @@ def _judge_states(
         if may_repeat and mark is not None and mark.state == "duplicate":
             chain.states[one.place] = "duplicate"
             repeated.add(one.place)
+        elif before.covers(block):
+            repeated.add(one.place)
     return repeated
 
 
@@ -217,6 +219,8 @@ def _judge_links(chain: FrontEndChain, expired: ExpiredChain, excused: set[tuple
     expired_ends = {
         IncarnationId(line.front_end, line.number): max(line.ranges, default=0) for line in expired.lines
     }
+    for head in expired.heads.values():  # a sign of life may lie beyond a gap
+        expired_ends[head.owner] = max(expired_ends.get(head.owner, 0), head.seq_hi)
     begun = Counter(
         IncarnationId(line.front_end, line.number) for line in expired.lines if line.ranges[:1] == [0]
     )

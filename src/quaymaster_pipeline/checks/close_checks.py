@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -97,17 +97,21 @@ def judge_closed_blocks(
 
 
 def judge_expired_days(
-    closes: Sequence[DayClose], counts: Mapping[str, int], expired: ExpiredUsage, later: Collection[str]
+    closes: Sequence[DayClose],
+    dates: Iterable[str],
+    counts: Mapping[str, int],
+    expired: ExpiredUsage,
+    later: Collection[str],
 ) -> Iterator[UsageBreak]:
     """Yield days whose hours do not add up to what was closed, where requests have expired.
 
-    `counts` has the sums over hours. Days in `later` have usage that is not closed yet; of days that differed when they
-    were closed an operator has accepted that.
+    `dates` are those that have hours, and `counts` has their sums. Days in `later` have usage that is not closed yet.
+    What differed when a day was closed, an operator has accepted.
     """
-    closed: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    closed: dict[str, Counter[str]] = {date: Counter() for date in dates}
     differed = set(later)
     for close in closes:
-        closed[str(close.day)].update({name: getattr(close, name) for name in SUMS})
+        closed.setdefault(str(close.day), Counter()).update({name: getattr(close, name) for name in SUMS})
         if close.difference:
             differed.add(str(close.day))
     for date, sums in sorted(closed.items()):

@@ -177,8 +177,11 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     findings.add_all(_judge_batches_of_tables(seen))
     findings.add_all(judge_closed_files(seen.closes, seen.daily))
     findings.add_all(judge_closed_blocks(seen.closes, _blocks_of(places), seen.expired))
+    days_of_hours = {str(file.partition_value) for file in seen.hours}
     findings.add_all(
-        judge_expired_days(seen.closes, findings.counts, seen.expired_usage, _unclosed_days(seen))
+        judge_expired_days(
+            seen.closes, days_of_hours, findings.counts, seen.expired_usage, _unclosed_days(seen)
+        )
     )
 
     findings.add_all(judge_totals(findings.counts, seen.note, seen.expired.headers))

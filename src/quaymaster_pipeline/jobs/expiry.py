@@ -23,7 +23,7 @@ from quaymaster_pipeline.warehouse.tables import Warehouse
 class ExpiredRows(NamedTuple):
     """What expired: content of blocks and of quarantine, requests, and blocks as a whole.
 
-    `refusal` says why no headers did, where they are not what they must be.
+    `refusal` says why no requests or no headers did, where they are not what they must be.
     """
 
     content: Expired
@@ -43,9 +43,9 @@ def expire(
     """
     content = expire_content(workers, warehouse, now(), days=retention.content_days)
     quarantine = expire_quarantine(workers, warehouse, now(), days=retention.content_days)
-    requests = expire_usage(workers, warehouse, now(), days=retention.usage_days)
-    refusal, headers = None, 0
+    refusal, requests, headers = None, 0, 0
     try:
+        requests = expire_usage(workers, warehouse, now(), days=retention.usage_days)
         headers = expire_headers(workers, warehouse, now(), days=retention.usage_days)
     except SumsDiffer as error:
         refusal = str(error)

@@ -90,7 +90,7 @@ def expire_headers(
         SumsDiffer: blocks are not what they must be; nothing has expired.
         CommitConflict: others replaced the files again and again.
     """
-    blocks, marks, expired = (warehouse.table(spec) for spec in (BLOCKS, BLOCK_MARKS, EXPIRED_BLOCKS))
+    blocks, expired = warehouse.table(BLOCKS), warehouse.table(EXPIRED_BLOCKS)
 
     def expire() -> int:
         plan = _plan(warehouse, now, days)
@@ -108,11 +108,21 @@ def expire_headers(
         return after.blocks - plan.before.blocks if is_ours else 0
 
     found = planning_again(expire, blocks, expired, warehouse.table(USAGE_DAILY))
-    through = expired_blocks(expired).through
+    complete_expiry(workers, warehouse)
+    return found
+
+
+def complete_expiry(workers: Workers, warehouse: Warehouse) -> None:
+    """Delete the rows of blocks that have expired, and their marks, which a killed run left.
+
+    Raises:
+        CommitConflict: others replaced the files again and again.
+    """
+    blocks, marks = warehouse.table(BLOCKS), warehouse.table(BLOCK_MARKS)
+    through = expired_blocks(warehouse.table(EXPIRED_BLOCKS)).through
     if through != NO_BATCH:
         planning_again(lambda: _drop_blocks(blocks, through), blocks)
         planning_again(lambda: _drop_marks(workers, marks, through), marks)
-    return found
 
 
 # Planning

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.jobs.header_expiry import complete_expiry
 from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, Merged, merge_sums
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
@@ -48,6 +49,7 @@ def compact(
 
     Raises: see `merge_sums`.
     """
+    complete_expiry(workers, warehouse)  # or what has expired is in one file with what has not
     planned = sum(len(plan_compaction(warehouse.table(spec).files())) for spec in _COMPACTED)
     steps = None if watch is None else Steps(planned + len(TABLES), watch)
     on_done = None if steps is None else steps.take
@@ -70,6 +72,7 @@ def keep_up(
 
     Raises: see `merge_sums`.
     """
+    complete_expiry(workers, warehouse)
     is_thorough = ends_periods and is_new_day(warehouse, now)
     done = merge_sums(workers, warehouse, now, is_thorough=is_thorough, ends_periods=ends_periods)
     for spec in _COMPACTED:

@@ -10,15 +10,21 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from quaymaster_pipeline.checks.day_plans import plan_days
+from quaymaster_pipeline.checks.gold_checks import judge_files
+from quaymaster_pipeline.checks.usage_breaks import Findings
+from quaymaster_pipeline.checks.verification_tasks import gold_work
 from quaymaster_pipeline.jobs.retention import USAGE_DAYS
-from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS, LAST_BATCH, expired_usage
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts
-from quaymaster_pipeline.warehouse.closes import closed_through, last_closed_day
+from quaymaster_pipeline.warehouse.closes import closed_through, last_closed_day, read_closes
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
 
 APP: Final = "usage expiry"
@@ -34,6 +40,7 @@ def expire_usage(
     A pipeline may run next to it.
 
     Raises:
+        SumsDiffer: hours are not the sums of their requests; nothing has expired.
         CommitConflict: others replaced the files again and again.
     """
     table, blocks = warehouse.table(USAGE_EVENTS), warehouse.table(BLOCKS)
@@ -44,6 +51,7 @@ def expire_usage(
         files = due(table, before, through)
         if not files:
             return 0
+        _compare_a_last_time(workers, warehouse, {str(file.partition_value) for file in files})
         counts = workers.over([file.path for file in files], _counting_work(table.place)).counts(_COUNTS)
         # What stays for its content, or as a clock was ahead, is of whole days: those go by what goes.
         earlier = expired_usage(table)
@@ -64,6 +72,31 @@ def _closed_before(warehouse: Warehouse, now: datetime.datetime, days: int) -> s
         return ""
     first_kept = now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
     return str(min(first_kept, last_closed + datetime.timedelta(days=1)))
+
+
+def _compare_a_last_time(workers: Workers, warehouse: Warehouse, dates: AbstractSet[str]) -> None:
+    """Compare the hours of days with their requests, unless some have expired, or an operator accepted a difference.
+
+    Raises:
+        SumsDiffer: they differ.
+    """
+    events, hourly = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
+    hourly.refresh()
+    accepted = {str(close.day) for close in read_closes(warehouse) if close.difference}
+    expired = expired_usage(events)
+    whole = {date for date in dates if not expired.has(date)} - accepted
+    requests, hours = (
+        [file for file in one.files() if file.partition_value in whole] for one in (events, hourly)
+    )
+    findings = Findings()
+    work = gold_work(events.place, hourly.place, hourly.last_batch(gold.APP))
+    findings.take(workers.over(plan_days(requests, hours), work))
+    findings.add_all(judge_files(hours, findings.counts))
+    if findings.breaks:
+        raise SumsDiffer(
+            f"{USAGE_HOURLY.name} is not what its requests give, so none of {USAGE_EVENTS.name} expires: "
+            f"{findings.breaks[0].text}"
+        )
 
 
 def _first_with_content(blocks: Table) -> int:

@@ -117,6 +117,11 @@ class Coverage:
         progress = self._incarnations.get(block.owner)
         return progress is not None and progress.ranges.overlaps(block.seq_lo, block.seq_hi)
 
+    def covers(self, block: BlockRange) -> bool:
+        """Return whether all sequences of the block came before, and it has some."""
+        ranges = self.ranges_of(block.owner)
+        return any(low <= block.seq_lo < block.seq_hi <= high for low, high in ranges)
+
     def add(self, block: BlockRange) -> None:
         """Take a block as there. The same again changes nothing."""
         progress = self._incarnations.setdefault(block.owner, _Progress())

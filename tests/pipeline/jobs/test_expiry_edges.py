@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.jobs.expiry import expire
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.retention import Retention
+from quaymaster_pipeline.jobs.upkeep import compact
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.usage.feed import Message
 from quaymaster_pipeline.usage.tasks import Workers
-from quaymaster_pipeline.warehouse.schemas import LOSSES, TABLES, USAGE_HOURLY
-from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, LOSSES, TABLES, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 DAY = datetime.timedelta(days=1)
 DAY_US = 24 * HOUR_US
@@ -264,3 +266,106 @@ def test_days_whose_requests_are_there_are_compared_and_summed_up(tmp_path: Path
 
     assert any("silver says" in found.reason for found in verify(WORKERS, site.warehouse).breaks)
     assert len(backfill(WORKERS, site.warehouse, 0, 1 << 62).replaced) == 1
+
+
+def test_requests_do_not_expire_while_hours_are_not_what_they_give(tmp_path: Path) -> None:
+    site, *_ = started(tmp_path)
+    rows = site.warehouse.table(USAGE_HOURLY).read().to_pylist()
+    one = rows[0]
+    other = next(row for row in rows if row["account_id"] != one["account_id"])
+    one["messages"] += 5
+    other["messages"] -= 5
+    rewrite(site, USAGE_HOURLY, rows)
+
+    refused = expire_all(site)
+    backfill(WORKERS, site.warehouse, 0, 1 << 62)
+    expired = expire_all(site)
+
+    assert (refused.requests, refused.headers) == (0, 0)
+    assert refused.refusal is not None
+    assert "silver says" in refused.refusal
+    assert (expired.requests, expired.headers) == (144, 6)
+    assert_all_agree(site)
+
+
+def test_verify_tells_of_hours_put_into_an_expired_day_that_had_none(tmp_path: Path) -> None:
+    site, *_ = started(tmp_path)
+    expire_all(site)
+    site.ship(slow("c").block(10))
+    site.run(now=LATER)
+    rows = site.warehouse.table(USAGE_HOURLY).read().to_pylist()
+    row = next(row for row in rows if str(row["usage_date"]) == "2026-11-22" and row["last_batch"] < 2)
+    row["usage_date"] = datetime.date(2026, 11, 19)
+    row["hour"] -= 3 * DAY
+
+    rewrite(site, USAGE_HOURLY, rows)
+
+    assert any("2026-11-19: requests is" in one.reason for one in verify(WORKERS, site.warehouse).breaks)
+
+
+def test_what_a_killed_expiry_left_is_not_compacted_with_blocks_of_the_same_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one, two = started(tmp_path)
+    commit = Table.commit
+
+    def killed(table: Table, *given: Any, **named: Any) -> bool:
+        done = commit(table, *given, **named)
+        if table.spec is EXPIRED_BLOCKS:
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            expire_all(site)
+    for _ in range(2):  # by a clock that is right again
+        site.ship(one.block(4), two.block(4))
+        site.run(now=at(25))
+
+    compact(WORKERS, site.warehouse, at(25))
+
+    assert assert_all_agree(site).expired_headers == 6
+
+
+def test_a_sign_of_life_beyond_a_gap_comes_again_after_it_has_expired(tmp_path: Path) -> None:
+    site, one, late = Site(tmp_path), slow("a"), slow("b")
+    site.ship(one.block(24))
+    site.run(now=at(23))
+    one.time_us += 60 * HOUR_US
+    site.ship(one.block(0))
+    site.run(now=at(27))
+    close_days(WORKERS, site.warehouse, at(27))
+    first, _, life = late.block(4), late.block(4), late.block(0)
+    site.ship(first, life)
+    site.run(now=at(28))
+    close_days(WORKERS, site.warehouse, at(28), takes_late=True)
+    assert expire_all(site, at(28) + 101 * DAY).headers == 4
+
+    site.ship(life)
+    site.run(now=LATER)
+
+    assert_all_agree(site)
+
+
+def test_a_disk_that_comes_back_costs_memory_of_its_blocks_and_not_of_its_sequences(tmp_path: Path) -> None:
+    site, one = Site(tmp_path), slow("a")
+    first, _, last = blocks = one.block(24), one.block(0, dropped=4_000_000), one.block(24)
+    site.ship(*blocks)
+    site.run(now=at(23))
+    one.time_us += 60 * HOUR_US
+    site.ship(one.block(0))
+    site.run(now=at(27))
+    close_days(WORKERS, site.warehouse, at(27))
+    expire_all(site, at(27) + 101 * DAY)
+    site.ship(first, last)
+
+    tracemalloc.start()
+    try:
+        site.run(now=LATER)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 64 << 20  # a number for each sequence would be 128 MiB
+    assert_all_agree(site)

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster_pipeline.checks.brokers.losses import CRASH, DROPPED, MEASURES, OpenCause
 from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
-from quaymaster_pipeline.usage.rules import EARLIEST_US, REPEATED
+from quaymaster_pipeline.usage.rules import EARLIEST_US, REPEATED, are_links
 from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId
 from quaymaster_pipeline.usage.silver import block_keys
 from quaymaster_pipeline.usage.tasks import Workers, answer_table
@@ -433,11 +433,13 @@ def _quarantined(
     table = warehouse.table(QUARANTINE)
     for file in files_of_batches(table, *batches):
         for group in read_row_groups(
-            table.place, QUARANTINE, file.path, ["rule", "raw", "batch_id", "block_row"]
+            table.place, QUARANTINE, file.path, ["rule", "raw", "batch_id", "block_row", "record_hash"]
         ):
             rows = in_batches(group, *batches)
             is_new = pc.not_equal(rows.column("rule"), REPEATED)
             rows = rows.filter(pc.and_(pc.is_valid(rows.column("block_row")), is_new))
+            # Management requests stay without what was recorded.
+            rows = rows.filter(pc.invert(are_links(rows)))
             columns = (rows.column(name).to_pylist() for name in ("rule", "raw", "batch_id"))
             for rule, raw, batch_id in zip(*columns, strict=True):
                 recorded = _Recorded() if raw is None else _recorded.decode(raw)  # it has expired
