@@ -1,10 +1,11 @@
-"""What it costs to close a day: processor time for each request of it, and memory, by how many there are.
+"""What it costs to close a day, and to let it expire: processor time for each request, and memory.
 
     python -m bench close [--rows 2000000,8000000] [--cores 2]
 
 Tables are made first, of full blocks of one front end, in batches of at most a million rows, and small files are merged
 as `pipeline run` does. Then the front end ends, and Spark's tasks close its day: they compare blocks, events, hours and
-the day, and write the closed file. Memory is that of all processes, with the driver and its JVM.
+the day, and write the closed file. Long after that its requests and headers expire. Memory is that of all processes,
+with the driver and its JVM.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import tempfile
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,11 @@ from quaymaster.protocol.usage.usage_blocks import (
 )
 from quaymaster.protocol.usage.usage_rows import UsageRows
 from quaymaster_pipeline.jobs.close import close_days
+from quaymaster_pipeline.jobs.content_expiry import expire_content
+from quaymaster_pipeline.jobs.header_expiry import expire_headers
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.merge import merge_sums
+from quaymaster_pipeline.jobs.usage_expiry import expire_usage
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers, Workers
@@ -38,6 +43,7 @@ from quaymaster_pipeline.warehouse.tables import Warehouse
 
 NOW = datetime(2026, 11, 22, 18, tzinfo=UTC)
 LATER = datetime(2026, 11, 23, 6, tzinfo=UTC)
+LONG_AFTER = datetime(2027, 6, 1, tzinfo=UTC)
 
 
 def main() -> None:
@@ -62,8 +68,8 @@ def main() -> None:
     print(json.dumps(figures, indent=2))
 
 
-def measure(workers: Workers, place: Path, rows: int) -> dict[str, float]:
-    """Return figures of the close of a day of so many requests."""
+def measure(workers: Workers, place: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Return figures of the close of a day of so many requests, and of its expiry."""
     make_blocks(place / "feed", rows)
     warehouse = Warehouse(place / "warehouse")
     with warehouse.ingesting():
@@ -77,13 +83,27 @@ def measure(workers: Workers, place: Path, rows: int) -> dict[str, float]:
     with meter:
         (close,) = close_days(workers, warehouse, LATER).closes
     assert (close.requests, close.difference) == (rows, 0), "all requests are in the day"
-    return meter.figures(rows) | {"cpu_us_per_row": round(meter.cpu_s * 1e6 / rows, 2)}
+    closing = meter.figures(rows) | {"cpu_us_per_row": round(meter.cpu_s * 1e6 / rows, 2)}
+    expire_content(workers, warehouse, LONG_AFTER)
+    meter = Meter()
+    with meter:
+        requests = expire_usage(workers, warehouse, LONG_AFTER)
+    expiring = meter.figures(rows) | {"cpu_us_per_row": round(meter.cpu_s * 1e6 / rows, 2)}
+    meter = Meter()
+    with meter:
+        headers = expire_headers(workers, warehouse, LONG_AFTER)
+    assert (requests, headers) == (rows, rows // ROWS_PER_BLOCK_MAX + 1), "all of the day has expired"
+    of_headers = meter.figures(headers) | {"cpu_us_per_header": round(meter.cpu_s * 1e6 / headers, 2)}
+    return {"close": closing, "expire_requests": expiring, "expire_headers": of_headers}
 
 
 def end_front_end(feed: Path, rows: int) -> None:
     """Write the seal of the front end that made all rows."""
     nothing = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
-    origin, end = BlockOrigin("front-end-1", 1, "eu-west-1"), BlockEnd(rows)
+    blocks = FileFeed(feed)
+    ((partition, (_, count)),) = blocks.bounds().items()
+    ((_, last),) = blocks.reader().read(partition, count - 1, count)
+    origin, end = BlockOrigin("front-end-1", 1, "eu-west-1"), BlockEnd(rows, sha256(last).digest())
     seal = Seal(1, rows, "stopped")
     block = encode_block(origin, end, nothing, low_watermark_us=NOON_US, seal=seal)
     (feed / "0002.blocks").write_bytes(block.data)

@@ -2,7 +2,7 @@
 
     python -m bench fleet [--front-ends 1000] [--blocks 20000] [--rows 116] [--pass-blocks 5000]
     python -m bench fleet --cluster                  # also with a standalone master and one, then two workers
-    python -m bench fleet --restart-days 35          # only a start over so many days of history, made without a queue
+    python -m bench fleet --restart-days 365         # only a start over so many days of history, made without a queue
 
 `bench.fleet_blocks` makes the blocks (once; they are kept), `bench.fleet_server` ships them into the usage queue of a
 server, then `quaymaster serve` runs on that directory, and `quaymaster pipeline run --once` reads it, in passes of
