@@ -243,7 +243,7 @@ def test_a_closed_day_that_was_changed_is_refused_by_its_file(tmp_path: Path, ru
     done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
 
     assert done.code == 1
-    assert f"{file.path} is not in it any more" in done.err
+    assert f"the closed file {file.path} is not in the table" in done.err
 
 
 def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run) -> None:
