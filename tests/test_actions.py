@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quaymaster.core.access.permissions import Permission
 from quaymaster.core.values.errors import CallerError, InvalidAction
 from quaymaster.frontend.usage.recorder import category_of
 from quaymaster.protocol.actions import sqs_json, sqs_query, table
@@ -53,6 +54,10 @@ def test_an_action_can_be_permitted_unless_it_is_the_owners_or_not_of_sqs(action
 def test_an_action_takes_permissions_that_sqs_has(action: Action) -> None:
     assert action.permissions
     assert set(action.permissions) <= SQS_ACTIONS.keys()
+
+
+def test_every_permission_is_asked_for_by_an_action() -> None:
+    assert {permission for action in ACTIONS.values() for permission in action.permissions} == set(Permission)
 
 
 @each_action

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from quaymaster.core.access.permissions import Permission
 from quaymaster.protocol.actions import validation
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
@@ -78,7 +79,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it must see what another front end has just changed."""
     makes_group: bool = False
     """Whether the consumer group is made that it names, where there is none."""
-    permissions: tuple[str, ...]
+    permissions: tuple[Permission, ...]
     owner_only: bool = False
     """Whether no permission for it can be given to another account."""
     billing: BillingRate = "standard"
@@ -100,7 +101,11 @@ _MESSAGES: Final = frozenset[UsageColumn](("message_count",))
 _BYTES: Final = frozenset[UsageColumn](("message_count", "payload_bytes"))
 _DUPLICATES: Final = frozenset[UsageColumn](("message_count", "duplicate_count"))
 _ALL: Final = _BYTES | _DUPLICATES
-_OF_MOVES: Final = ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")
+_OF_MOVES: Final = (
+    Permission.RECEIVE_MESSAGE,
+    Permission.DELETE_MESSAGE,
+    Permission.GET_QUEUE_ATTRIBUTES,
+)
 """What actions on message move tasks take besides their own permission."""
 
 ACTIONS: Final[dict[str, Action]] = {
@@ -115,7 +120,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="message",
             queue_state="no group",
             writes=True,
-            permissions=("SendMessage",),
+            permissions=(Permission.SEND_MESSAGE,),
             billing="by queue",
             usage=_ALL,
             queue_sum="sends",
@@ -129,7 +134,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="message",
             queue_state="no group",
             writes=True,
-            permissions=("SendMessage",),
+            permissions=(Permission.SEND_MESSAGE,),
             billing="by queue",
             usage=_ALL,
             queue_sum="sends",
@@ -143,7 +148,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="message",
             scope="consumed",
             makes_group=True,
-            permissions=("ReceiveMessage",),
+            permissions=(Permission.RECEIVE_MESSAGE,),
             billing="by queue",
             usage=_BYTES,
         ),
@@ -154,7 +159,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             scope="consumed",
-            permissions=("DeleteMessage",),
+            permissions=(Permission.DELETE_MESSAGE,),
             billing="by queue",
             usage=_DUPLICATES,
             queue_sum="deletions",
@@ -167,7 +172,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             scope="consumed",
-            permissions=("DeleteMessage",),
+            permissions=(Permission.DELETE_MESSAGE,),
             billing="by queue",
             usage=_DUPLICATES,
             queue_sum="deletions",
@@ -179,7 +184,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             scope="consumed",
-            permissions=("ChangeMessageVisibility",),
+            permissions=(Permission.CHANGE_MESSAGE_VISIBILITY,),
             billing="by queue",
             usage=_MESSAGES,
         ),
@@ -191,7 +196,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             scope="consumed",
-            permissions=("ChangeMessageVisibility",),
+            permissions=(Permission.CHANGE_MESSAGE_VISIBILITY,),
             billing="by queue",
             usage=_MESSAGES,
         ),
@@ -204,7 +209,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="account",
             writes=True,
-            permissions=("CreateQueue",),
+            permissions=(Permission.CREATE_QUEUE,),
             owner_only=True,
         ),
         Action(
@@ -214,7 +219,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             writes=True,
-            permissions=("DeleteQueue",),
+            permissions=(Permission.DELETE_QUEUE,),
             owner_only=True,
         ),
         Action(
@@ -227,7 +232,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="name",
             is_fresh=True,
-            permissions=("GetQueueUrl",),
+            permissions=(Permission.GET_QUEUE_URL,),
         ),
         Action(
             name="GetQueueAttributes",
@@ -239,7 +244,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="counted",
             is_fresh=True,
-            permissions=("GetQueueAttributes",),
+            permissions=(Permission.GET_QUEUE_ATTRIBUTES,),
         ),
         Action(
             name="SetQueueAttributes",
@@ -249,7 +254,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             queue_state="no group",
             writes=True,
-            permissions=("SetQueueAttributes",),
+            permissions=(Permission.SET_QUEUE_ATTRIBUTES,),
             owner_only=True,
         ),
         Action(
@@ -261,7 +266,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="control",
             scope="account",
-            permissions=("ListQueues",),
+            permissions=(Permission.LIST_QUEUES,),
             owner_only=True,
         ),
         Action(
@@ -271,7 +276,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             writes=True,
-            permissions=("PurgeQueue",),
+            permissions=(Permission.PURGE_QUEUE,),
         ),
         Action(
             name="AddPermission",
@@ -281,7 +286,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             queue_state="no group",
             writes=True,
-            permissions=("AddPermission",),
+            permissions=(Permission.ADD_PERMISSION,),
             owner_only=True,
         ),
         Action(
@@ -292,7 +297,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             queue_state="no group",
             writes=True,
-            permissions=("RemovePermission",),
+            permissions=(Permission.REMOVE_PERMISSION,),
             owner_only=True,
         ),
         Action(
@@ -303,7 +308,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             queue_state="no group",
             writes=True,
-            permissions=("TagQueue",),
+            permissions=(Permission.TAG_QUEUE,),
             owner_only=True,
         ),
         Action(
@@ -314,7 +319,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             queue_state="no group",
             writes=True,
-            permissions=("UntagQueue",),
+            permissions=(Permission.UNTAG_QUEUE,),
             owner_only=True,
         ),
         Action(
@@ -326,7 +331,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="control",
             is_fresh=True,
-            permissions=("ListQueueTags",),
+            permissions=(Permission.LIST_QUEUE_TAGS,),
             owner_only=True,
         ),
         Action(
@@ -337,7 +342,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             read_only=True,
             plane="control",
-            permissions=("ListDeadLetterSourceQueues",),
+            permissions=(Permission.LIST_DEAD_LETTER_SOURCE_QUEUES,),
         ),
         Action(
             name="StartMessageMoveTask",
@@ -348,7 +353,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="source",
             check=validation.check_start_move,
-            permissions=("StartMessageMoveTask", *_OF_MOVES),
+            permissions=(Permission.START_MESSAGE_MOVE_TASK, *_OF_MOVES),
             owner_only=True,
         ),
         Action(
@@ -360,7 +365,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="source",
             check=validation.check_cancel_move,
-            permissions=("CancelMessageMoveTask", *_OF_MOVES),
+            permissions=(Permission.CANCEL_MESSAGE_MOVE_TASK, *_OF_MOVES),
             owner_only=True,
         ),
         Action(
@@ -373,7 +378,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="control",
             scope="source",
             check=validation.check_list_moves,
-            permissions=("ListMessageMoveTasks", *_OF_MOVES),
+            permissions=(Permission.LIST_MESSAGE_MOVE_TASKS, *_OF_MOVES),
             owner_only=True,
         ),
         Action(
@@ -386,7 +391,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="bulk",
             queue_state="log",
-            permissions=("ReceiveMessage",),
+            permissions=(Permission.RECEIVE_MESSAGE,),
         ),
         Action(
             name="FindOffsets",
@@ -398,7 +403,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="bulk",
             queue_state="log",
-            permissions=("ReceiveMessage",),
+            permissions=(Permission.RECEIVE_MESSAGE,),
         ),
         Action(
             name="FetchMessages",
@@ -409,7 +414,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="bulk",
             queue_state="log",
-            permissions=("ReceiveMessage",),
+            permissions=(Permission.RECEIVE_MESSAGE,),
             usage=_BYTES,
         ),
         Action(
@@ -422,7 +427,7 @@ ACTIONS: Final[dict[str, Action]] = {
             queue_state="group of a log",
             makes_group=True,
             check=validation.check_reader,
-            permissions=("DeleteMessage",),
+            permissions=(Permission.DELETE_MESSAGE,),
         ),
         Action(
             name="StageMessages",
@@ -434,7 +439,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="bulk",
             queue_state="no group",
             writes=True,
-            permissions=("SendMessage",),
+            permissions=(Permission.SEND_MESSAGE,),
             billing="by queue",
             usage=_BYTES,
         ),
@@ -448,7 +453,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="bulk",
             queue_state="no group",
             writes=True,
-            permissions=("SendMessage",),
+            permissions=(Permission.SEND_MESSAGE,),
             usage=_DUPLICATES,
             queue_sum="sends",
         ),
@@ -462,7 +467,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="bulk",
             queue_state="no group",
             writes=True,
-            permissions=("SendMessage",),
+            permissions=(Permission.SEND_MESSAGE,),
         ),
     )
 }

@@ -1,0 +1,68 @@
+"""Whether a request is allowed: what the policies of the queue, of the identity and of its session say together.
+
+    explicit Deny in any      denied, to the owner's root too
+    same account              allowed: root; whom the queue policy names directly; and where both allow:
+                              identity policy, or queue policy by the role · session policy, if any
+    other account             allowed where all allow:
+                              queue policy · root, or identity policy · session policy, if any
+
+Source: IAM User Guide, "Policy evaluation logic"; wordings as the service sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from quaymaster.core.access.policies import CompiledPolicy, Outcome, PolicyInForce
+from quaymaster.core.access.statements import AccessRequest
+
+
+class Decision(Enum):
+    """What becomes of a request, and in a refusal's words why."""
+
+    ALLOWED = ""
+    DENIED_BY_QUEUE = "with an explicit deny in a resource-based policy"
+    DENIED_BY_IDENTITY = "with an explicit deny in an identity-based policy"
+    DENIED_BY_SESSION = "with an explicit deny in a session policy"
+    NO_QUEUE_POLICY = "because no resource-based policy allows the {action} action"
+    NO_IDENTITY_POLICY = "because no identity-based policy allows the {action} action"
+    NO_SESSION_POLICY = "because no session policy allows the {action} action"
+
+
+def decide(
+    request: AccessRequest,
+    queue_policy: PolicyInForce | None,
+    identity_policies: Sequence[CompiledPolicy] = (),
+    session_policy: CompiledPolicy | None = None,
+) -> Decision:
+    """Return whether a request is allowed, or why not."""
+    queue = Outcome.NOTHING if queue_policy is None else queue_policy.outcome(request)
+    identity = [policy.outcome(request) for policy in identity_policies]
+    session = Outcome.ALLOWS if session_policy is None else session_policy.outcome(request)
+    if queue is Outcome.DENIES:
+        return Decision.DENIED_BY_QUEUE
+    if Outcome.DENIES in identity:
+        return Decision.DENIED_BY_IDENTITY
+    if session is Outcome.DENIES:
+        return Decision.DENIED_BY_SESSION
+    requester = request.requester
+    is_by_identity = requester.is_root or Outcome.ALLOWS in identity
+    if requester.account_id == request.owner:
+        if requester.is_root or queue is Outcome.ALLOWS:
+            return Decision.ALLOWED
+        is_by_identity = is_by_identity or queue is Outcome.ALLOWS_INDIRECTLY
+    elif queue is Outcome.NOTHING or not request.can_cross:
+        return Decision.NO_QUEUE_POLICY
+    if not is_by_identity:
+        return Decision.NO_IDENTITY_POLICY
+    return Decision.ALLOWED if session is Outcome.ALLOWS else Decision.NO_SESSION_POLICY
+
+
+def refusal_text(request: AccessRequest, decision: Decision) -> str:
+    """Return what a requester is told that is not allowed what it asks for."""
+    action = request.action
+    return (
+        f"User: {request.requester.arn} is not authorized to perform: {action} on resource: "
+        f"{':'.join(request.resource)} {decision.value.format(action=action)}"
+    )

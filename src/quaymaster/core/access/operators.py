@@ -1,0 +1,190 @@
+"""The operators of conditions: how a value of a request is compared with the values in a policy.
+
+A comparison holds if the request's value matches one of the policy's. A negated operator is the negation of that: it
+holds if none matches.
+
+Source: IAM User Guide, "IAM JSON policy elements: Condition operators".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import operator
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from quaymaster.core.access.arns import parse_arn_pattern, split_arn
+from quaymaster.core.access.errors import PolicyValueIsWrong
+from quaymaster.core.access.patterns import FindValues, parse_pattern
+
+Comparison = Callable[[str, FindValues], bool]
+"""Tells whether a value of a request matches one of a policy's values."""
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?", re.ASCII)
+_EPOCH_SECONDS: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
+_DATE: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{3}(?:[0-9]{3})?)?)?(?:Z|[+-][0-9]{2}:[0-9]{2}))?",
+    re.ASCII,
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class Operator(NamedTuple):
+    """How an operator compares.
+
+    `compile` takes the operator's name, the policy's values and whether they may have variables. It raises
+    PolicyValueIsWrong.
+    """
+
+    compile: Callable[[str, Sequence[str], bool], Comparison]
+    is_negated: bool = False
+
+
+def _texts(*, has_wildcards: bool, folds_case: bool) -> Callable[[str, Sequence[str], bool], Comparison]:
+    def compile_texts(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+        patterns = [
+            parse_pattern(
+                value, has_wildcards=has_wildcards, has_variables=has_variables, folds_case=folds_case
+            )
+            for value in values
+        ]
+        return lambda value, find: any(pattern.matches(value, find) for pattern in patterns)
+
+    return compile_texts
+
+
+def _arns(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+    patterns = [parse_arn_pattern(name, value, has_variables=has_variables) for value in values]
+
+    def compare(value: str, find: FindValues) -> bool:
+        segments = split_arn(value)
+        return any(pattern.matches(segments, find) for pattern in patterns)
+
+    return compare
+
+
+def _ordered(
+    read: Callable[[str], Any], what: str, compare: Callable[[Any, Any], bool]
+) -> Callable[[str, Sequence[str], bool], Comparison]:
+    """Return what compiles a comparison of numbers or times. A value of a request that is none matches nothing."""
+
+    def compile_ordered(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+        limits = [read(value) for value in values]
+        for value, limit in zip(values, limits, strict=True):
+            if limit is None:
+                raise PolicyValueIsWrong(name, value, f"it is not {what}")
+
+        def matches(value: str, find: FindValues) -> bool:
+            given = read(value)
+            return given is not None and any(compare(given, limit) for limit in limits)
+
+        return matches
+
+    return compile_ordered
+
+
+def read_number(text: str) -> Decimal | None:
+    """Return the number in a text, None where it is none."""
+    return Decimal(text) if _NUMBER.fullmatch(text) is not None else None
+
+
+def read_time(text: str) -> int | None:
+    """Return the time in a text in microseconds since 1970: ISO 8601, or seconds since 1970. None where it is none."""
+    if _EPOCH_SECONDS.fullmatch(text) is not None:
+        return int(Decimal(text) * 1_000_000)
+    if _DATE.fullmatch(text) is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+
+
+def _flags(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+    flags = frozenset(value.lower() for value in values)
+    for value in values:
+        if value.lower() not in ("true", "false"):
+            raise PolicyValueIsWrong(name, value, "it must be true or false")
+    return lambda value, find: value.lower() in flags
+
+
+def _binaries(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+    binaries = []
+    for value in values:
+        binary = _read_binary(value)
+        if binary is None:
+            raise PolicyValueIsWrong(name, value, "it is not Base64")
+        binaries.append(binary)
+    return lambda value, find: _read_binary(value) in binaries
+
+
+def _read_binary(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _networks(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
+    networks = []
+    for value in values:
+        try:
+            networks.append(ipaddress.ip_network(value, strict=False))
+        except ValueError:
+            raise PolicyValueIsWrong(name, value, "it is not an address or a network") from None
+
+    def compare(value: str, find: FindValues) -> bool:
+        try:
+            address = ipaddress.ip_address(value)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any(address in network or (mapped is not None and mapped in network) for network in networks)
+
+    return compare
+
+
+_EQUAL: Final = _texts(has_wildcards=False, folds_case=False)
+_EQUAL_FOLDED: Final = _texts(has_wildcards=False, folds_case=True)
+_LIKE: Final = _texts(has_wildcards=True, folds_case=False)
+_ORDERS: Final = {
+    "Equals": (operator.eq, False),
+    "NotEquals": (operator.eq, True),
+    "LessThan": (operator.lt, False),
+    "LessThanEquals": (operator.le, False),
+    "GreaterThan": (operator.gt, False),
+    "GreaterThanEquals": (operator.ge, False),
+}
+
+OPERATORS: Final[dict[str, Operator]] = {
+    "StringEquals": Operator(_EQUAL),
+    "StringNotEquals": Operator(_EQUAL, True),
+    "StringEqualsIgnoreCase": Operator(_EQUAL_FOLDED),
+    "StringNotEqualsIgnoreCase": Operator(_EQUAL_FOLDED, True),
+    "StringLike": Operator(_LIKE),
+    "StringNotLike": Operator(_LIKE, True),
+    **{
+        f"{kind}{order}": Operator(_ordered(read, what, compare), is_negated)
+        for kind, read, what in (
+            ("Numeric", read_number, "a number"),
+            ("Date", read_time, "a time"),
+        )
+        for order, (compare, is_negated) in _ORDERS.items()
+    },
+    "Bool": Operator(_flags),
+    "BinaryEquals": Operator(_binaries),
+    "IpAddress": Operator(_networks),
+    "NotIpAddress": Operator(_networks, True),
+    "ArnEquals": Operator(_arns),
+    "ArnNotEquals": Operator(_arns, True),
+    "ArnLike": Operator(_arns),
+    "ArnNotLike": Operator(_arns, True),
+}
+"""All but Null, which asks only whether there is a value."""

@@ -1,0 +1,170 @@
+"""Texts in policies that may hold wildcards and variables, and whether they match.
+
+    *            any characters                ${aws:username}   a variable: its value, taken literally
+    ?            one character                 ${*} ${?} ${$}    these characters themselves
+
+A pattern becomes an automaton whose states are bits of one number, so that a match takes a step for each character of
+the text, whatever the wildcards: no backtracking, no regular expressions.
+
+    state i: the first i characters of the pattern are matched.   a*b?   1 ─a─▶ 2 ─b─▶ 4 ─any─▶ 8
+                                                                               ⟲ any
+
+Source: IAM User Guide, "IAM policy elements: Variables and tags"; R. Baeza-Yates, G. Gonnet, A new approach to text
+searching (1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from quaymaster.core.access.errors import PolicyValueIsWrong
+
+FindValues = Callable[[str], tuple[str, ...]]
+"""Returns the values that a request has for a condition key in lower case; none where it has no such key."""
+
+
+class Wildcard(Enum):
+    """A character of a pattern that stands for others."""
+
+    ANY = "*"
+    ONE = "?"
+
+
+class PolicyVariable(NamedTuple):
+    """Stands for the value of a condition key, in lower case."""
+
+    key: str
+
+
+Part = str | Wildcard | PolicyVariable
+"""A text is one character."""
+
+VARIABLES: Final = frozenset({"aws:username", "aws:userid", "aws:principalaccount"})
+_ESCAPED: Final = frozenset("*?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Matches texts. `literal` is set where only that text matches; `prefix` are the characters all matches begin with.
+
+    `folds_case`: parts and texts are compared in lower case.
+    """
+
+    parts: tuple[Part, ...]
+    literal: str | None
+    prefix: str
+    has_variables: bool
+    folds_case: bool
+
+    def matches(self, text: str, find: FindValues) -> bool:
+        """Tell whether a text matches. A pattern with a variable that the request has no value for matches nothing."""
+        if not self.has_variables:
+            return self.matches_always(text)
+        parts = self._filled(find)
+        return parts is not None and matches_parts(parts, text.lower() if self.folds_case else text)
+
+    def matches_always(self, text: str) -> bool:
+        """Tell whether a text matches a pattern without variables."""
+        if self.folds_case:
+            text = text.lower()
+        if self.literal is not None:
+            return text == self.literal
+        start = len(self.prefix)
+        return text.startswith(self.prefix) and matches_parts(self.parts[start:], text[start:])
+
+    def _filled(self, find: FindValues) -> tuple[Part, ...] | None:
+        filled: list[Part] = []
+        for part in self.parts:
+            if isinstance(part, PolicyVariable):
+                values = find(part.key)
+                if not values:
+                    return None
+                filled += values[0].lower() if self.folds_case else values[0]
+            else:
+                filled.append(part)
+        return tuple(filled)
+
+
+def matches_parts(parts: Sequence[Part], text: str) -> bool:
+    """Tell whether a text matches characters and wildcards."""
+    if len(parts) == 1 and parts[0] is Wildcard.ANY:
+        return True
+    takes_any = loops = count = 0
+    takes: dict[Part, int] = {}
+    for part in parts:
+        if part is Wildcard.ANY:
+            loops |= 1 << count
+            continue
+        if part is Wildcard.ONE:
+            takes_any |= 1 << count
+        else:
+            takes[part] = takes.get(part, 0) | 1 << count
+        count += 1
+    states = 1
+    for character in text:
+        states = (states & (takes.get(character, 0) | takes_any)) << 1 | states & loops
+        if not states:
+            return False
+    return bool(states >> count & 1)
+
+
+def parse_pattern(
+    text: str, *, has_wildcards: bool = True, has_variables: bool, folds_case: bool = False
+) -> Pattern:
+    """Return the pattern that a text is; PolicyValueIsWrong."""
+    parts = parse_parts(text, has_wildcards=has_wildcards, has_variables=has_variables)
+    return pattern_of(parts, folds_case=folds_case)
+
+
+def pattern_of(parts: Iterable[Part], *, folds_case: bool = False) -> Pattern:
+    """Return the pattern of some parts."""
+    own: list[Part] = []
+    for part in parts:
+        if folds_case and isinstance(part, str):
+            own += part.lower()  # one character can become two
+        else:
+            own.append(part)
+    prefix = ""
+    for part in own:
+        if not isinstance(part, str):
+            break
+        prefix += part
+    return Pattern(
+        tuple(own),
+        prefix if all(isinstance(part, str) for part in own) else None,
+        prefix,
+        any(isinstance(part, PolicyVariable) for part in own),
+        folds_case,
+    )
+
+
+def parse_parts(text: str, *, has_wildcards: bool, has_variables: bool) -> tuple[Part, ...]:
+    """Return the parts of a text; PolicyValueIsWrong."""
+    parts: list[Part] = []
+    at = 0
+    while at < len(text):
+        if has_variables and text.startswith("${", at):
+            end = text.find("}", at)
+            if end < 0:
+                raise PolicyValueIsWrong("A text with a variable", text, "the variable has no end")
+            parts.append(_variable(text[at + 2 : end]))
+            at = end + 1
+            continue
+        character = text[at]
+        parts.append(Wildcard(character) if has_wildcards and character in "*?" else character)
+        at += 1
+    return tuple(parts)
+
+
+def _variable(name: str) -> Part:
+    if name in _ESCAPED:
+        return name
+    key = name.lower()
+    if key not in VARIABLES:
+        raise PolicyValueIsWrong(
+            "A variable", name, f"there are {', '.join(sorted(VARIABLES))} and ${{*}}, ${{?}}, ${{$}}"
+        )
+    return PolicyVariable(key)

@@ -1,0 +1,45 @@
+"""The permissions that policies give and take, under SQS's names. The table of actions says which of them each asks.
+
+A batch asks for the permission of its single action, as SQS does. So the names of batches are known, and match nothing.
+
+Source: Amazon SQS Developer Guide, "Amazon SQS API permissions: Actions and resource reference".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Permission(StrEnum):
+    """What a policy can allow or deny on a queue."""
+
+    ADD_PERMISSION = "AddPermission"
+    CANCEL_MESSAGE_MOVE_TASK = "CancelMessageMoveTask"
+    CHANGE_MESSAGE_VISIBILITY = "ChangeMessageVisibility"
+    CREATE_QUEUE = "CreateQueue"
+    DELETE_MESSAGE = "DeleteMessage"
+    DELETE_QUEUE = "DeleteQueue"
+    GET_QUEUE_ATTRIBUTES = "GetQueueAttributes"
+    GET_QUEUE_URL = "GetQueueUrl"
+    LIST_DEAD_LETTER_SOURCE_QUEUES = "ListDeadLetterSourceQueues"
+    LIST_MESSAGE_MOVE_TASKS = "ListMessageMoveTasks"
+    LIST_QUEUES = "ListQueues"
+    LIST_QUEUE_TAGS = "ListQueueTags"
+    PURGE_QUEUE = "PurgeQueue"
+    RECEIVE_MESSAGE = "ReceiveMessage"
+    REMOVE_PERMISSION = "RemovePermission"
+    SEND_MESSAGE = "SendMessage"
+    SET_QUEUE_ATTRIBUTES = "SetQueueAttributes"
+    START_MESSAGE_MOVE_TASK = "StartMessageMoveTask"
+    TAG_QUEUE = "TagQueue"
+    UNTAG_QUEUE = "UntagQueue"
+
+
+SERVICE: Final = "sqs"
+PERMISSION_NAMES: Final = {permission: f"{SERVICE}:{permission.lower()}" for permission in Permission}
+"""Each as decisions and answers name it."""
+BATCH_NAMES: Final = frozenset(
+    f"{SERVICE}:{single.lower()}batch"
+    for single in (Permission.SEND_MESSAGE, Permission.DELETE_MESSAGE, Permission.CHANGE_MESSAGE_VISIBILITY)
+)

@@ -1,0 +1,179 @@
+"""Who asks, and whom a policy names.
+
+    requester        layers, outer to inner                    names that mean them
+    root key         account                                   "111122223333", arn:aws:iam::111122223333:root
+    user             account, user                             arn:aws:iam::111122223333:user/path/name
+    role session     account, role, session                    arn:aws:iam::111122223333:role/path/name,
+                                                               arn:aws:sts::111122223333:assumed-role/name/session
+    all of them                                                "*"
+
+A name of a user or role is bound to its unique id: a new one with an old one's name gains nothing. A name that is bound
+to none means nobody.
+
+Source: IAM User Guide, "IAM JSON policy elements: Principal" and "NotPrincipal".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Literal
+
+from quaymaster.core.access.documents import texts_of
+from quaymaster.core.access.errors import PolicyElementIsUnknown, PolicyLacks, PolicyValueIsWrong
+
+ALL: Final = "*"
+_ACCOUNT: Final = re.compile(r"(?:arn:aws(?:-cn|-us-gov)?:iam::)?([0-9]{12})(:root)?", re.ASCII)
+_IDENTITY: Final = re.compile(
+    r"arn:aws(?:-cn|-us-gov)?:iam::[0-9]{12}:(?:user|role)/(?:[!-)+->@-~]+/)?[A-Za-z0-9_+=,.@-]{1,64}",
+    re.ASCII,
+)
+_SESSION: Final = re.compile(
+    r"arn:aws(?:-cn|-us-gov)?:sts::[0-9]{12}:assumed-role/[A-Za-z0-9_+=,.@-]{1,64}/([A-Za-z0-9_+=,.@-]{2,64})",
+    re.ASCII,
+)
+_SERVICE: Final = re.compile(r"[a-z0-9.-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who asks. `unique_id` is the user's or the role's, `name` with its path; root has neither."""
+
+    account_id: str
+    kind: Literal["root", "user", "session"] = "root"
+    unique_id: str = ""
+    name: str = ""
+    session: str = ""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether an account's root key asks."""
+        return self.kind == "root"
+
+    @property
+    def arn(self) -> str:
+        """The ARN that answers name."""
+        if self.is_root:
+            return f"arn:aws:iam::{self.account_id}:root"
+        if self.kind == "user":
+            return f"arn:aws:iam::{self.account_id}:user/{self.name}"
+        role = self.name.rpartition("/")[2]
+        return f"arn:aws:sts::{self.account_id}:assumed-role/{role}/{self.session}"
+
+    @property
+    def principal_arn(self) -> str:
+        """The ARN in the key aws:PrincipalArn: a session's is its role's."""
+        return f"arn:aws:iam::{self.account_id}:role/{self.name}" if self.kind == "session" else self.arn
+
+
+class Naming(IntEnum):
+    """How a statement names a requester.
+
+    `INDIRECT`: by its account or role, so that within its account a policy of its own must allow what it asks for, or a
+    session policy does not widen it.
+    """
+
+    NONE = 0
+    INDIRECT = 1
+    DIRECT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Principals:
+    """Whom a statement names: all, or accounts, unique ids of users and roles, and sessions of role ids.
+
+    `count` names stand there, `identities` are those of users, roles and sessions among them.
+    """
+
+    all: bool
+    accounts: frozenset[str] = frozenset()
+    ids: frozenset[str] = frozenset()
+    sessions: frozenset[tuple[str, str]] = frozenset()
+    count: int = 1
+    identities: tuple[str, ...] = ()
+
+    def naming(self, requester: Requester, owner: str) -> Naming:
+        """Return how a requester is named in the policy of an account's queue.
+
+        An account's name means all of it in the policies of others, and in its own its root alone.
+        """
+        if self.all:
+            return Naming.DIRECT
+        if requester.account_id in self.accounts and (requester.is_root or requester.account_id != owner):
+            return Naming.INDIRECT
+        match requester.kind:
+            case "user" if requester.unique_id in self.ids:
+                return Naming.DIRECT
+            case "session" if (requester.unique_id, requester.session) in self.sessions:
+                return Naming.DIRECT
+            case "session" if requester.unique_id in self.ids:
+                return Naming.INDIRECT
+        return Naming.NONE
+
+    def spares(self, requester: Requester) -> bool:
+        """Tell whether NotPrincipal with these names leaves a requester out: each of its layers must be listed."""
+        if self.all:
+            return True
+        if requester.account_id not in self.accounts:
+            return False
+        if requester.is_root:
+            return True
+        if requester.unique_id not in self.ids:
+            return False
+        return requester.kind == "user" or (requester.unique_id, requester.session) in self.sessions
+
+
+def parse_principals(element: str, value: Any, unique_ids: Mapping[str, str]) -> Principals:
+    """Return whom an element names. `unique_ids` has the ids of the identities that it names, by ARN.
+
+    Raises:
+        PolicyValueIsWrong, PolicyElementIsUnknown, PolicyLacks: the element is wrong.
+    """
+    if value == ALL and isinstance(value, str):
+        return Principals(all=True)
+    if not isinstance(value, dict):
+        raise PolicyValueIsWrong(element, value, 'it must be "*" or an object')
+    if not value:
+        raise PolicyLacks(element, "AWS or Service")
+    names: tuple[str, ...] = ()
+    count = 0
+    for kind, given in value.items():
+        texts = texts_of(f"{element}.{kind}", given)
+        count += len(texts)
+        if kind == "AWS":
+            names = texts
+        elif kind == "Service":
+            for text in texts:
+                if _SERVICE.fullmatch(text) is None:
+                    raise PolicyValueIsWrong(f"{element}.Service", text, "it is not a service's name")
+        else:
+            raise PolicyElementIsUnknown(element, kind)
+    accounts: set[str] = set()
+    ids: set[str] = set()
+    sessions: set[tuple[str, str]] = set()
+    identities: list[str] = []
+    for name in names:
+        if name == ALL:
+            continue
+        account = _ACCOUNT.fullmatch(name)
+        session = _SESSION.fullmatch(name)
+        if account is not None and name.startswith("arn:") == bool(account[2]):
+            accounts.add(account[1])
+            continue
+        if session is None and _IDENTITY.fullmatch(name) is None:
+            raise PolicyValueIsWrong(
+                f"{element}.AWS", name, "it must be *, an account, or the ARN of a user, role or session"
+            )
+        identities.append(name)
+        unique_id = unique_ids.get(name)
+        if unique_id is None:
+            continue
+        if session is not None:
+            sessions.add((unique_id, session[1]))
+        else:
+            ids.add(unique_id)
+    return Principals(
+        ALL in names, frozenset(accounts), frozenset(ids), frozenset(sessions), count, tuple(identities)
+    )

@@ -1,0 +1,32 @@
+"""Wildcards match what a table of beginnings says, in as many steps as the text has characters."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quaymaster.core.access.patterns import matches_parts, parse_parts
+
+from .naive import tokens, tokens_match
+
+
+@given(pattern=st.text("ab*?", max_size=12), text=st.text("ab*", max_size=12))
+def test_wildcards_match_as_the_table_does(pattern: str, text: str) -> None:
+    expected = tokens_match(tokens(pattern, {}, False) or [], text)
+
+    assert matches_parts(parse_parts(pattern, has_wildcards=True, has_variables=False), text) == expected
+
+
+def test_many_wildcards_take_a_step_for_each_character() -> None:
+    class Counted(str):
+        steps = 0
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            for character in str.__iter__(self):
+                Counted.steps += 1
+                yield character
+
+    parts = parse_parts("*a" * 2_000 + "b", has_wildcards=True, has_variables=False)
+
+    assert not matches_parts(parts, Counted("a" * 1_000))
+    assert Counted.steps == 1_000
