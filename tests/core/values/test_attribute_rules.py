@@ -478,9 +478,9 @@ def _statement(**changes: Any) -> dict[str, Any]:
         _statement(),
         [_statement()] * 20,
         [_statement(Principal={"AWS": ["*"] * 50})],
-        [_statement(Principal=None, NotPrincipal="*")],
+        [_statement(Effect="Deny", Principal=None, NotPrincipal="*")],
         [_statement(Action=None, NotAction=["SQS:*"])],
-        [_statement(Effect="Deny", Condition={"Bool": {f"k{n}": "true" for n in range(10)}})],
+        [_statement(Effect="Deny", Condition={"Bool": {f"aws:k{n}": "true" for n in range(10)}})],
     ],
 )
 def test_a_policy_is_kept_as_it_was_given(statements: Any) -> None:
@@ -507,8 +507,10 @@ def test_a_policy_is_kept_as_it_was_given(statements: Any) -> None:
         {"Statement": [_statement(Principal={"AWS": ["*"] * 51})]},
         {"Statement": [_statement(Condition="never")]},
         {"Statement": [_statement(Condition={"Bool": "true"})]},
-        {"Statement": [_statement(Condition={"Bool": {f"k{n}": "true" for n in range(11)}})]},
+        {"Statement": [_statement(Condition={"Bool": {f"aws:k{n}": "true" for n in range(11)}})]},
         {"Statement": _statement(), "Id": "x" * 8_192},
+        {"Statement": _statement(Action="SQS:Fly")},
+        {"Statement": _statement(Principal=None, NotPrincipal="*")},
     ],
 )
 def test_a_policy_that_is_none_or_too_large_is_refused(policy: Any) -> None:

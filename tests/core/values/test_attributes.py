@@ -22,7 +22,7 @@ from quaymaster.core.values.attributes import (
 SRC = Path(quaymaster.__file__).parent.parent
 SPELLED_BESIDES = {
     # What the errors of these policies name.
-    "quaymaster/core/values/policies.py": {"Policy", "RedriveAllowPolicy", "RedrivePolicy"},
+    "quaymaster/core/values/policies.py": {"RedriveAllowPolicy", "RedrivePolicy"},
     # Parameters of messages, which are called like the attributes that they stand in for.
     "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
     "quaymaster/cli/message.py": {"DelaySeconds", "VisibilityTimeout"},

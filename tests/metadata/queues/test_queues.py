@@ -29,6 +29,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.queues.known_queues import QueuePage
+from quaymaster.metadata.queues.permissions import add_permission
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -870,6 +871,43 @@ def test_permission_is_written_as_the_service_writes_it(tmp_path: Path) -> None:
             assert "Policy" not in changed.attributes
 
     run(scenario, tmp_path)
+
+
+def test_a_policy_must_be_one_that_can_be_evaluated(tmp_path: Path) -> None:
+    def policy(principal: str, action: str = "sqs:SendMessage") -> dict[str, str]:
+        statement = {"Effect": "Allow", "Principal": {"AWS": principal}, "Action": action}
+        return {"Policy": json.dumps({"Statement": statement})}
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            queues = service.queues
+            await queues.change(CreateQueue(ACCOUNT, "orders"))
+
+            known, unknown = (f"arn:aws:iam::{account}:user/ada" for account in (ACCOUNT, "999999999999"))
+            for wrong, words in (
+                (policy(known), f"There is no user or role {known}"),
+                (policy(unknown, "sqs:Fly"), 'Action is "sqs:Fly": there is no such action'),
+            ):
+                with pytest.raises(InvalidAttributeValue, match=words):
+                    await queues.change(CreateQueue(ACCOUNT, "invoices", wrong))
+                with pytest.raises(InvalidAttributeValue, match=words):
+                    await queues.change(SetAttributes(ACCOUNT, "orders", wrong))
+            changed = await queues.change(SetAttributes(ACCOUNT, "orders", policy(unknown)))
+            assert changed.policy is not None
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("stored", ['{"Statement":{"Effect":"Allow"}}', '{"Statement":[],"Extra":1}'])
+def test_no_statement_is_added_to_a_policy_that_cannot_be_evaluated(stored: str) -> None:
+    with pytest.raises(InvalidAttributeValue, match=r"Invalid value for the parameter Policy\. Reason: "):
+        add_permission(
+            stored,
+            queue_arn=f"{ARN}orders",
+            label="one",
+            account_ids=["111111111111"],
+            actions=["SendMessage"],
+        )
 
 
 def test_permission_errors_are_worded_as_the_service_words_them(tmp_path: Path) -> None:

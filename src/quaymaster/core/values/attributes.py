@@ -20,13 +20,19 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from quaymaster.core.access.errors import PolicyError
+from quaymaster.core.access.policies import (
+    QUEUE_POLICY_BYTES_MAX,
+    QUEUE_POLICY_STATEMENTS_MAX,
+    PolicyInForce,
+    check_queue_policy_size,
+    compile_policy,
+    read_policy,
+)
 from quaymaster.core.values.errors import CallerError, InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.policies import (
-    POLICY_BYTES_MAX,
-    POLICY_STATEMENTS_MAX,
     RedriveAllowPolicy,
     RedrivePolicy,
-    parse_policy,
     parse_redrive_allow_policy,
     parse_redrive_policy,
 )
@@ -220,7 +226,10 @@ def _parse_pins(name: str, text: str) -> str:
 
 
 def _parse_policy(name: str, text: str) -> str:
-    parse_policy(text)
+    try:
+        check_queue_policy_size(text, compile_policy(text))
+    except PolicyError as error:
+        raise InvalidAttributeValue.of(name, str(error)) from error
     return text
 
 
@@ -247,9 +256,9 @@ def _read_pins(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
-def _read_policy(text: str) -> Any:
-    # Not `parse_policy`: AddPermission may have made it longer than a caller may.
-    return msgspec.json.decode(text) if text else None
+def _read_policy(text: str) -> PolicyInForce | None:
+    # Its size is not checked: AddPermission may have made it longer than a caller may.
+    return read_policy(text) if text else None
 
 
 def _read_redrive_policy(text: str) -> RedrivePolicy | None:
@@ -445,7 +454,8 @@ POLICY: Final = Attribute(
     name="Policy",
     meaning="who else may use the queue; stored and not evaluated yet",
     values=Values(
-        f"JSON of up to {POLICY_BYTES_MAX:,} bytes and {POLICY_STATEMENTS_MAX} statements", _parse_policy
+        f"JSON of up to {QUEUE_POLICY_BYTES_MAX:,} bytes and {QUEUE_POLICY_STATEMENTS_MAX} statements",
+        _parse_policy,
     ),
     read=_read_policy,
     is_removable=True,

@@ -1,10 +1,11 @@
-"""The policies of a queue, which are JSON: where its dead letters go, whose dead letters it takes, who may use it.
+"""The redrive policies of a queue, which are JSON: where its dead letters go, and whose dead letters it takes.
 
     {"deadLetterTargetArn": "arn:aws:sqs:...", "maxReceiveCount": 5}                     RedrivePolicy
     {"redrivePermission": "byQueue", "sourceQueueArns": ["arn:aws:sqs:..."]}             RedriveAllowPolicy
-    {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ...}]}         Policy
 
-Source: Amazon SQS API Reference, SetQueueAttributes; Amazon SQS Developer Guide, "Quotas related to policies".
+Access policies are another matter: see `core/access`.
+
+Source: Amazon SQS API Reference, SetQueueAttributes.
 """
 
 from __future__ import annotations
@@ -14,15 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.errors import InvalidAttributeValue, InvalidParameterValue
+from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.queue_names import QueueArn, parse_queue_arn
 
 RECEIVE_COUNT_MAX: Final = 1_000
 REDRIVE_SOURCES_MAX: Final = 10
-POLICY_BYTES_MAX: Final = 8_192
-POLICY_STATEMENTS_MAX: Final = 20
-POLICY_PRINCIPALS_MAX: Final = 50
-POLICY_CONDITIONS_MAX: Final = 10
 _INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -114,58 +111,6 @@ def parse_redrive_allow_policy(text: str) -> RedriveAllowPolicy:
 
 def _invalid_allow_policy(text: str, reason: str) -> InvalidParameterValue:
     return InvalidParameterValue.of("RedriveAllowPolicy", text, reason)
-
-
-def parse_policy(text: str) -> dict[str, Any]:
-    """Return the access policy that `text` (JSON) is. Only its shape and its limits are checked, not its
-    meaning.
-
-    Raises InvalidAttributeValue.
-    """
-    if len(text.encode()) > POLICY_BYTES_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It must be at most {POLICY_BYTES_MAX} bytes.")
-    policy = _object(text)
-    if policy is None:
-        raise InvalidAttributeValue.of("Policy")
-    statements = _listed(policy.get("Statement"))
-    if not 1 <= len(statements) <= POLICY_STATEMENTS_MAX:
-        raise InvalidAttributeValue.of(
-            "Policy", f"It must have between 1 and {POLICY_STATEMENTS_MAX} statements."
-        )
-    principals = conditions = 0
-    for statement in statements:
-        if not isinstance(statement, dict) or statement.get("Effect") not in ("Allow", "Deny"):
-            raise InvalidAttributeValue.of("Policy")
-        if not (_listed(statement.get("Action")) or _listed(statement.get("NotAction"))):
-            raise InvalidAttributeValue.of("Policy")
-        principals += _count_principals(statement.get("Principal", statement.get("NotPrincipal")))
-        conditions += _count_conditions(statement.get("Condition", {}))
-    if principals > POLICY_PRINCIPALS_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_PRINCIPALS_MAX} principals.")
-    if conditions > POLICY_CONDITIONS_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_CONDITIONS_MAX} conditions.")
-    return policy
-
-
-def _count_principals(principal: Any) -> int:
-    if principal == "*":
-        return 1
-    if not isinstance(principal, dict) or not principal:
-        raise InvalidAttributeValue.of("Policy")
-    return sum(len(_listed(names)) for names in principal.values())
-
-
-def _count_conditions(condition: Any) -> int:
-    if not isinstance(condition, dict) or not all(isinstance(keys, dict) for keys in condition.values()):
-        raise InvalidAttributeValue.of("Policy")
-    return sum(len(keys) for keys in condition.values())
-
-
-def _listed(value: Any) -> list[Any]:
-    """In a policy, one thing may stand for a list of one."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from quaymaster.core.values.attributes import (
     LEGAL_HOLD,
     LOG,
     MESSAGE_SIZE,
+    POLICY,
     RECEIVE_WAIT,
     REDRIVE_ALLOW_POLICY,
     REDRIVE_POLICY,
@@ -118,6 +119,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     message_bytes_max = _value_of(MESSAGE_SIZE)
     content_based_dedup = _value_of(CONTENT_BASED_DEDUPLICATION)
     dedup_scope = _value_of(DEDUPLICATION_SCOPE)
+    policy = _value_of(POLICY)
+    """The access policy, compiled; None where there is none."""
     redrive_policy = _value_of(REDRIVE_POLICY)
     redrive_allow_policy = _value_of(REDRIVE_ALLOW_POLICY)
     durability = _value_of(DURABILITY)

@@ -14,8 +14,9 @@ from quaymaster.core.values.queue_definitions import (
     encode_queue_definition,
     replace_definition,
 )
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target, check_reach
-from quaymaster.metadata.queues.permissions import add_permission, remove_permission
+from quaymaster.metadata.queues.permissions import add_permission, check_named_identities, remove_permission
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending
 from quaymaster.metadata.store.rows import PENDING, QUEUES
@@ -34,8 +35,9 @@ log = logging.getLogger(__name__)
 class AttributeChanges:
     """Each change is tried again on the queue as another node has left it."""
 
-    def __init__(self, queues: StoredQueues, settling: Settling) -> None:
+    def __init__(self, queues: StoredQueues, accounts: KnownAccounts, settling: Settling) -> None:
         self._queues = queues
+        self._accounts = accounts
         self._settling = settling
 
     async def set_attributes(self, request: SetAttributes) -> QueueDefinition:
@@ -49,6 +51,8 @@ class AttributeChanges:
                     "A consumer group has the attributes of its queue: set them there."
                 )
             changed = change_attributes(arn, current.attributes, changes)
+            if changes.get(POLICY.name):
+                check_named_identities(changed[POLICY.name], self._accounts)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:
                 check_reach(current, target, queues.options.cell_format)

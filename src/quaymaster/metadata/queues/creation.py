@@ -35,6 +35,7 @@ from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target
 from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
+from quaymaster.metadata.queues.permissions import check_named_identities
 from quaymaster.metadata.queues.placement import choose_journal
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
@@ -118,6 +119,8 @@ class Creation:
         queues, account_id, name = self._queues, request.account_id, request.name
         unchanged = [*unchanged, self._accounts.check_open(account_id)]
         check_given_target(queues, queues.arn_of(account_id, name), attributes, request.attributes)
+        if POLICY.name in attributes:
+            check_named_identities(attributes[POLICY.name], self._accounts)
         predecessor = queues.deleted.get(f"{account_id}/{name}")
         self._check_name_has_rested(predecessor)
         if not is_internal(account_id, name):

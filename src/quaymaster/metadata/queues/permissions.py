@@ -9,8 +9,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quaymaster.core.values.errors import InvalidParameterValue, OverLimit
-from quaymaster.core.values.policies import POLICY_STATEMENTS_MAX
+from quaymaster.core.access.errors import PolicyError
+from quaymaster.core.access.policies import QUEUE_POLICY_STATEMENTS_MAX, compile_policy
+from quaymaster.core.values.attributes import POLICY
+from quaymaster.core.values.errors import InvalidAttributeValue, InvalidParameterValue, OverLimit
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.protocol.actions.permission_rules import check_statement, unknown_action
 from quaymaster.protocol.actions.table import GRANTABLE
 
@@ -20,7 +23,12 @@ _POLICY_VERSION: Final = "2008-10-17"
 def add_permission(
     policy: str | None, *, queue_arn: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
 ) -> str:
-    """Return the policy with one more statement; InvalidParameterValue, MissingParameter or OverLimit."""
+    """Return the policy with one more statement.
+
+    Raises:
+        InvalidParameterValue, MissingParameter, OverLimit: it cannot have that.
+        InvalidAttributeValue: the policy cannot be evaluated.
+    """
     check_statement(label, account_ids, actions)
     for action in actions:
         if action != "*" and action not in GRANTABLE:
@@ -29,8 +37,8 @@ def add_permission(
     statements = document["Statement"]
     if any(statement.get("Sid") == label for statement in statements):
         raise InvalidParameterValue.of("Label", label, "Already exists.")
-    if len(statements) >= POLICY_STATEMENTS_MAX:
-        raise OverLimit(f"A policy may have at most {POLICY_STATEMENTS_MAX} statements.")
+    if len(statements) >= QUEUE_POLICY_STATEMENTS_MAX:
+        raise OverLimit(f"A policy may have at most {QUEUE_POLICY_STATEMENTS_MAX} statements.")
     statements.append(
         {
             "Sid": label,
@@ -40,7 +48,7 @@ def add_permission(
             "Resource": queue_arn,
         }
     )
-    return json.dumps(document, separators=(",", ":"))
+    return _written(document)
 
 
 def remove_permission(policy: str | None, *, queue_arn: str, label: str) -> str:
@@ -53,7 +61,28 @@ def remove_permission(policy: str | None, *, queue_arn: str, label: str) -> str:
     if not kept:
         return ""
     document["Statement"] = kept
-    return json.dumps(document, separators=(",", ":"))
+    return _written(document)
+
+
+def check_named_identities(policy: str, accounts: KnownAccounts) -> None:
+    """Raise InvalidAttributeValue if a policy names a user or role of an account that is known here.
+
+    Accounts have none, and names are bound to ids when they are written: one that comes later gains nothing. Of
+    accounts of other installations nothing is known; their names match nobody.
+    """
+    for arn in compile_policy(policy).identities:
+        if accounts.account(arn.split(":")[4]) is not None:
+            raise InvalidAttributeValue.of(POLICY.name, f"There is no user or role {arn}.")
+
+
+def _written(document: dict[str, Any]) -> str:
+    """Return a policy's text; InvalidAttributeValue if it cannot be evaluated, for what was stored before cannot."""
+    text = json.dumps(document, separators=(",", ":"))
+    try:
+        compile_policy(text)
+    except PolicyError as error:
+        raise InvalidAttributeValue.of(POLICY.name, str(error)) from error
+    return text
 
 
 def _parse(policy: str | None, queue_arn: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Queues(StoredQueues):
         self.id_guard = IdGuard(mirror.store, IdAllocator(mirror.store, "queue", node), self.journals.marks)
         self.data_keys = SharedDataKeys(self, self.id_guard)
         self.settling = Settling(self, self.journals)
-        self._changes = AttributeChanges(self, self.settling)
+        self._changes = AttributeChanges(self, accounts, self.settling)
         self._deletion = Deletion(self, self.journals)
         self._purges = Purges(self)
         self._creation = Creation(
