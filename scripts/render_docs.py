@@ -111,7 +111,8 @@ def _action_row(action: Action) -> str:
         action.category + (", reads only" if action.read_only else ""),
         _CONCERNS[action.scope] + ("; makes a group that is missing" if action.makes_group else ""),
         _STATES[action.queue_state],
-        ", ".join(own if name == action.name and own else name for name in action.permissions),
+        ", ".join(own if name == action.name and own else name for name in action.permissions)
+        + "".join(f"; {name} at each destination" for name in action.destination_permissions),
         "yes" if action.billing == "by queue" else "",
         ", ".join(f"`{name}`" for name in get_args(UsageColumn) if name in action.usage),
     )

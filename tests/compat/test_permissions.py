@@ -88,7 +88,13 @@ def test_missing_label_cannot_be_removed(sqs: Any, queue: str) -> None:
 
 
 def test_statement_of_a_policy_set_by_hand_stays(sqs: Any, queue: str) -> None:
-    statement = {"Sid": "hand", "Effect": "Deny", "Principal": "*", "Action": "sqs:*", "Resource": "*"}
+    statement = {
+        "Sid": "hand",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "sqs:PurgeQueue",
+        "Resource": "*",
+    }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": policy})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -21,8 +22,9 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.values.queue_names import QueueArn, group_name
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
-from quaymaster.frontend.allow import DEFAULT_GROUP, Gate, authorize
+from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
 from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.authorization import Authorization
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
@@ -76,7 +78,9 @@ class Queues:
 
 
 def gate(queues: Queues) -> Gate:
-    return Gate(queues.find, ConsumerGroups(queues, queues.find), queues.refresh, region=REGION)  # type: ignore[arg-type]
+    groups = ConsumerGroups(queues, queues.find)  # type: ignore[arg-type]
+    authorization = Authorization(region=REGION, is_full=True, now_ms=lambda: 0)
+    return Gate(queues.find, groups, queues.refresh, authorization, region=REGION)
 
 
 def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = OURS) -> Any:
@@ -91,6 +95,7 @@ def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = O
         action=action,
         given=given,
         meant=Move(arn),
+        request=None,
         principal=Principal(account_id, "key", "sender"),
         queue=None,
         queue_name="",
@@ -286,14 +291,6 @@ def test_a_queue_that_cannot_be_asked_about_is_said_not_to_be_known() -> None:
     assert isinstance(asyncio.run(scenario(OSError("broken"))), NotNow)
 
 
-def test_the_owner_may_do_everything_and_others_nothing() -> None:
-    for action in ACTIONS.values():
-        call = call_of(action, "jobs")
-        authorize(call, OURS, "jobs", "jobs")
-        with pytest.raises(AccessDenied, match="the-resource"):
-            authorize(call, THEIRS, "jobs", "the-resource")
-
-
 def test_no_group_is_made_or_told_of_at_the_log_of_another_account() -> None:
     queues = Queues()
     queues.by_name[THEIRS, "log"] = queue(11, "log", THEIRS, attributes={"RetentionMode": "Log"})
@@ -304,3 +301,63 @@ def test_no_group_is_made_or_told_of_at_the_log_of_another_account() -> None:
             gate(queues).allow(call)
 
         assert (call.queue, call.queue_name, queues.asked) == (None, "", [])
+
+
+def shared(name: str, *actions: str, **fields: Any) -> QueueDefinition:
+    """Return a queue of another account that allows us these actions."""
+    statement = {"Effect": "Allow", "Principal": {"AWS": OURS}, "Action": [f"sqs:{each}" for each in actions]}
+    attributes = {**fields.pop("attributes", {}), "Policy": json.dumps({"Statement": statement})}
+    return queue(20, name, THEIRS, attributes=attributes, **fields)
+
+
+@each_action
+def test_an_action_on_a_queue_of_another_account_is_found_where_its_policy_allows_that(
+    action: Action,
+) -> None:
+    if action.scope in ("account", "source"):
+        return
+    queues = Queues()
+    log = action.queue_state in ("log", "group of a log")
+    definition = shared("shared", "*", attributes={"RetentionMode": "Log"} if log else {})
+    queues.by_name[THEIRS, "shared"] = definition
+    name = group_name("shared", "readers") if action.queue_state == "group of a log" else "shared"
+    queues.by_name[THEIRS, group_name("shared", "readers")] = queue(
+        21, group_name("shared", "readers"), THEIRS, group_of=20
+    )
+    call = call_of(action, name, owner=THEIRS)
+
+    if action.owner_only:
+        with pytest.raises(AccessDenied, match="no resource-based policy"):
+            gate(queues).allow(call)
+        assert (call.queue, call.principal.account_id) == (None, OURS)
+        return
+    gate(queues).allow(call)
+
+    assert (call.queue.account_id, call.queue_name) == (THEIRS, name)
+
+
+def test_a_missing_group_is_made_at_a_log_of_another_account_that_allows_it() -> None:
+    def ask() -> None:
+        for permission, error in (("ReceiveMessage", NotYetKnown), ("SendMessage", AccessDenied)):
+            queues = Queues()
+            queues.by_name[THEIRS, "log"] = shared("log", permission, attributes={"RetentionMode": "Log"})
+            for name in ("log", "log@new"):
+                with pytest.raises(error):
+                    gate(queues).allow(call_of(ACTIONS["ReceiveMessage"], name, owner=THEIRS))
+
+    in_a_loop(ask)
+
+
+def test_messages_are_moved_only_to_a_queue_that_allows_sending() -> None:
+    statement = {"Effect": "Deny", "Principal": "*", "Action": "sqs:SendMessage"}
+    queues = Queues()
+    queues.by_name[OURS, "target"] = queue(
+        2, "target", attributes={"Policy": json.dumps({"Statement": statement})}
+    )
+    call = call_of(ACTIONS["StartMessageMoveTask"], "jobs")
+    call.meant = Move(QueueArn(REGION, OURS, "jobs"), QueueArn(REGION, OURS, "target"))
+
+    with pytest.raises(
+        AccessDenied, match="sqs:sendmessage on resource: arn:aws:sqs:us-east-1:111111111111:target"
+    ):
+        gate(queues).allow(call)

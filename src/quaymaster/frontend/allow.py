@@ -2,7 +2,8 @@
 
     resolve ──▶ authorize ──▶ the group of a log ──▶ is the queue what the action needs? ──▶ is memory new enough?
 
-Nothing else finds queues of requests or judges who may use them. Handlers find `call.queue` and `call.others` there.
+Nothing else finds queues of requests. Who may use them is judged by `authorization`. Handlers find `call.queue` and
+`call.others` there.
 What must be asked for first raises NotYetKnown: the call is suspended, and takes this step again.
 """
 
@@ -14,7 +15,6 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from quaymaster.core.values.errors import (
-    AccessDenied,
     QueueDoesNotExist,
     ResourceNotFound,
     UnsupportedOperation,
@@ -23,11 +23,11 @@ from quaymaster.core.values.queue_definitions import QueueDefinition, group_defi
 from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
 from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.authorization import Authorization, refuse_internal
 from quaymaster.frontend.call import Call
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.actions.table import Action, Scope
 from quaymaster.protocol.actions.validation import Move
-from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
 from quaymaster.protocol.sqs.queue_urls import QueueAddress, parse_queue_url
 from quaymaster.protocol.sqs.shapes import GetQueueUrlRequest
 
@@ -50,19 +50,6 @@ _NO_GROUP: Final = (
 )
 
 
-def authorize(call: Call, owner: str, name: str, resource: str, *, is_destination: bool = False) -> None:
-    """Raise AccessDenied unless a call's principal may carry out its action on the queue `name` of an account.
-
-    The owner may do everything, and others nothing; Quaymaster's own queues are written by the server alone, so that
-    clients cannot forge what was used. `resource` is what the request calls the queue. `is_destination`: messages are
-    moved there, whatever the action does to the queue that it is about.
-    """
-    if owner != call.principal.account_id:
-        raise AccessDenied.to_resource(resource)
-    if (is_destination or call.action.writes) and is_internal(owner, name):
-        raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
-
-
 class Gate:
     """Lets calls through to their handlers, with the queues that they are about.
 
@@ -74,12 +61,14 @@ class Gate:
         find_queue: FindQueue,
         groups: ConsumerGroups,
         refresh: Callable[[QueueDefinition], Coroutine[Any, Any, None]],
+        authorization: Authorization,
         *,
         region: str,
     ) -> None:
         self._find_queue = find_queue
         self._groups = groups
         self._refresh = refresh
+        self._authorization = authorization
         self._region = region
         self._parsed: dict[str, QueueAddress] = {}
         self._group_definitions: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
@@ -97,7 +86,7 @@ class Gate:
 
         Raises:
             QueueDoesNotExist, ResourceNotFound: there is no such queue.
-            AccessDenied: it is another account's, or the server's own.
+            AccessDenied: its principal may not do that to it, or it is the server's own.
             UnsupportedOperation: it is not what the action needs.
             NotYetKnown: something was asked for; take this step again then.
         """
@@ -105,17 +94,19 @@ class Gate:
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:
-                authorize(call, call.principal.account_id, call.queue_name, resource)
+                if action.writes:
+                    refuse_internal(call.principal.account_id, resource)
                 return
             if queue.account_id == call.principal.account_id:
-                # Records tell nobody of the queues of others.
                 call.queue, call.queue_name = queue, queue.name
-            authorize(call, queue.account_id, queue.name, resource)
+            self._authorization.authorize(call, queue, resource)
+            # Records tell of the queues of others to those alone who may use them.
+            call.queue, call.queue_name = queue, queue.name
             if (action.scope == "consumed" or action.scope == "counted") and queue.is_log:
                 queue = self._default_group(call, queue)
         except GroupDoesNotExist as missing:
-            log = missing.log
-            authorize(call, log.account_id, log.name, call.given.QueueUrl)  # type: ignore[union-attr]
+            url: str = call.given.QueueUrl  # type: ignore[union-attr]  # groups have URLs alone
+            self._authorization.authorize(call, missing.log, url)
             self._refuse_missing(action, missing)
         state = action.queue_state
         # Most queues are no groups: every send comes here.
@@ -159,16 +150,13 @@ class Gate:
 
     def _at_url(self, call: Call) -> tuple[QueueDefinition, str]:
         url: str = call.given.QueueUrl  # type: ignore[union-attr]  # these actions have it
-        account_id = call.principal.account_id
         address = self._parsed.get(url)
         if address is None:
             address = self._parse(url)
-        owner = address.account_id
-        if owner is not None and owner != account_id:
-            return self._queue(owner, address.name), url
-        queue = self._find_queue(account_id, address.name)
+        owner = address.account_id or call.principal.account_id
+        queue = self._find_queue(owner, address.name)
         if queue is None or queue.group_of:
-            queue = self._group_of_name(account_id, address.name)
+            queue = self._group_of_name(owner, address.name)
         return queue, url
 
     def _source(self, call: Call) -> tuple[QueueDefinition, str]:
@@ -179,7 +167,7 @@ class Gate:
         call.others = ()
         if asked.destination is not None:
             target = self._queue_of_arn(asked.destination, principal, "DestinationArn")
-            authorize(call, target.account_id, target.name, str(asked.destination), is_destination=True)
+            self._authorization.authorize_destination(call, target)
             call.others = (target,)
         return source, str(asked.source)
 

@@ -20,6 +20,7 @@ from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import Open, Signed, VerifyingKey
+from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
@@ -84,7 +85,10 @@ def make_front_end(
     is_open = settings.authentication == "open"
     cipher = MessageCipher(metadata.data_key)
     groups = ConsumerGroups(metadata.queues, metadata.find_queue)
-    gate = Gate(metadata.find_queue, groups, metadata.queues.refresh, region=settings.region)
+    authorization = Authorization(
+        region=settings.region, is_full=settings.policy_evaluation == "full", now_ms=now_ms
+    )
+    gate = Gate(metadata.find_queue, groups, metadata.queues.refresh, authorization, region=settings.region)
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0)
     messages = MessageActions(
         preparation,
@@ -94,7 +98,7 @@ def make_front_end(
         long_polls_max=settings.long_polls_max,
     )
     queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
-    moves = MoveActions(addresses, queues.dead_letter_sources)
+    moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
     return FrontEnd(

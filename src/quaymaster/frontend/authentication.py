@@ -3,7 +3,7 @@
     signed   Authorization header or presigned query ──▶ access key ──▶ secret ──▶ signature holds ──▶ principal
     open     anything ──▶ the default account (loopback only, unless forced)
 
-Only the owner of a queue may use it; stored policies are not evaluated yet.
+Keys are root keys of accounts. What each may do is judged later: see `authorization`.
 """
 
 from __future__ import annotations

@@ -452,7 +452,7 @@ KMS_REUSE: Final = Attribute(
 )
 POLICY: Final = Attribute(
     name="Policy",
-    meaning="who else may use the queue; stored and not evaluated yet",
+    meaning="the access policy: who may do what with the queue",
     values=Values(
         f"JSON of up to {QUEUE_POLICY_BYTES_MAX:,} bytes and {QUEUE_POLICY_STATEMENTS_MAX} statements",
         _parse_policy,

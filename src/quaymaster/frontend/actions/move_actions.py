@@ -34,9 +34,16 @@ DeadLetterSources = Callable[[QueueDefinition], Awaitable[list[QueueDefinition]]
 class MoveActions:
     """The handlers of the actions on message move tasks."""
 
-    def __init__(self, addresses: Addresses, dead_letter_sources: DeadLetterSources) -> None:
+    def __init__(
+        self,
+        addresses: Addresses,
+        dead_letter_sources: DeadLetterSources,
+        authorize_destination: Callable[[Call, QueueDefinition], None],
+    ) -> None:
+        """`authorize_destination` raises AccessDenied unless a call may move messages to a queue."""
         self._addresses = addresses
         self._dead_letter_sources = dead_letter_sources
+        self._authorize_destination = authorize_destination
 
     async def start_message_move_task(
         self, call: Call, given: shapes.StartMessageMoveTaskRequest
@@ -61,6 +68,9 @@ class MoveActions:
                 f"The messages come from consumer groups of the log-retained queue {sources[0].name}, which still has "
                 "them: name a DestinationArn, or reset the group to before the message."
             )
+        if target is None:
+            for one in sources:
+                self._authorize_destination(call, one)
         task_id = uuid.uuid4().bytes
         source_arn = self._addresses.arn(source)
         target_arn = None if target is None else self._addresses.arn(target)

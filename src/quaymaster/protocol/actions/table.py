@@ -80,6 +80,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     makes_group: bool = False
     """Whether the consumer group is made that it names, where there is none."""
     permissions: tuple[Permission, ...]
+    destination_permissions: tuple[Permission, ...] = ()
+    """Those it takes on each queue to which it moves messages."""
     owner_only: bool = False
     """Whether no permission for it can be given to another account."""
     billing: BillingRate = "standard"
@@ -354,6 +356,7 @@ ACTIONS: Final[dict[str, Action]] = {
             scope="source",
             check=validation.check_start_move,
             permissions=(Permission.START_MESSAGE_MOVE_TASK, *_OF_MOVES),
+            destination_permissions=(Permission.SEND_MESSAGE,),
             owner_only=True,
         ),
         Action(
