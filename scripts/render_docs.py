@@ -28,8 +28,9 @@ CLI_HEAD = """\
 **Which server.** `--endpoint-url` with credentials from `AWS_ACCESS_KEY_ID` and its kin; else `--data`, where a server
 left `client.json` at its start, or `--profile`; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`; else the profile in
 `QUAYMASTER_PROFILE`; else `QUAYMASTER_DATA_DIRECTORY`; else the profile in use; else `./quaymaster-data`. Commands on
-accounts, keys, consumer groups and backups, `queue peek` and `queue delete` use the [admin API](admin.md), the others
-the SQS API. [Profiles](../guides/operations.md#profiles) are named ways to reach servers and cells.
+accounts, keys, consumer groups and backups, `queue peek`, `queue policy` and `queue delete` use the
+[admin API](admin.md), the others the SQS API. [Profiles](../guides/operations.md#profiles) are named ways to reach
+servers and cells.
 
 **Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes go to standard
 error; so do progress bars, on a terminal and without `--json`. Times are UTC.

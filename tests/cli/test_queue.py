@@ -268,6 +268,25 @@ def test_messages_of_a_queue_of_another_account_are_shown(run: Run, data: Path, 
     assert [call.what for call in server.calls] == [asked, asked]
 
 
+def test_a_policy_is_shown_and_removed_by_the_admin_api(run: Run, data: Path, server: PlayedServer) -> None:
+    path = "/admin/v1/queues/orders/policy"
+    server.answers[f"GET {path}"] = [
+        {"name": "orders", "policy": "{}", "problem": "A policy needs a Statement."},
+        {"name": "orders", "policy": None, "problem": None},
+    ]
+    removed = {"name": "orders", "policy": None, "problem": None}
+    server.answers[f"DELETE {path}?account_id={OTHER}"] = removed
+
+    shown = run("queue", "policy", "orders", "--data", data)
+    absent = run("queue", "policy", "orders", "--data", data)
+    gone = run("queue", "policy", "orders", "--remove", "--account", OTHER, "--json", "--data", data)
+
+    assert shown.out == "{}\n"
+    assert "A policy needs a Statement." in shown.err
+    assert (absent.code, absent.out, absent.err) == (0, "", "")
+    assert gone.json == removed
+
+
 def test_redrive_starts_a_move_task_and_follows_it(run: Run, data: Path, server: PlayedServer) -> None:
     task = {"ApproximateNumberOfMessagesToMove": 2, "SourceArn": "arn:dead"}
     server.answers["GetQueueAttributes"] = [

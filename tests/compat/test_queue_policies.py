@@ -43,7 +43,7 @@ class TwoAccounts(NamedTuple):
 def operate(process: QuaymasterProcess, method: str, path: str, fields: Any = None) -> Any:
     """Ask the admin API as the server's operator."""
     env = process.env()
-    body = json.dumps(fields or {}).encode()
+    body = b"" if fields is None else json.dumps(fields).encode()
     url = f"{process.admin_url}/admin/v1/{path}"
     request = AWSRequest(method, url, data=body, headers={"Content-Type": "application/json"})
     SigV4Auth(Credentials(env.access_key_id, env.secret_access_key), "sqs", env.region).add_auth(request)
@@ -159,6 +159,16 @@ def test_a_deny_wins_and_binds_the_owner_too(accounts: TwoAccounts) -> None:
         ):
             client.send_message(QueueUrl=url, MessageBody="m")
     accounts.owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": ""})
+    send(accounts.owner, url, "m")
+
+
+def test_an_operator_removes_a_policy_that_locks_its_owner_out(accounts: TwoAccounts) -> None:
+    url = accounts.queue([{"Effect": "Deny", "Principal": "*", "Action": "*"}])
+    with refused("AccessDenied", status=403):
+        accounts.owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": ""})
+
+    operate(accounts.process, "DELETE", f"queues/{url.rpartition('/')[2]}/policy")
+
     send(accounts.owner, url, "m")
 
 

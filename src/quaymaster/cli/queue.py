@@ -387,6 +387,36 @@ def cancel_redrive(
 
 
 @app.command()
+def policy(
+    queue: options.QueueName,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the policy.")] = False,
+    account: OfAccount = None,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show a queue's policy, or remove it.
+
+    Both go to the admin API, so they work where the policy denies them to the queue's owner. It also shows why the
+    server cannot evaluate a policy.
+    """
+    from quaymaster.cli.client import AdminClient
+
+    connection = find_connection(data, None)
+    query = {"account_id": _other_account(connection, queue, account)}
+    with AdminClient(connection, admin_url) as admin:
+        method = "DELETE" if remove else "GET"
+        result = admin.call(method, "queues", name_of(queue), "policy", query=query)
+    if as_json:
+        print_json(result)
+        return
+    if result["policy"] is not None:
+        print_line(result["policy"])
+    if result["problem"] is not None:
+        note(f"The server cannot evaluate it: {result['problem']}")
+
+
+@app.command()
 def peek(
     queue: options.QueueName,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=1000)] = 10,

@@ -147,6 +147,25 @@ def test_what_becomes_of_an_account_is_in_its_events() -> None:
     asyncio.run(scenario())
 
 
+def test_a_policy_that_locks_its_owner_out_is_removed_by_an_operator() -> None:
+    async def scenario() -> None:
+        async with audited() as (port, usage):
+            policy = '{"Statement":{"Effect":"Deny","Principal":"*","Action":"*"}}'
+            definition = await port.service.add_queue("jobs", Policy=policy)
+
+            shown = await port.call("GET", "queues/jobs/policy")
+            removed = await port.call("DELETE", "queues/jobs/policy")
+            event = one_of(usage)
+            absent = [await port.call(method, "queues/none/policy") for method in ("GET", "DELETE")]
+
+            assert shown.json == {"name": "jobs", "policy": policy, "problem": None}
+            assert removed.json == {"name": "jobs", "policy": None, "problem": None}
+            assert (event.action, event.queue_id) == ("RemoveQueuePolicy", definition.queue_id)
+            assert [answer.status for answer in absent] == [400, 400]
+
+    asyncio.run(scenario())
+
+
 def test_a_queue_deleted_by_an_operator_is_named_in_its_event() -> None:
     async def scenario() -> None:
         async with audited() as (port, usage):

@@ -41,6 +41,8 @@ REQUESTS = [
     Asked("GET", "settings"),
     Asked("GET", "queues", query="?limit=1"),
     Asked("GET", "queues/*/messages", "jobs"),
+    Asked("GET", "queues/*/policy", "jobs"),
+    Asked("DELETE", "queues/*/policy", "jobs"),
     Asked("POST", "queues/*/groups", "log", fields={"group": "readers"}),
     Asked("GET", "queues/*/groups", "log"),
     Asked("POST", "queues/*/reset", "log@readers", fields={"start": "earliest"}),

@@ -62,6 +62,7 @@ from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
+from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
@@ -189,6 +190,7 @@ class Admin:
             ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
             ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
             ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
+            **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
             **AccountAdmin(metadata.accounts, settings.account_id).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),

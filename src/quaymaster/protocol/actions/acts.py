@@ -57,6 +57,7 @@ ACTS: Final = {
         OperatorAct("DisableAccount", 58, ("admin",)),
         OperatorAct("EnableAccount", 59, ("admin",)),
         OperatorAct("DeleteAccount", 60, ("admin",)),
+        OperatorAct("RemoveQueuePolicy", 61, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

@@ -1,0 +1,51 @@
+"""What operators do with queue policies: look at one, and remove one that denies its owner the way to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quaymaster.core.access.policies import UnreadablePolicy
+from quaymaster.core.values.attributes import POLICY
+from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
+from quaymaster.protocol.rpc.metadata_messages import SetAttributes
+
+
+class PolicyAdmin:
+    """The admin API's requests about queue policies."""
+
+    def __init__(
+        self, queues: QueueService, find_queue: Callable[[str, str], QueueDefinition | None]
+    ) -> None:
+        self._queues = queues
+        self._find_queue = find_queue
+
+    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
+        """Return what it answers, by method and path."""
+        return {
+            ("GET", "queues", "*", "policy"): AdminRoute(self._show),
+            ("DELETE", "queues", "*", "policy"): AdminRoute(self._remove, "RemoveQueuePolicy"),
+        }
+
+    async def _show(self, call: AdminCall) -> Mapping[str, Any]:
+        queue = self._queue(call)
+        in_force = queue.policy
+        return {
+            "name": queue.name,
+            "policy": queue.attributes.get(POLICY.name),
+            "problem": str(in_force.why) if isinstance(in_force, UnreadablePolicy) else None,
+        }
+
+    async def _remove(self, call: AdminCall) -> Mapping[str, Any]:
+        queue = self._queue(call)
+        await self._queues.change(SetAttributes(queue.account_id, queue.name, {POLICY.name: ""}))
+        return {"name": queue.name, "policy": None, "problem": None}
+
+    def _queue(self, call: AdminCall) -> QueueDefinition:
+        queue = self._find_queue(call.query.get("account_id") or call.account_id, call.name)
+        if queue is None:
+            raise QueueDoesNotExist
+        return queue
