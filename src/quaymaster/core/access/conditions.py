@@ -50,6 +50,8 @@ class Comparing:
             if self.quantifier is not Quantifier.NONE:
                 return self.quantifier is Quantifier.ALL
             return self.is_negated or self.if_exists
+        if len(values) == 1:
+            return self.compare(values[0], find) is not self.is_negated
         matches = (self.compare(value, find) is not self.is_negated for value in values)
         if self.quantifier is Quantifier.ALL or (self.quantifier is Quantifier.NONE and self.is_negated):
             return all(matches)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from quaymaster.core.access.arns import parse_arn_pattern, split_arn
@@ -25,6 +26,7 @@ from quaymaster.core.access.patterns import FindValues, parse_pattern
 Comparison = Callable[[str, FindValues], bool]
 """Tells whether a value of a request matches one of a policy's values."""
 
+ADDRESSES_REMEMBERED_MAX: Final = 4_096
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?", re.ASCII)
 _EPOCH_SECONDS: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
 _DATE: Final = re.compile(
@@ -136,19 +138,31 @@ def _networks(name: str, values: Sequence[str], has_variables: bool) -> Comparis
     networks = []
     for value in values:
         try:
-            networks.append(ipaddress.ip_network(value, strict=False))
+            network = ipaddress.ip_network(value, strict=False)
         except ValueError:
             raise PolicyValueIsWrong(name, value, "it is not an address or a network") from None
+        networks.append((network.version, int(network.network_address), int(network.broadcast_address)))
 
     def compare(value: str, find: FindValues) -> bool:
-        try:
-            address = ipaddress.ip_address(value)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any(address in network or (mapped is not None and mapped in network) for network in networks)
+        return any(
+            version == of_version and first <= address <= last
+            for version, address in _read_addresses(value)
+            for of_version, first, last in networks
+        )
 
     return compare
+
+
+@lru_cache(maxsize=ADDRESSES_REMEMBERED_MAX)
+def _read_addresses(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the IP version and number of an address; both addresses of an IPv4 address written as IPv6."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ()
+    mapped = getattr(address, "ipv4_mapped", None)
+    addresses = (address,) if mapped is None else (address, mapped)
+    return tuple((each.version, int(each)) for each in addresses)
 
 
 _EQUAL: Final = _texts(has_wildcards=False, folds_case=False)

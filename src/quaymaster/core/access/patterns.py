@@ -3,8 +3,8 @@
     *            any characters                ${aws:username}   a variable: its value, taken literally
     ?            one character                 ${*} ${?} ${$}    these characters themselves
 
-A pattern becomes an automaton whose states are bits of one number, so that a match takes a step for each character of
-the text, whatever the wildcards: no backtracking, no regular expressions.
+Texts between `*` are looked for from left to right. A pattern with `?` becomes an automaton whose states are bits of
+one number: a match takes a step for each character of the text, whatever the wildcards. Nothing backtracks.
 
     state i: the first i characters of the pattern are matched.   a*b?   1 ─a─▶ 2 ─b─▶ 4 ─any─▶ 8
                                                                                ⟲ any
@@ -15,7 +15,7 @@ searching (1992).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -46,34 +46,57 @@ VARIABLES: Final = frozenset({"aws:username", "aws:userid", "aws:principalaccoun
 _ESCAPED: Final = frozenset("*?$")
 
 
+class Automaton(NamedTuple):
+    """What a pattern takes: bit i of each number is about its state i. `end` is the state in which all is matched."""
+
+    takes: dict[Part, int]
+    takes_any: int
+    loops: int
+    end: int
+
+    def accepts(self, text: str) -> bool:
+        """Tell whether a text matches."""
+        takes, takes_any, loops, end = self
+        states = 1
+        for character in text:
+            states = (states & (takes.get(character, 0) | takes_any)) << 1 | states & loops
+            if not states:
+                return False
+        return bool(states >> end & 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Matches texts. `literal` is set where only that text matches; `prefix` are the characters all matches begin with.
+    """Matches texts. `parts` are compared in lower case where it `folds_case`.
 
-    `folds_case`: parts and texts are compared in lower case.
+    Without variables it is ready to match: `between` are the texts between its `*`, or there is an automaton.
     """
 
     parts: tuple[Part, ...]
-    literal: str | None
-    prefix: str
-    has_variables: bool
     folds_case: bool
+    has_variables: bool
+    between: tuple[str, ...]
+    automaton: Automaton | None
+
+    @property
+    def literal(self) -> str | None:
+        """The one text that matches; None where that depends, or several do."""
+        return self.between[0] if len(self.between) == 1 else None
 
     def matches(self, text: str, find: FindValues) -> bool:
         """Tell whether a text matches. A pattern with a variable that the request has no value for matches nothing."""
         if not self.has_variables:
             return self.matches_always(text)
         parts = self._filled(find)
-        return parts is not None and matches_parts(parts, text.lower() if self.folds_case else text)
+        return parts is not None and automaton_of(parts).accepts(text.lower() if self.folds_case else text)
 
     def matches_always(self, text: str) -> bool:
         """Tell whether a text matches a pattern without variables."""
         if self.folds_case:
             text = text.lower()
-        if self.literal is not None:
-            return text == self.literal
-        start = len(self.prefix)
-        return text.startswith(self.prefix) and matches_parts(self.parts[start:], text[start:])
+        if self.automaton is not None:
+            return self.automaton.accepts(text)
+        return _has_all(self.between, text)
 
     def _filled(self, find: FindValues) -> tuple[Part, ...] | None:
         filled: list[Part] = []
@@ -88,10 +111,8 @@ class Pattern:
         return tuple(filled)
 
 
-def matches_parts(parts: Sequence[Part], text: str) -> bool:
-    """Tell whether a text matches characters and wildcards."""
-    if len(parts) == 1 and parts[0] is Wildcard.ANY:
-        return True
+def automaton_of(parts: Iterable[Part]) -> Automaton:
+    """Return the automaton of characters and wildcards."""
     takes_any = loops = count = 0
     takes: dict[Part, int] = {}
     for part in parts:
@@ -103,12 +124,7 @@ def matches_parts(parts: Sequence[Part], text: str) -> bool:
         else:
             takes[part] = takes.get(part, 0) | 1 << count
         count += 1
-    states = 1
-    for character in text:
-        states = (states & (takes.get(character, 0) | takes_any)) << 1 | states & loops
-        if not states:
-            return False
-    return bool(states >> count & 1)
+    return Automaton(takes, takes_any, loops, count)
 
 
 def parse_pattern(
@@ -127,18 +143,34 @@ def pattern_of(parts: Iterable[Part], *, folds_case: bool = False) -> Pattern:
             own += part.lower()  # one character can become two
         else:
             own.append(part)
-    prefix = ""
-    for part in own:
-        if not isinstance(part, str):
-            break
-        prefix += part
-    return Pattern(
-        tuple(own),
-        prefix if all(isinstance(part, str) for part in own) else None,
-        prefix,
-        any(isinstance(part, PolicyVariable) for part in own),
-        folds_case,
-    )
+    has_variables = any(isinstance(part, PolicyVariable) for part in own)
+    between: tuple[str, ...] = ()
+    if not has_variables and Wildcard.ONE not in own:
+        texts = [""]
+        for part in own:
+            if isinstance(part, str):
+                texts[-1] += part
+            else:
+                texts.append("")
+        between = tuple(texts)
+    automaton = None if has_variables or between else automaton_of(own)
+    return Pattern(tuple(own), folds_case, has_variables, between, automaton)
+
+
+def _has_all(between: tuple[str, ...], text: str) -> bool:
+    """Tell whether a text is made of these texts, with anything in between."""
+    first, last = between[0], between[-1]
+    if len(between) == 1:
+        return text == first
+    at, end = len(first), len(text) - len(last)
+    if at > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for middle in between[1:-1]:
+        at = text.find(middle, at, end)
+        if at < 0:
+            return False
+        at += len(middle)
+    return True
 
 
 def parse_parts(text: str, *, has_wildcards: bool, has_variables: bool) -> tuple[Part, ...]:

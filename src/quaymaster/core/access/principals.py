@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Literal
 
+import msgspec
+
 from quaymaster.core.access.documents import texts_of
 from quaymaster.core.access.errors import PolicyElementIsUnknown, PolicyLacks, PolicyValueIsWrong
 
@@ -37,8 +39,7 @@ _SESSION: Final = re.compile(
 _SERVICE: Final = re.compile(r"[a-z0-9.-]{1,128}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Requester:
+class Requester(msgspec.Struct, frozen=True, gc=False):
     """Who asks. `unique_id` is the user's or the role's, `name` with its path; root has neither."""
 
     account_id: str

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal
 
+import msgspec
+
 from quaymaster.core.access.arns import PARTITIONS, ArnPattern, parse_arn_pattern
 from quaymaster.core.access.conditions import Condition, parse_conditions
 from quaymaster.core.access.documents import text_of, texts_of
@@ -58,8 +60,7 @@ _SERVICES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRequest:
+class AccessRequest(msgspec.Struct, frozen=True, gc=False):
     """What is asked: by whom, for which action (as in `PERMISSION_NAMES`), on which resource of which account.
 
     `resource` is an ARN's segments, `find` gives the values of condition keys. `can_cross`: whether the action can be
