@@ -151,7 +151,7 @@ def test_a_command_that_changes_something_leaves_an_event(path: tuple[str, ...])
 
 
 LOOKS = {
-    *(("env",), ("settings",), ("config", "check"), ("doctor",), ("usage",)),
+    *(("env",), ("settings",), ("config", "check"), ("policy", "check"), ("doctor",), ("usage",)),
     *(
         ("queue", "list"),
         ("queue", "show"),

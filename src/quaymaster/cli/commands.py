@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "run": "quaymaster.cli.cells.roles:app",
     "env": "quaymaster.cli.server:env",
     "queue": "quaymaster.cli.queue:app",
+    "policy": "quaymaster.cli.policy:app",
     "message": "quaymaster.cli.message:app",
     "group": "quaymaster.cli.admin.group:app",
     "account": "quaymaster.cli.admin.account:app",

@@ -1,0 +1,93 @@
+"""`quaymaster policy`: queue policies, checked before a server gets them or evaluates them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
+from quaymaster.cli.output import print_json, print_line
+
+app = options.new_group("Check queue policies.")
+
+
+class Checked(NamedTuple):
+    """A policy that was checked: where it is, why it cannot be evaluated, and what in it is hardly meant."""
+
+    place: str
+    problem: str | None
+    advice: tuple[str, ...]
+
+
+@app.command()
+def check(
+    file: Annotated[Path | None, typer.Argument(help="File with a policy.", metavar="FILE")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Check the policy of this queue.", metavar="QUEUE")
+    ] = None,
+    all_queues: Annotated[
+        bool, typer.Option("--all", help="Check the policies of all queues of the account.")
+    ] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Say whether policies can be evaluated, and what in them hardly means what it seems to.
+
+    Ends with 1 if a policy cannot be evaluated. With --queue and --all, the server may be of an older version.
+    """
+    if (file is not None) + (queue is not None) + all_queues != 1:
+        raise WrongUsage("Name a file, or give --queue or --all.")
+    if file is not None:
+        checked = [_check(str(file), _read(file), is_new=True)]
+    else:
+        checked = _check_stored(data, endpoint_url, queue)
+    if as_json:
+        print_json({"policies": [one._asdict() for one in checked]})
+    else:
+        for one in checked:
+            for advice in one.advice:
+                print_line(f"{one.place}: warning: {advice}")
+            print_line(f"{one.place}: {one.problem or 'can be evaluated'}")
+    wrong = sum(one.problem is not None for one in checked)
+    if wrong:
+        raise CommandRefused(f"{wrong} of {len(checked)} policies cannot be evaluated.")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
+
+
+def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None) -> list[Checked]:
+    from quaymaster.cli.client import SQSClient
+    from quaymaster.core.values.attributes import POLICY
+
+    checked = []
+    with SQSClient(find_connection(data, endpoint_url)) as sqs:
+        for url in sqs.queue_urls() if queue is None else [sqs.queue_url(queue)]:
+            text = sqs.attributes(url, POLICY.name).get(POLICY.name)
+            if text is not None:
+                checked.append(_check(url, text, is_new=False))
+    return checked
+
+
+def _check(place: str, text: str, *, is_new: bool) -> Checked:
+    """Check a policy's text; a new one's size too: AddPermission may have made a stored one larger."""
+    from quaymaster.core.access.advice import advice_on
+    from quaymaster.core.access.errors import PolicyError
+    from quaymaster.core.access.policies import check_queue_policy_size, compile_policy
+
+    try:
+        policy = compile_policy(text)
+        if is_new:
+            check_queue_policy_size(text, policy)
+    except PolicyError as error:
+        return Checked(place, str(error), ())
+    return Checked(place, None, advice_on(policy))

@@ -1,0 +1,89 @@
+"""`quaymaster policy check`: files and stored policies, judged without changing anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.command_line import PlayedServer, Run
+
+
+def policy(**elements: Any) -> str:
+    statement = {"Effect": "Allow", "Principal": "*", "Action": "sqs:SendMessage", **elements}
+    return json.dumps({"Version": "2012-10-17", "Statement": statement})
+
+
+def test_a_file_with_a_policy_can_be_evaluated(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(policy())
+
+    result = run("policy", "check", file)
+
+    assert (result.code, result.out) == (0, f"{file}: can be evaluated\n")
+
+
+def test_what_is_hardly_meant_is_a_warning(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(policy(Action="sqs:SendMessageBatch"))
+
+    result = run("policy", "check", file)
+
+    assert result.code == 0
+    assert f"{file}: warning: Statement 1: sqs:sendmessagebatch matches nothing" in result.out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (policy(Action="sqs:Fly"), 'Action is "sqs:Fly": there is no such action.'),
+        (policy(Sid="x" * 8_192), "bytes; the limit is 8192."),
+    ],
+)
+def test_a_file_with_a_policy_that_a_queue_cannot_have_is_refused(
+    run: Run, tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+
+    result = run("policy", "check", file)
+
+    assert result.code == 1
+    assert words in result.out
+    assert "1 of 1 policies cannot be evaluated." in result.err
+
+
+def test_stored_policies_are_those_of_all_queues_or_of_one(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    urls = [server.queue_url(name) for name in ("a", "b", "c")]
+    server.answers["ListQueues"] = {"QueueUrls": urls}
+    server.answers["GetQueueUrl"] = {"QueueUrl": urls[0]}
+    stored = [{"Attributes": {"Policy": policy(Effect="Perhaps")}}, {}, {"Attributes": {"Policy": policy()}}]
+    server.answers["GetQueueAttributes"] = [*stored, stored[2]]
+
+    of_all = run("policy", "check", "--all", "--json", "--data", data)
+    of_one = run("policy", "check", "--queue", "a", "--data", data)
+
+    assert of_all.code == 1
+    assert of_all.json == {
+        "policies": [
+            {"place": urls[0], "problem": 'Effect is "Perhaps": it must be Allow or Deny.', "advice": []},
+            {"place": urls[2], "problem": None, "advice": []},
+        ]
+    }
+    assert (of_one.code, of_one.out) == (0, f"{urls[0]}: can be evaluated\n")
+
+
+def test_one_thing_is_checked(run: Run, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff")
+
+    for arguments in (
+        (),
+        ("x", "--all"),
+        ("--all", "--queue", "a"),
+        (tmp_path / "none",),
+        (tmp_path / "binary",),
+    ):
+        assert run("policy", "check", *arguments, "--data", data).code == 2

@@ -1,0 +1,41 @@
+"""What a policy is advised on, although it can be evaluated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quaymaster.core.access.advice import advice_on
+
+from .support import BOB_ARN, policy, statement
+
+
+@pytest.mark.parametrize(
+    ("elements", "advice"),
+    [
+        ({}, ()),
+        ({"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}, "Null": {"aws:Referer": "true"}}}, ()),
+        ({"Action": ["sqs:*", "sqs:*Batch"]}, ()),
+        (
+            {"Action": ["SQS:SendMessageBatch", "sqs:SendMessage"]},
+            ("Statement 1: sqs:sendmessagebatch matches nothing; a batch needs the permission of its single action.",),
+        ),
+        (
+            {"Sid": "topic", "Condition": {"ArnEquals": {"aws:SourceArn": "arn:aws:sns:*:*:t"}}},
+            ('Statement "topic": requests never have the key aws:sourcearn.',),
+        ),
+        (
+            {"Effect": "Deny", "Condition": {"Bool": {"aws:SecureTransport": "false"}}},
+            ("Statement 1: aws:securetransport is false for all requests.",),
+        ),
+        (
+            {"Condition": {"ForAllValues:StringLike": {"aws:UserAgent": "x"}}},
+            ("Statement 1: ForAllValues also allows requests without the key aws:useragent.",),
+        ),
+        ({"Effect": "Deny", "Condition": {"ForAllValues:StringLike": {"aws:UserAgent": "x"}}}, ()),
+        ({"Principal": {"AWS": BOB_ARN}}, (f'The name "{BOB_ARN}" matches nobody.',)),
+    ],
+)  # fmt: skip
+def test_what_is_hardly_meant_is_said(elements: dict[str, Any], advice: tuple[str, ...]) -> None:
+    assert advice_on(policy(statement(**elements))) == advice
