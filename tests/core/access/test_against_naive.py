@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.core.access.arns import split_arn
+from quaymaster.core.access.conditions import parse_conditions
 from quaymaster.core.access.decisions import Decision, decide
+from quaymaster.core.access.documents import parse_document
 from quaymaster.core.access.operators import OPERATORS
-from quaymaster.core.access.policies import compile_policy
+from quaymaster.core.access.policies import CompiledPolicy, compile_policy
 from quaymaster.core.access.principals import Requester
 from quaymaster.core.access.statements import AccessRequest, PolicyKind
 
-from .naive import judge
+from .naive import as_text, holds, judge, many
 from .support import (
     ADA,
     ADA_ARN,
@@ -70,6 +75,17 @@ VALUES: dict[str, list[Any]] = {
     "Arn": ["arn:aws:iam::*:role/*", "arn:aws:iam::222222222222:*", "arn:*:sqs:*:*:a:b?", WORKER_ARN],
     "Null": ["true", "false"],
 }
+GIVEN = {
+    "String": ["ada", "*x", "A-b", "a*a", "AIDAADA", "xAIDAADA", "AAB", "a*"],
+    "Numeric": ["1.0", "-3", "x", "1790000000.5"],
+    "Date": ["2026-01-02T02:04:05Z", "2026-01-01", "0", "x"],
+    "Bool": ["TRUE", "x"],
+    "Binary": ["YWRi"],
+    "Ip": ["10.200.0.1", "2001:db8::5", "192.0.2.1", "x"],
+    "Arn": [OTHERS_WORKER_ARN, "arn:aws:sqs:a:b:a:bc", "arn:aws:iam::222222222222:root", "x"],
+    "Null": ["x"],
+}
+"""What requests may have, apart from what policies say."""
 CONTEXT = {
     "aws:useragent": ["ada", "*x", "A-b", "true", "YWRh", "", "AAb", "*"],
     "aws:sourceip": ["10.1.2.3", "192.0.2.1", "2001:db8::1", "1"],
@@ -130,7 +146,92 @@ contexts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+def check(
+    requester: Requester,
+    queue_policy: str | None,
+    identity_policies: Sequence[str] = (),
+    session_policy: str | None = None,
+    *,
+    action: str = "sqs:sendmessage",
+    context: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Assert that both evaluators decide alike."""
+    values = context or {}
+    request = AccessRequest(requester, action, split_arn(QUEUE), OWNER, finder(values))
+
+    decision = decide(
+        request,
+        None if queue_policy is None else compiled(queue_policy, PolicyKind.QUEUE),
+        [compiled(each, PolicyKind.IDENTITY) for each in identity_policies],
+        None if session_policy is None else compiled(session_policy, PolicyKind.IDENTITY),
+    )
+
+    who = {"kind": requester.kind, "account": requester.account_id}
+    who |= {"id": requester.unique_id, "session": requester.session}
+    expected = judge(
+        *(queue_policy, list(identity_policies), session_policy),
+        who=who,
+        owner=OWNER,
+        action=action,
+        resource=QUEUE,
+        context=values,
+        ids=UNIQUE_IDS,
+    )
+    denials = {Decision.DENIED_BY_QUEUE, Decision.DENIED_BY_IDENTITY, Decision.DENIED_BY_SESSION}
+    said = "allowed" if decision is Decision.ALLOWED else "denied" if decision in denials else "refused"
+    assert said == expected, (requester, queue_policy, identity_policies, session_policy)
+
+
+@cache
+def compiled(text: str, kind: PolicyKind) -> CompiledPolicy:
+    return compile_policy(text, kind, UNIQUE_IDS)
+
+
+def test_every_pair_of_names_decides_alike_for_every_requester() -> None:
+    own = {
+        effect: json.dumps({"Statement": {"Effect": effect, "Action": "sqs:*", "Resource": "*"}})
+        for effect in ("Allow", "Deny")
+    }
+    other = json.dumps({"Statement": {"Effect": "Allow", "Action": "sqs:PurgeQueue", "Resource": "*"}})
+    all_may = {"Effect": "Allow", "Principal": "*", "Action": "*"}
+    for pair in combinations_with_replacement(NAMES, 2):
+        names = {"AWS": list(pair)}
+        queue_policies = [
+            json.dumps({"Statement": statements})
+            for statements in (
+                {"Effect": "Allow", "Principal": names, "Action": "sqs:Send*"},
+                [all_may, {"Effect": "Deny", "Principal": names, "Action": "sqs:*"}],
+                [all_may, {"Effect": "Deny", "NotPrincipal": names, "Action": "sqs:*"}],
+            )
+        ]
+        for queue_policy, requester in product(queue_policies, REQUESTERS):
+            for identity, session in product(
+                ([], [own["Allow"]], [own["Allow"], own["Deny"]]), (None, own["Allow"], other, own["Deny"])
+            ):
+                check(requester, queue_policy, identity, session)
+
+
+@settings(max_examples=800, deadline=None)
+@given(condition=conditions(), given_values=st.data(), is_new=st.booleans())
+def test_a_condition_holds_alike(
+    condition: dict[str, Any], given_values: st.DataObject, is_new: bool
+) -> None:
+    ((name, keys),) = condition.items()
+    ((key, values),) = keys.items()
+    kind = next(kind for kind in VALUES if kind in name)
+    likely = [each for each in VALUES[kind] if isinstance(each, str)] + GIVEN[kind]
+    drawn = given_values.draw(st.lists(st.sampled_from(likely), max_size=2))
+    others = given_values.draw(contexts)
+    context = {**others, key.lower(): tuple(drawn)}
+    written = parse_document(json.dumps({name: {key: values}}))
+
+    (parsed,) = parse_conditions(written, has_variables=is_new)
+
+    wanted = [as_text(value) for value in many(values)]
+    assert parsed.holds(finder(context)) == holds(name, wanted, tuple(drawn), context, is_new)
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     queue_policy=st.none() | policies(PolicyKind.QUEUE),
     identity_policies=st.lists(policies(PolicyKind.IDENTITY), max_size=2),
@@ -139,7 +240,7 @@ contexts = st.fixed_dictionaries(
     action=st.sampled_from(["sqs:sendmessage", "sqs:receivemessage"]),
     context=contexts,
 )
-def test_compiled_policies_decide_as_the_naive_evaluator_does(
+def test_policies_of_all_kinds_decide_alike(
     queue_policy: str | None,
     identity_policies: list[str],
     session_policy: str | None,
@@ -147,26 +248,4 @@ def test_compiled_policies_decide_as_the_naive_evaluator_does(
     action: str,
     context: dict[str, tuple[str, ...]],
 ) -> None:
-    request = AccessRequest(requester, action, split_arn(QUEUE), OWNER, finder(context))
-
-    decision = decide(
-        request,
-        None if queue_policy is None else compile_policy(queue_policy, unique_ids=UNIQUE_IDS),
-        [compile_policy(each, PolicyKind.IDENTITY) for each in identity_policies],
-        None if session_policy is None else compile_policy(session_policy, PolicyKind.IDENTITY),
-    )
-
-    who = {"kind": requester.kind, "account": requester.account_id}
-    who |= {"id": requester.unique_id, "session": requester.session}
-    expected = judge(
-        *(queue_policy, identity_policies, session_policy),
-        who=who,
-        owner=OWNER,
-        action=action,
-        resource=QUEUE,
-        context=context,
-        ids=UNIQUE_IDS,
-    )
-    denials = {Decision.DENIED_BY_QUEUE, Decision.DENIED_BY_IDENTITY, Decision.DENIED_BY_SESSION}
-    said = "allowed" if decision is Decision.ALLOWED else "denied" if decision in denials else "refused"
-    assert said == expected
+    check(requester, queue_policy, identity_policies, session_policy, action=action, context=context)

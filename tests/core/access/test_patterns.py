@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quaymaster.core.access.patterns import automaton_of, parse_parts, parse_pattern
@@ -10,7 +10,10 @@ from quaymaster.core.access.patterns import automaton_of, parse_parts, parse_pat
 from .naive import tokens, tokens_match
 
 
+@settings(max_examples=400)
 @given(pattern=st.text("ab*?", max_size=12), text=st.text("ab*", max_size=12))
+@example("*a*a*", "a")
+@example("a*a", "a")
 def test_wildcards_match_as_the_table_does(pattern: str, text: str) -> None:
     expected = tokens_match(tokens(pattern, {}, False) or [], text)
 
