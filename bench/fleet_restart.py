@@ -4,7 +4,7 @@
 lost, a start reads ops.expired_blocks and all headers that have not expired. History is made cheaply: bronze.blocks
 as its log has it after compaction, files of headers without content. Old files are links to one file, for only their
 number, and how many headers they have, is of interest; those of the last batches have the headers of whole passes. Each
-front end starts anew once a week, so both tables have a line for each of its weeks.
+front end restarts once a week, so both tables have a line for each of its weeks.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _write_expired(warehouse: Warehouse, coverage: Coverage, through: int) -> No
     chains = [
         ExpiredChain(
             [line],
-            blocks={(owner := IncarnationId(line.front_end, line.number)): 1},
+            blocks={(owner := line.owner): 1},
             heads={os.urandom(32): ChainHead(owner, line.ranges[-1] if line.ranges else 0, False, False)},
         )
         for line in coverage.lines()

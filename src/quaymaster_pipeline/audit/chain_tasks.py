@@ -245,18 +245,21 @@ class _GroupChains:
         """Return events as following the last one that is not in quarantine: a chain holds over those that are."""
         if not self._bridges:
             return rows
-        previous = rows.column("prev_hash")
-        if not pc.any(pc.is_in(previous, pa.array(list(self._bridges), _BYTES))).as_py():
-            return rows
-        found = []
-        for one in previous.to_pylist():
-            for _ in range(len(self._bridges)):
-                if one not in self._bridges:
-                    break
-                one = self._bridges[one]
-            found.append(one)
+        previous = rows.column("prev_hash").combine_chunks()
+        follows = pc.is_in(previous, pa.array(list(self._bridges), _BYTES))
+        found = [self._before(one) for one in previous.filter(follows).to_pylist()]
         at = rows.schema.get_field_index("prev_hash")
-        return rows.set_column(at, rows.schema.field(at), pa.array(found, _BYTES))
+        return rows.set_column(
+            at, rows.schema.field(at), pc.replace_with_mask(previous, follows, pa.array(found, _BYTES))
+        )
+
+    def _before(self, one: bytes) -> bytes:
+        """Return the hash of the last event before this one, itself included, that is not in quarantine."""
+        for _ in range(len(self._bridges)):  # a table that was changed may have a circle
+            if one not in self._bridges:
+                break
+            one = self._bridges[one]
+        return one
 
     def _look_for_heads(self, rows: Any) -> None:
         if not len(self._looked_for):

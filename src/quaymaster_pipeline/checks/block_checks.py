@@ -20,7 +20,7 @@ from quaymaster.protocol.usage.usage_blocks import UnknownBlockVersion, decode_h
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, differing, shown
 from quaymaster_pipeline.usage.blocks import BatchFacts, ReadBlock, block_rows, read_block
-from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES, PASSED
+from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES, passed_in
 from quaymaster_pipeline.usage.expired import ExpiredBlocks
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, TIME
@@ -198,7 +198,7 @@ def judge_places(
     places: Sequence[BatchPlace],
     note: Mapping[str, Any],
     last_batch: int,
-    expired: ExpiredBlocks | None = None,
+    expired: ExpiredBlocks,
 ) -> Iterator[UsageBreak]:
     """Yield where offsets are missing, twice there or beyond the position, and where blocks of a batch differ.
 
@@ -210,13 +210,12 @@ def judge_places(
         )
         return
     ends = {int(partition): end for partition, end in note.get("next", {}).items()}
-    passed = {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
+    passed = passed_in(note)
     of_partition: dict[int, list[BatchPlace]] = {partition: [] for partition in ends}
     for place in places:
         of_partition.setdefault(place.log_partition, []).append(place)
-    begins: Mapping[int, int] = {} if expired is None else expired.next
     for partition, mine in of_partition.items():
-        ranges = begins.get(partition, 0), ends.get(partition, 0)
+        ranges = expired.next.get(partition, 0), ends.get(partition, 0)
         yield from _judge_offsets(partition, mine, ranges, passed.get(partition, []))
     yield from _judge_batches(places, note, last_batch, expired)
 
@@ -260,10 +259,10 @@ def _missing(first: int, end: int) -> str:
 
 
 def _judge_batches(
-    places: Iterable[BatchPlace], note: Mapping[str, Any], last_batch: int, expired: ExpiredBlocks | None
+    places: Iterable[BatchPlace], note: Mapping[str, Any], last_batch: int, expired: ExpiredBlocks
 ) -> Iterator[UsageBreak]:
     """Yield where blocks of one batch differ in what they have in common, or batches in what grows."""
-    first_batch, taken_us = (0, 0) if expired is None else (expired.through + 1, expired.taken_us)
+    first_batch, taken_us = expired.through + 1, expired.taken_us
     facts: dict[int, BatchPlace] = {}
     for place in places:
         first = facts.setdefault(place.batch_id, place)

@@ -136,7 +136,7 @@ def judge_chain(
     lines = list(chain.coverage.lines())
     chain.incarnations = len(lines)
     for line in lines:
-        owner = IncarnationId(line.front_end, line.number)
+        owner = line.owner
         if owner in chain.branched or line.seal_end is None or max(line.ranges, default=0) <= line.seal_end:
             continue
         reason = f"records from it on were put in: the incarnation was sealed at {line.seal_end}"
@@ -216,14 +216,10 @@ def _judge_links(chain: FrontEndChain, expired: ExpiredChain, excused: set[tuple
     }
     ends |= {(head.owner, head.seq_hi) for head in expired.heads.values()}
     repaired = {(head.owner, head.seq_hi) for head in heads.values() if head.is_repaired}
-    expired_ends = {
-        IncarnationId(line.front_end, line.number): max(line.ranges, default=0) for line in expired.lines
-    }
+    expired_ends = {line.owner: max(line.ranges, default=0) for line in expired.lines}
     for head in expired.heads.values():  # a sign of life may lie beyond a gap
         expired_ends[head.owner] = max(expired_ends.get(head.owner, 0), head.seq_hi)
-    begun = Counter(
-        IncarnationId(line.front_end, line.number) for line in expired.lines if line.ranges[:1] == [0]
-    )
+    begun = Counter(line.owner for line in expired.lines if line.ranges[:1] == [0])
     for one in firsts.values():
         owner, seq_lo = one.block.owner, one.block.seq_lo
         before = heads.get(one.previous)
@@ -304,8 +300,8 @@ def judge_coverage(
     coverage = Coverage.of_lines(expired.lines)
     for one in sorted(blocks, key=lambda one: one[:3]):
         coverage.add(one.block)
-    came = {IncarnationId(line.front_end, line.number): line for line in coverage.lines()}
-    known = {IncarnationId(line.front_end, line.number): line for line in saved}
+    came = {line.owner: line for line in coverage.lines()}
+    known = {line.owner: line for line in saved}
     for owner in sorted(came.keys() | known.keys()):
         here, there = _ends(came.get(owner)), _ends(known.get(owner))
         if owner in branched:

@@ -10,7 +10,7 @@ from typing import Final
 
 from quaymaster_pipeline.usage.expired import ExpiredUsage
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.times import HOUR_US, us_of_time
+from quaymaster_pipeline.warehouse.times import HOUR_US, us_of_date, us_of_time
 
 SUM_ROWS: Final = 1_000_000
 """About so many rows of gold a task has in memory; a day with more is divided by hours."""
@@ -33,7 +33,7 @@ def plan_days(
             [file for file in files if file.partition_value == date] for files in (events, hours)
         )
         parts = min(DAY_HOURS, max(1, -(-sum(file.rows for file in of_hours) // SUM_ROWS)))
-        begin_us = us_of_time(datetime.datetime.fromisoformat(f"{date}T00:00:00+00:00"))
+        begin_us = us_of_date(date)
         cuts = [begin_us + part * DAY_HOURS // parts * HOUR_US for part in range(1, parts)]
         for low, high in itertools.pairwise([EARLIEST_US, *cuts, LATEST_US]):
             paths = [

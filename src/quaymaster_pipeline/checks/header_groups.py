@@ -5,9 +5,10 @@ Front ends are divided into groups by a hash of their names, so that a task has 
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, block_ranges
 from quaymaster_pipeline.usage.bronze import DAMAGED
 from quaymaster_pipeline.usage.expired import LINE_COLUMNS
 from quaymaster_pipeline.usage.sequences import CoverageLine, IncarnationId
-from quaymaster_pipeline.warehouse.data_files import TablePlace, read_row_groups
+from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, TableSpec
 
 CHAIN_COLUMNS: Final = (
@@ -33,6 +34,16 @@ _NEEDED: Final = (
 """Without these a row of bronze is no block, which another check says."""
 _LOST_SEAL, _REPAIRED = 1, 2
 """In `head_kinds`."""
+
+
+CHAIN_BLOCKS: Final = 250_000
+"""About so many headers a task has in memory, of some front ends each."""
+
+
+def plan_groups(blocks: Iterable[DataFile]) -> list[str]:
+    """Return items of work: groups of front ends, as many as the headers of these files need."""
+    count = max(1, -(-sum(file.rows for file in blocks) // CHAIN_BLOCKS))
+    return [json.dumps([group, count]) for group in range(count)]
 
 
 class PartOfTable(NamedTuple):
@@ -144,7 +155,7 @@ def expired_rows(chains: Sequence[ExpiredChain], through: int) -> Any:
             kind = _LOST_SEAL * head.is_lost_seal + _REPAIRED * head.is_repaired
             heads[head.owner].append((digest, head.seq_hi, kind))
         for line in chain.lines:
-            owner = IncarnationId(line.front_end, line.number)
+            owner = line.owner
             hashes, ends, kinds = zip(*heads[owner], strict=True) if heads[owner] else ((), (), ())
             rows.append(
                 dict(zip(LINE_COLUMNS, line, strict=True))

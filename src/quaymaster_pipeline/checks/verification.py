@@ -42,6 +42,7 @@ from quaymaster_pipeline.checks.close_checks import (
 )
 from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.gold_checks import judge_files
+from quaymaster_pipeline.checks.header_groups import plan_groups
 from quaymaster_pipeline.checks.silver_checks import (
     BlockPlaces,
     EventFile,
@@ -67,7 +68,7 @@ from quaymaster_pipeline.usage.expired import LAST_BATCH, ExpiredBlocks, expired
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
 from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_in
-from quaymaster_pipeline.warehouse.data_files import hash_of_file
+from quaymaster_pipeline.warehouse.data_files import DataFile, hash_of_file
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
@@ -82,8 +83,6 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
 
-CHAIN_BLOCKS: Final = 250_000
-"""About so many headers a task has in memory, of some front ends each."""
 LOOKS_MAX: Final = 3
 """Rows expire once a day."""
 
@@ -145,8 +144,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     """
     seen = _look_between_expiries(warehouse)
     files = _plan_files(seen)
-    count = max(1, -(-sum(file.rows for file in seen.blocks) // CHAIN_BLOCKS))
-    groups = [json.dumps([group, count]) for group in range(count)]
+    groups = plan_groups(seen.blocks)
     days = plan_days(seen.events, seen.hours, seen.expired_usage)
     closed = plan_closed_files(seen.closes, seen.daily)
     steps = Steps(len(files) + len(groups) + len(days) + len(closed), watch)
@@ -189,6 +187,21 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     findings.add_all(_judge_silver_total(seen))
     findings.add_all(_judge_gold_totals(findings.counts, seen))
     return _proof_of(findings, of_chains, seen, unlinked.breaks_total)
+
+
+def compare_hours_of(
+    workers: Workers,
+    events: Table,
+    hourly: Table,
+    files: tuple[Sequence[DataFile], Sequence[DataFile]],
+    batch_id: int,
+) -> list[UsageBreak]:
+    """Return where hours are not the sums of requests of batches up to one: of some days, by the files of both."""
+    requests, hours = files
+    findings = Findings(BREAKS_MAX)
+    findings.take(workers.over(plan_days(requests, hours), gold_work(events.place, hourly.place, batch_id)))
+    findings.add_all(judge_files(hours, findings.counts))
+    return findings.breaks
 
 
 def _look_between_expiries(warehouse: Warehouse) -> SeenTables:

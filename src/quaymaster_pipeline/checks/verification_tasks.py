@@ -49,7 +49,7 @@ from quaymaster_pipeline.checks.silver_checks import (
     place_keys,
 )
 from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBreak
-from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.bronze import MEASURES, in_batches, passed_in
 from quaymaster_pipeline.usage.expired import LINE_COLUMNS, ExpiredBlocks, ExpiredUsage
 from quaymaster_pipeline.usage.gold import USED, control_totals, day_sums, partial_usage
 from quaymaster_pipeline.usage.sequences import Gap
@@ -203,7 +203,7 @@ def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
         ),
         PartOfTable(EXPIRED_BLOCKS, expired.place, expired.paths, EXPIRED_BLOCKS.schema.names),
     ]
-    passed = {int(partition): stretches for partition, stretches in seen.note.get(PASSED, {}).items()}
+    passed = passed_in(seen.note)
 
     def work(item: str) -> Iterator[Any]:
         blocks, marks, coverage, gone = (table.read(*json.loads(item)) for table in tables)

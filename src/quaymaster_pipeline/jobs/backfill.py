@@ -35,7 +35,14 @@ from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY, Ta
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.sums import SumTable, add_up, read_sorted, summed
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again, within
-from quaymaster_pipeline.warehouse.times import DAY_US, bound_of_time, text_of_time, time_of_us, us_of_time
+from quaymaster_pipeline.warehouse.times import (
+    DAY_US,
+    bound_of_time,
+    text_of_time,
+    time_of_us,
+    us_of_date,
+    us_of_time,
+)
 
 APP: Final = "backfill"
 _CHECK: Final = "check"
@@ -130,7 +137,7 @@ def _of_whole_days(hours_us: tuple[int, int], expired: ExpiredUsage) -> tuple[in
     """
     if not expired.before:
         return hours_us
-    first_us = us_of_time(datetime.datetime.fromisoformat(f"{expired.before}T00:00:00+00:00"))
+    first_us = us_of_date(expired.before)
     first, end = hours_us
     if 0 < first < first_us:
         raise UsageHasExpired(
@@ -416,7 +423,7 @@ def _of_hours(rows: Any, hours_us: tuple[int, int] | None, *, is_inside: bool) -
 
 def _touches(day: str | None, hours_us: tuple[int, int]) -> bool:
     """Return whether any hour of a day is in [first_us, end_us)."""
-    start_us = us_of_time(datetime.datetime.fromisoformat(f"{day}T00:00:00+00:00"))
+    start_us = us_of_date(day)
     return start_us < hours_us[1] and hours_us[0] < start_us + DAY_US
 
 

@@ -21,11 +21,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quaymaster_pipeline.checks.day_plans import plan_days
-from quaymaster_pipeline.checks.gold_checks import judge_files
 from quaymaster_pipeline.checks.reconciliation import LayerComparison, last_batch_of_all
-from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
-from quaymaster_pipeline.checks.verification_tasks import gold_work
+from quaymaster_pipeline.checks.usage_breaks import UsageBreak
+from quaymaster_pipeline.checks.verification import compare_hours_of
 from quaymaster_pipeline.jobs.close_tasks import (
     CLOSED_DAY,
     COUNTED,
@@ -420,11 +418,8 @@ def _compare_hours(workers: Workers, warehouse: Warehouse, plan: _Plan) -> list[
     hours = [file for day in plan.days if not day.is_late for file in day.right]
     dates = {day.date for day in plan.days if not day.is_late}
     events = [file for file in plan.events if file.partition_value in dates]
-    work = gold_work(warehouse.place(USAGE_EVENTS), warehouse.place(USAGE_HOURLY), plan.through)
-    findings = Findings(breaks_max=100)
-    findings.take(workers.over(plan_days(events, hours), work))
-    findings.add_all(judge_files(hours, findings.counts))
-    return findings.breaks
+    tables = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
+    return compare_hours_of(workers, *tables, (events, hours), plan.through)
 
 
 def _write_days(workers: Workers, warehouse: Warehouse, plan: _Plan) -> dict[str, _ClosedDay]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS
+from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS, first_kept
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.expired import EXPIRED
 from quaymaster_pipeline.usage.rules import are_links
@@ -83,11 +83,11 @@ def expire_content(
 
 def due(table: Table, now: datetime.datetime, days: int, last_batch: int) -> list[DataFile]:
     """Return the files of blocks that have content to expire, of batches up to `last_batch`."""
-    first_kept = _first_kept(now, days)
+    first_day = str(first_kept(now, days))
     return [
         file
         for file in table.files()
-        if str(file.partition_value) < first_kept
+        if str(file.partition_value) < first_day
         and file.bounds["batch_id"][1] <= last_batch
         and file.bounds["content_bytes"][1] > 0
     ]
@@ -110,15 +110,15 @@ def expire_quarantine(
         CommitConflict: others replaced the files again and again.
     """
     table = warehouse.table(QUARANTINE)
-    first_kept, first_with_raw = _first_kept(now, row_days), _first_kept(now, days)
+    first_row, first_with_raw = (str(first_kept(now, one)) for one in (row_days, days))
 
     def expire() -> ExpiredQuarantine:
         files = table.files()
-        old = {file.path: file for file in files if str(file.partition_value) < first_kept}
+        old = {file.path: file for file in files if str(file.partition_value) < first_row}
         emptied = [
             file
             for file in files
-            if first_kept <= str(file.partition_value) < first_with_raw
+            if first_row <= str(file.partition_value) < first_with_raw
             and file.bounds.get("raw_bytes", _UNKNOWN)[1] > 0
         ]
         if not old and not emptied:
@@ -135,10 +135,6 @@ def expire_quarantine(
         return ExpiredQuarantine(answers.counts("expired")["rows"], dropped["rows"])
 
     return planning_again(expire, table)
-
-
-def _first_kept(now: datetime.datetime, days: int) -> str:
-    return str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
 
 
 def _dropping_work(place: TablePlace, files: Mapping[str, DataFile]) -> Callable[[str], Iterator[Any]]:

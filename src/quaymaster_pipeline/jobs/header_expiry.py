@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,13 +35,13 @@ from quaymaster_pipeline.checks.header_groups import (
     chained_blocks,
     expired_chains,
     expired_rows,
+    plan_groups,
 )
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
-from quaymaster_pipeline.checks.verification import CHAIN_BLOCKS
 from quaymaster_pipeline.checks.verification_tasks import PLACES, UNLINKED
-from quaymaster_pipeline.jobs.retention import USAGE_DAYS
+from quaymaster_pipeline.jobs.retention import USAGE_DAYS, first_kept
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, in_batches
+from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, files_of_batches, in_batches, passed_in
 from quaymaster_pipeline.usage.expired import APP, LAST_BATCH, ExpiredBlocks, expired_blocks
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.closes import closed_through
@@ -136,15 +136,14 @@ def _plan(warehouse: Warehouse, now: datetime.datetime, days: int) -> _Plan | No
     before = expired_blocks(expired)
     remaining = min((file.bounds["batch_id"][0] for file in events.files()), default=LAST_BATCH)
     last = min(closed_through(warehouse), remaining - 1)
-    first_kept = str(now.astimezone(datetime.UTC).date() - datetime.timedelta(days))
     files = before.remaining(blocks.files())
-    chosen = choose(files, first_kept, last)
+    chosen = choose(files, str(first_kept(now, days)), last)
     if not chosen:
         return None
     return _Plan(before, max(file.bounds["batch_id"][1] for file in chosen), tuple(chosen))
 
 
-def choose(files: Sequence[DataFile], first_kept: str, last_batch: int) -> list[DataFile]:
+def choose(files: Sequence[DataFile], first_day: str, last_batch: int) -> list[DataFile]:
     """Return the files of the first days that may expire: all of each day, before a date, up to a batch.
 
     A day that has content or a later batch stays, and so do those after it. So does one that shares a batch with a
@@ -159,7 +158,7 @@ def choose(files: Sequence[DataFile], first_kept: str, last_batch: int) -> list[
         through = max(file.bounds["batch_id"][1] for file in mine)
         later = (file for other, others in by_date.items() if other > date for file in others)
         is_cut = all(file.bounds["batch_id"][0] > through for file in later)
-        if date >= first_kept or has_content or through > last_batch or not is_cut:
+        if date >= first_day or has_content or through > last_batch or not is_cut:
             break
         chosen += mine
     return chosen
@@ -189,21 +188,21 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         partition: [
             [low, min(high, offsets[partition])] for low, high in stretches if low < offsets[partition]
         ]
-        for partition, stretches in _passed(note).items()
+        for partition, stretches in passed_in(note).items()
         if partition in offsets
     }
     ends = {str(partition): end for partition, end in offsets.items()}
     then = note | {"next": ends, PASSED: passed, "taken_us": taken_us}
     breaks = list(judge_places(places, then, plan.through, before))
 
-    count = max(1, -(-sum(file.rows for file in plan.files) // CHAIN_BLOCKS))
-    groups = [json.dumps([group, count]) for group in range(count)]
     tables = (
         PartOfTable(BLOCKS, table.place, paths, CHAIN_COLUMNS),
         PartOfTable(BLOCK_MARKS, marks.place, [file.path for file in marks.files()], MARK_COLUMNS),
         PartOfTable(EXPIRED_BLOCKS, before.place, before.paths, EXPIRED_BLOCKS.schema.names),
     )
-    of_chains = workers.over(groups, _chains_work(tables, before, plan.through, _passed(note)))
+    of_chains = workers.over(
+        plan_groups(plan.files), _chains_work(tables, before, plan.through, passed_in(note))
+    )
     findings, unlinked = Findings(), Findings(what=UNLINKED)
     findings.take(of_chains)
     unlinked.take(of_chains)
@@ -228,10 +227,6 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         {file.path: hash_of_file(before.place, file.path).hex() for file in files},
     )
     return after, files
-
-
-def _passed(note: Mapping[str, Any]) -> dict[int, list[list[int]]]:
-    return {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
 
 
 def _refusal(found: UsageBreak) -> str:
@@ -287,14 +282,15 @@ def _chains_work(
 
 
 def _drop_blocks(table: Table, through: int) -> None:
-    removes = [file for file in table.files() if file.bounds["batch_id"][1] <= through]
+    # Looked for at each turn of upkeep, in a table of many files, of which hardly ever one is left.
+    removes = [file for file in files_of_batches(table, 0, through) if file.bounds["batch_id"][1] <= through]
     if removes:
         table.commit(EXPIRY_APP, None, [], removes=removes)
 
 
 def _drop_marks(workers: Workers, table: Table, through: int) -> None:
     """Delete the marks of batches up to `through`; files that have later ones, too, are written again."""
-    removes = [file for file in table.files() if file.bounds["batch_id"][0] <= through]
+    removes = files_of_batches(table, 0, through)
     rewritten = [file.path for file in removes if file.bounds["batch_id"][1] > through]
     if not removes:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Final, NamedTuple
 
 CONTENT_DAYS: Final = 35
@@ -15,6 +16,11 @@ QUARANTINE_DAYS: Final = 400
 KEEP_HOURS: Final = 24
 """How long files that no table has any more are kept for those who still read them, and files that nobody committed:
 another job may be about to."""
+
+
+def first_kept(now: datetime.datetime, days: int) -> datetime.date:
+    """Return the first day of which is kept what is kept for so many days."""
+    return now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
 
 
 class Retention(NamedTuple):

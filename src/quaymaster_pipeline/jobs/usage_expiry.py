@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from quaymaster_pipeline.checks.day_plans import plan_days
-from quaymaster_pipeline.checks.gold_checks import judge_files
-from quaymaster_pipeline.checks.usage_breaks import Findings
-from quaymaster_pipeline.checks.verification_tasks import gold_work
-from quaymaster_pipeline.jobs.retention import USAGE_DAYS
+from quaymaster_pipeline.checks.verification import compare_hours_of
+from quaymaster_pipeline.jobs.retention import USAGE_DAYS, first_kept
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS, LAST_BATCH, expired_usage
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts
@@ -70,8 +67,7 @@ def _closed_before(warehouse: Warehouse, now: datetime.datetime, days: int) -> s
     last_closed = last_closed_day(warehouse)
     if last_closed is None:
         return ""
-    first_kept = now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
-    return str(min(first_kept, last_closed + datetime.timedelta(days=1)))
+    return str(min(first_kept(now, days), last_closed + datetime.timedelta(days=1)))
 
 
 def _compare_a_last_time(workers: Workers, warehouse: Warehouse, dates: AbstractSet[str]) -> None:
@@ -88,14 +84,11 @@ def _compare_a_last_time(workers: Workers, warehouse: Warehouse, dates: Abstract
     requests, hours = (
         [file for file in one.files() if file.partition_value in whole] for one in (events, hourly)
     )
-    findings = Findings()
-    work = gold_work(events.place, hourly.place, hourly.last_batch(gold.APP))
-    findings.take(workers.over(plan_days(requests, hours), work))
-    findings.add_all(judge_files(hours, findings.counts))
-    if findings.breaks:
+    breaks = compare_hours_of(workers, events, hourly, (requests, hours), hourly.last_batch(gold.APP))
+    if breaks:
         raise SumsDiffer(
             f"{USAGE_HOURLY.name} is not what its requests give, so none of {USAGE_EVENTS.name} expires: "
-            f"{findings.breaks[0].text}"
+            f"{breaks[0].text}"
         )
 
 

@@ -35,7 +35,7 @@ from quaymaster_pipeline.usage.blocks import (
     block_rows,
     read_block,
 )
-from quaymaster_pipeline.usage.expired import LINE_COLUMNS, expired_blocks
+from quaymaster_pipeline.usage.expired import LINE_COLUMNS, are_of, expired_blocks
 from quaymaster_pipeline.usage.feed import (
     BlockReader,
     BlockSource,
@@ -243,6 +243,11 @@ def passed_over(
             if len(stretches) > PASSED_MAX:
                 stretches[:2] = [[stretches[0][0], stretches[1][1]]]
     return passed
+
+
+def passed_in(note: Mapping[str, Any]) -> dict[int, list[list[int]]]:
+    """Return the stretches of offsets that the queue no longer had, by partition, by the note of bronze.blocks."""
+    return {int(partition): stretches for partition, stretches in note.get(PASSED, {}).items()}
 
 
 def plan_tasks(ranges: Mapping[int, tuple[int, int]], block_bytes: int, cores: int) -> list[list[Stretch]]:
@@ -487,10 +492,7 @@ def blocks_of(
         if low <= owner.number <= high:
             may_have = None if offsets is None else ("log_offset", *offsets)
             for rows in read_row_groups(place, BLOCKS, file.path, names, may_have=may_have):
-                is_its = pc.and_(
-                    pc.equal(rows.column("front_end"), owner.front_end),
-                    pc.equal(rows.column("epoch"), owner.number),
-                )
+                is_its = are_of(owner, rows)
                 if offsets is not None:
                     is_its = pc.and_(is_its, within(rows.column("log_offset"), offsets[0], offsets[1] + 1))
                 found += [rows.filter(is_its)]

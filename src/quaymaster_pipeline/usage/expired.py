@@ -55,13 +55,7 @@ class ExpiredBlocks:
         found = []
         for path in self.paths:
             for rows in read_row_groups(self.place, EXPIRED_BLOCKS, path, LINE_COLUMNS):
-                mine = rows
-                if owner is not None:
-                    is_its = pc.and_(
-                        pc.equal(rows.column("front_end"), owner.front_end),
-                        pc.equal(rows.column("epoch"), owner.number),
-                    )
-                    mine = rows.filter(is_its)
+                mine = rows if owner is None else rows.filter(are_of(owner, rows))
                 columns = (mine.column(name).to_pylist() for name in LINE_COLUMNS)
                 found += [CoverageLine(*line) for line in zip(*columns, strict=True)]
         return found
@@ -92,6 +86,13 @@ def expired_blocks(table: Table) -> ExpiredBlocks:
         note["headers"],
         note["files"],
         tuple(file.path for file in table.files()),
+    )
+
+
+def are_of(owner: IncarnationId, rows: Any) -> Any:
+    """Return which rows are of an incarnation, as a mask."""
+    return pc.and_(
+        pc.equal(rows.column("front_end"), owner.front_end), pc.equal(rows.column("epoch"), owner.number)
     )
 
 

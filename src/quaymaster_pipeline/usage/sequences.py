@@ -44,6 +44,11 @@ class CoverageLine(NamedTuple):
     is_sealed: bool
     seal_end: int | None
 
+    @property
+    def owner(self) -> IncarnationId:
+        """Whose it is."""
+        return IncarnationId(self.front_end, self.number)
+
 
 class Gap(NamedTuple):
     """Sequences that are missing, half open. `to` is None where the end is not known yet."""

@@ -21,6 +21,11 @@ def us_of_time(time: datetime.datetime) -> int:
     return (time - _BEGIN) // _US
 
 
+def us_of_date(date: str | None) -> int:
+    """Return when a day begins, microseconds; the date is as a partition of a table has it."""
+    return us_of_time(datetime.datetime.fromisoformat(f"{date}T00:00:00+00:00"))
+
+
 def text_of_time(time: datetime.datetime) -> str:
     """Return a time as people and other programs are told it: ISO 8601 in UTC, to the second."""
     return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,7 +20,7 @@ from harness.usage_faults import run_history
 
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_blocks import Seal
-from quaymaster_pipeline.checks import day_plans, verification
+from quaymaster_pipeline.checks import day_plans, header_groups, verification
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, UsageBreak
 from quaymaster_pipeline.checks.verification import UsageProof
 from quaymaster_pipeline.jobs.backfill import backfill
@@ -253,7 +253,7 @@ def test_many_front_ends_and_days_are_divided_into_tasks_and_give_the_same(
 ) -> None:
     whole = verify(site)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(verification, "CHAIN_BLOCKS", 2)
+    monkeypatch.setattr(header_groups, "CHAIN_BLOCKS", 2)
     monkeypatch.setattr(day_plans, "SUM_ROWS", 3)
 
     divided = verification.verify(InProcess(), site.warehouse, lambda *step: told.append(step))

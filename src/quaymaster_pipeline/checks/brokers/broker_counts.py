@@ -66,7 +66,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_EVENTS,
 )
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
-from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
+from quaymaster_pipeline.warehouse.times import time_of_us, us_of_date, us_of_time
 
 APP: Final = broker_state.APP
 SCOPE: Final = broker_state.SCOPE
@@ -386,7 +386,7 @@ def _lack_sums(
     expired = expired_usage(warehouse.table(USAGE_EVENTS))
     first_us = EVER_US
     if expired.before:
-        first_us = us_of_time(datetime.datetime.fromisoformat(f"{expired.before}T00:00:00+00:00"))
+        first_us = us_of_date(expired.before)
     if kept.batch_id < expired.through or kept.low_us < first_us:
         return counted_ids[np.where(has_baseline, base_us, created_us) - SKEW_US < first_us]
     is_too_early = has_baseline & is_fresh & (base_us - SKEW_US < kept.low_us)
