@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 5
+FORMAT_MAX: Final = 6
 
 
 class UnknownFormat(Exception):
@@ -40,6 +40,8 @@ KEYED_IDS: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format new queues have deduplication ids hashed with a key."""
 ACCOUNT_STATES: Final[Versions] = {1: 0, 5: 1}
 """Since which cell format accounts can be disabled and deleted: older programs serve those as well."""
+FRONT_DOOR: Final[Versions] = {1: 0, 6: 1}
+"""Since which cell format there are users, roles, limits and keys of KMS: older programs follow none of their rows."""
 
 
 class CellFormat:
