@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quaymaster.core.access.arns import split_arn
+from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.patterns import FindValues
 from quaymaster.core.access.policies import CompiledPolicy, compile_policy
 from quaymaster.core.access.principals import Requester
-from quaymaster.core.access.statements import AccessRequest, PolicyKind
+from quaymaster.core.access.statements import AccessRequest
 
 OWNER, OTHER, THIRD = "111111111111", "222222222222", "333333333333"
 QUEUE = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"

@@ -22,9 +22,9 @@ from quaymaster.core.access.errors import (
     PolicyValueIsWrong,
 )
 from quaymaster.core.access.keys import ALWAYS, SOMETIMES, Presence, parse_key, presence_of
+from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.permissions import PERMISSION_NAMES, Permission
 from quaymaster.core.access.policies import check_queue_policy_size, compile_policy
-from quaymaster.core.access.statements import PolicyKind
 
 from .support import OTHER, document, policy, statement
 
@@ -126,7 +126,10 @@ def test_statements_without_sids_are_told_apart_by_nothing() -> None:
     ("elements", "is_right"),
     [
         ({"Resource": "*"}, True),
-        ({"Resource": "*", "Action": ["sts:AssumeRole", "cloudwatch:*", "quaymaster:Drain"]}, True),
+        ({"Resource": "*", "Action": ["sts:AssumeRole", "cloudwatch:*", "quaymaster:List*"]}, True),
+        ({"Resource": "*", "Action": "sts:Fly"}, False),
+        ({"Resource": "*", "Action": "quaymaster:Fly"}, False),
+        ({"Resource": "arn:aws:iam::111111111111:role/reader", "Action": "sts:AssumeRole"}, True),
         ({"Resource": "arn:aws:sts::*:*"}, True),
         ({}, False),
         ({"Resource": "*", "Principal": "*"}, False),

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from quaymaster.core.access.errors import PolicyValueIsWrong
 from quaymaster.core.access.keys import parse_key
+from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.operators import OPERATORS, Comparison
 from quaymaster.core.access.patterns import FindValues
 
@@ -74,7 +75,9 @@ class Absence:
 Condition = Comparing | Absence
 
 
-def parse_conditions(value: Any, *, has_variables: bool) -> tuple[Condition, ...]:
+def parse_conditions(
+    value: Any, kind: PolicyKind = PolicyKind.QUEUE, *, has_variables: bool
+) -> tuple[Condition, ...]:
     """Return the conditions in an element Condition; PolicyValueIsWrong."""
     if not isinstance(value, dict):
         raise PolicyValueIsWrong("Condition", value, "it must be an object")
@@ -83,7 +86,7 @@ def parse_conditions(value: Any, *, has_variables: bool) -> tuple[Condition, ...
         if not isinstance(keys, dict):
             raise PolicyValueIsWrong(operator_name, keys, "it must be an object of condition keys")
         for key, given in keys.items():
-            conditions.append(_parse(operator_name, parse_key(key), given, has_variables))
+            conditions.append(_parse(operator_name, parse_key(key, kind), given, has_variables))
     return tuple(conditions)
 
 

@@ -33,7 +33,7 @@ class Decision(Enum):
 def decide(
     request: AccessRequest,
     queue_policy: PolicyInForce | None,
-    identity_policies: Sequence[CompiledPolicy] = (),
+    identity_policies: Sequence[PolicyInForce] = (),
     session_policy: CompiledPolicy | None = None,
 ) -> Decision:
     """Return whether a request is allowed, or why not."""
@@ -55,6 +55,35 @@ def decide(
     elif queue is Outcome.NOTHING or not request.can_cross:
         return Decision.NO_QUEUE_POLICY
     if not is_by_identity:
+        return Decision.NO_IDENTITY_POLICY
+    return Decision.ALLOWED if session is Outcome.ALLOWS else Decision.NO_SESSION_POLICY
+
+
+def decide_role(
+    request: AccessRequest,
+    trust_policy: PolicyInForce,
+    identity_policies: Sequence[PolicyInForce] = (),
+    session_policy: CompiledPolicy | None = None,
+) -> Decision:
+    """Return whether a requester may assume a role, or why not.
+
+    The trust policy must allow it. So must the requester's own policies, unless the trust policy names the requester, a
+    user, role or session of the role's account. Root keys never may; a web identity needs the trust policy alone.
+    """
+    requester = request.requester
+    trust = trust_policy.outcome(request)
+    identity = [policy.outcome(request) for policy in identity_policies]
+    session = Outcome.ALLOWS if session_policy is None else session_policy.outcome(request)
+    if trust is Outcome.DENIES:
+        return Decision.DENIED_BY_QUEUE
+    if Outcome.DENIES in identity:
+        return Decision.DENIED_BY_IDENTITY
+    if session is Outcome.DENIES:
+        return Decision.DENIED_BY_SESSION
+    if trust is Outcome.NOTHING or requester.is_root:
+        return Decision.NO_QUEUE_POLICY
+    is_named = trust is Outcome.ALLOWS and requester.account_id in (request.owner, "")
+    if not is_named and Outcome.ALLOWS not in identity:
         return Decision.NO_IDENTITY_POLICY
     return Decision.ALLOWED if session is Outcome.ALLOWS else Decision.NO_SESSION_POLICY
 

@@ -8,10 +8,12 @@ Source: IAM User Guide, "AWS global condition context keys"; names are compared 
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
 
 from quaymaster.core.access.errors import PolicyValueIsWrong
+from quaymaster.core.access.kinds import PolicyKind
 
 KEY_CHARS_MAX: Final = 256
 
@@ -41,11 +43,19 @@ ALWAYS: Final = frozenset(
 SOMETIMES: Final = frozenset({"aws:referer", "aws:tokenissuetime", "aws:useragent", "aws:username"})
 _OF_TAGS: Final = ("aws:principaltag/", "aws:requesttag/", "aws:resourcetag/", "aws:tagkeys")
 _GLOBAL: Final = "aws:"
+OF_ROLES: Final = frozenset({"sts:externalid", "sts:rolesessionname"})
+"""In trust policies only."""
+_CLAIM: Final = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[0-9]+)?(?:/[a-z0-9._~/-]*)?:[a-z0-9_.-]+", re.ASCII)
+"""A claim of a web identity token, in trust policies: accounts.example.com/path:sub."""
+_SERVICES: Final = ("aws:", "sts:", "sqs:", "iam:", "kms:", "saml:")
 
 
-def parse_key(name: str) -> str:
+def parse_key(name: str, kind: PolicyKind = PolicyKind.QUEUE) -> str:
     """Return a condition key as it is looked up, in lower case; PolicyValueIsWrong for those refused."""
     key = name.lower()
+    is_of_trust = kind is PolicyKind.TRUST and len(key) <= KEY_CHARS_MAX
+    if is_of_trust and (key in OF_ROLES or (_CLAIM.fullmatch(key) and not key.startswith(_SERVICES))):
+        return key
     if key.startswith(_OF_TAGS):
         raise PolicyValueIsWrong("A condition key", name, "keys of tags are not supported")
     if not key.startswith(_GLOBAL) or len(key) == len(_GLOBAL):
@@ -59,4 +69,6 @@ def presence_of(key: str) -> Presence:
     """Return whether requests have a key that `parse_key` returned."""
     if key in ALWAYS:
         return Presence.ALWAYS
-    return Presence.SOMETIMES if key in SOMETIMES else Presence.NEVER
+    if key in SOMETIMES or key in OF_ROLES or not key.startswith(_GLOBAL):
+        return Presence.SOMETIMES
+    return Presence.NEVER

@@ -1,8 +1,11 @@
-"""The permissions that policies give and take, under SQS's names. The table of actions says which of them each asks.
+"""The permissions that policies give and take: on queues under SQS's names, on roles under those of STS.
+
+The table of actions says which of them each action asks for; operations of operators are in `operations`.
 
 A batch asks for the permission of its single action, as SQS does. So the names of batches are known, and match nothing.
 
-Source: Amazon SQS Developer Guide, "Amazon SQS API permissions: Actions and resource reference".
+Source: Amazon SQS Developer Guide, "Amazon SQS API permissions: Actions and resource reference"; AWS Service
+Authorization Reference, "Actions defined by AWS Security Token Service".
 """
 
 from __future__ import annotations
@@ -36,9 +39,20 @@ class Permission(StrEnum):
     UNTAG_QUEUE = "UntagQueue"
 
 
+class RolePermission(StrEnum):
+    """What a policy can allow or deny on a role, or of temporary credentials."""
+
+    ASSUME_ROLE = "AssumeRole"
+    ASSUME_ROLE_WITH_WEB_IDENTITY = "AssumeRoleWithWebIdentity"
+    GET_CALLER_IDENTITY = "GetCallerIdentity"
+    GET_SESSION_TOKEN = "GetSessionToken"  # noqa: S105 -- an action
+
+
 SERVICE: Final = "sqs"
 PERMISSION_NAMES: Final = {permission: f"{SERVICE}:{permission.lower()}" for permission in Permission}
 """Each as decisions and answers name it."""
+ROLE_SERVICE: Final = "sts"
+ROLE_PERMISSION_NAMES: Final = {each: f"{ROLE_SERVICE}:{each.lower()}" for each in RolePermission}
 BATCH_NAMES: Final = frozenset(
     f"{SERVICE}:{single.lower()}batch"
     for single in (Permission.SEND_MESSAGE, Permission.DELETE_MESSAGE, Permission.CHANGE_MESSAGE_VISIBILITY)

@@ -25,14 +25,17 @@ from quaymaster.core.access.errors import (
     PolicyRepeats,
     PolicyValueIsWrong,
 )
-from quaymaster.core.access.permissions import PERMISSION_NAMES
+from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.principals import Naming
-from quaymaster.core.access.statements import AccessRequest, CompiledStatement, PolicyKind, parse_statement
+from quaymaster.core.access.statements import ACTIONS_OF, AccessRequest, CompiledStatement, parse_statement
 
 QUEUE_POLICY_BYTES_MAX: Final = 8_192
 QUEUE_POLICY_STATEMENTS_MAX: Final = 20
 QUEUE_POLICY_PRINCIPALS_MAX: Final = 50
 QUEUE_POLICY_CONDITIONS_MAX: Final = 10
+IDENTITY_POLICY_BYTES_MAX: Final = 6_144
+TRUST_POLICY_BYTES_MAX: Final = 2_048
+SESSION_POLICY_CHARS_MAX: Final = 2_048
 OLD_VERSION: Final = "2008-10-17"
 """The default. It has no variables."""
 NEW_VERSION: Final = "2012-10-17"
@@ -63,13 +66,18 @@ class CompiledPolicy:
     document: dict[str, Any]
     statements: tuple[CompiledStatement, ...] = field(compare=False, repr=False)
     is_fixed: bool = field(compare=False)
-    _by_action: Mapping[str, _Statements] = field(compare=False, repr=False)
+    _actions: frozenset[str] = field(compare=False, repr=False)
+    """The actions that it can be about."""
+    _by_action: dict[str, _Statements] = field(compare=False, repr=False, default_factory=dict)
+    """The statements about each of them that was asked for."""
 
     def outcome(self, request: AccessRequest) -> Outcome:
         """Return what it says of a request."""
         statements = self._by_action.get(request.action)
         if statements is None:
-            return Outcome.NOTHING
+            if request.action not in self._actions:
+                return Outcome.NOTHING
+            statements = self._by_action[request.action] = _of_action(self.statements, request.action)
         for statement in statements.denying:
             if statement.naming(request):
                 return Outcome.DENIES
@@ -134,14 +142,16 @@ def compile_policy(
         document,
         statements,
         all(statement.is_fixed for statement in statements),
-        {name: _of_action(statements, name) for name in PERMISSION_NAMES.values()},
+        ACTIONS_OF[kind],
     )
 
 
-def read_policy(text: str) -> PolicyInForce:
-    """Return the policy in force of a queue whose stored text this is."""
+def read_policy(
+    text: str, kind: PolicyKind = PolicyKind.QUEUE, unique_ids: Mapping[str, str] | None = None
+) -> PolicyInForce:
+    """Return the policy in force whose stored text this is."""
     try:
-        return compile_policy(text)
+        return compile_policy(text, kind, unique_ids)
     except PolicyError as error:
         return UnreadablePolicy(error)
 
@@ -158,6 +168,13 @@ def check_queue_policy_size(text: str, policy: CompiledPolicy) -> None:
     ):
         if count > count_max:
             raise PolicyIsTooLarge(what, count, count_max)
+
+
+def check_policy_bytes(text: str, bytes_max: int) -> None:
+    """Raise PolicyIsTooLarge unless a policy's text is small enough."""
+    count = len(text.encode())
+    if count > bytes_max:
+        raise PolicyIsTooLarge("bytes", count, bytes_max)
 
 
 def _of_action(statements: tuple[CompiledStatement, ...], action: str) -> _Statements:

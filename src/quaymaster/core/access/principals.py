@@ -6,6 +6,8 @@
     role session     account, role, session                    arn:aws:iam::111122223333:role/path/name,
                                                                arn:aws:sts::111122223333:assumed-role/name/session
     all of them                                                "*"
+    web identity     the issuer of its token                   arn:aws:iam::111122223333:oidc-provider/ISSUER
+                                                               (trust policies only; "*" does not mean it)
 
 A name of a user or role is bound to its unique id: a new one with an old one's name gains nothing. A name that is bound
 to none means nobody.
@@ -25,6 +27,7 @@ import msgspec
 
 from quaymaster.core.access.documents import texts_of
 from quaymaster.core.access.errors import PolicyElementIsUnknown, PolicyLacks, PolicyValueIsWrong
+from quaymaster.core.access.kinds import PolicyKind
 
 ALL: Final = "*"
 _ACCOUNT: Final = re.compile(r"(?:arn:aws(?:-cn|-us-gov)?:iam::)?([0-9]{12})(:root)?", re.ASCII)
@@ -36,14 +39,20 @@ _SESSION: Final = re.compile(
     r"arn:aws(?:-cn|-us-gov)?:sts::[0-9]{12}:assumed-role/[A-Za-z0-9_+=,.@-]{1,64}/([A-Za-z0-9_+=,.@-]{2,64})",
     re.ASCII,
 )
+_ISSUER: Final = re.compile(
+    r"arn:aws(?:-cn|-us-gov)?:iam::([0-9]{12}):oidc-provider/([A-Za-z0-9][A-Za-z0-9._~:/-]{0,254})", re.ASCII
+)
 _SERVICE: Final = re.compile(r"[a-z0-9.-]{1,128}", re.ASCII)
 
 
 class Requester(msgspec.Struct, frozen=True, gc=False):
-    """Who asks. `unique_id` is the user's or the role's, `name` with its path; root has neither."""
+    """Who asks. `unique_id` is the user's or the role's, `name` with its path; root has neither.
+
+    A web identity has no account; its `name` is the issuer, `session` the token's subject.
+    """
 
     account_id: str
-    kind: Literal["root", "user", "session"] = "root"
+    kind: Literal["root", "user", "session", "web identity"] = "root"
     unique_id: str = ""
     name: str = ""
     session: str = ""
@@ -60,6 +69,8 @@ class Requester(msgspec.Struct, frozen=True, gc=False):
             return f"arn:aws:iam::{self.account_id}:root"
         if self.kind == "user":
             return f"arn:aws:iam::{self.account_id}:user/{self.name}"
+        if self.kind == "web identity":
+            return f"{self.name}:{self.session}"
         role = self.name.rpartition("/")[2]
         return f"arn:aws:sts::{self.account_id}:assumed-role/{role}/{self.session}"
 
@@ -94,27 +105,38 @@ class Principals:
     sessions: frozenset[tuple[str, str]] = frozenset()
     count: int = 1
     identities: tuple[str, ...] = ()
+    issuers: frozenset[tuple[str, str]] = frozenset()
+    """Of web identities: the account that the ARN names, and the issuer."""
+    are_trusted: bool = False
+    """Whether it stands in a trust policy."""
 
     def naming(self, requester: Requester, owner: str) -> Naming:
-        """Return how a requester is named in the policy of an account's queue.
+        """Return how a requester is named in the policy of an account's queue or role.
 
-        An account's name means all of it in the policies of others, and in its own its root alone.
+        An account's name means all of it in the policies of others. In its own it means its root alone; in a trust
+        policy all of it, too. A role's name in a trust policy means its sessions as if they were named.
         """
+        if requester.kind == "web identity":
+            return Naming.DIRECT if (owner, requester.name) in self.issuers else Naming.NONE
         if self.all:
             return Naming.DIRECT
-        if requester.account_id in self.accounts and (requester.is_root or requester.account_id != owner):
-            return Naming.INDIRECT
         match requester.kind:
             case "user" if requester.unique_id in self.ids:
                 return Naming.DIRECT
             case "session" if (requester.unique_id, requester.session) in self.sessions:
                 return Naming.DIRECT
             case "session" if requester.unique_id in self.ids:
-                return Naming.INDIRECT
+                return Naming.DIRECT if self.are_trusted else Naming.INDIRECT
+        if requester.account_id in self.accounts and (
+            requester.is_root or self.are_trusted or requester.account_id != owner
+        ):
+            return Naming.INDIRECT
         return Naming.NONE
 
-    def spares(self, requester: Requester) -> bool:
+    def spares(self, requester: Requester, owner: str) -> bool:
         """Tell whether NotPrincipal with these names leaves a requester out: each of its layers must be listed."""
+        if requester.kind == "web identity":
+            return (owner, requester.name) in self.issuers
         if self.all:
             return True
         if requester.account_id not in self.accounts:
@@ -126,31 +148,35 @@ class Principals:
         return requester.kind == "user" or (requester.unique_id, requester.session) in self.sessions
 
 
-def parse_principals(element: str, value: Any, unique_ids: Mapping[str, str]) -> Principals:
+def parse_principals(element: str, value: Any, kind: PolicyKind, unique_ids: Mapping[str, str]) -> Principals:
     """Return whom an element names. `unique_ids` has the ids of the identities that it names, by ARN.
 
     Raises:
         PolicyValueIsWrong, PolicyElementIsUnknown, PolicyLacks: the element is wrong.
     """
+    is_trust = kind is PolicyKind.TRUST
     if value == ALL and isinstance(value, str):
-        return Principals(all=True)
+        return Principals(all=True, are_trusted=is_trust)
     if not isinstance(value, dict):
         raise PolicyValueIsWrong(element, value, 'it must be "*" or an object')
     if not value:
         raise PolicyLacks(element, "AWS or Service")
     names: tuple[str, ...] = ()
+    issuers: list[tuple[str, str]] = []
     count = 0
-    for kind, given in value.items():
-        texts = texts_of(f"{element}.{kind}", given)
+    for member, given in value.items():
+        texts = texts_of(f"{element}.{member}", given)
         count += len(texts)
-        if kind == "AWS":
+        if member == "AWS":
             names = texts
-        elif kind == "Service":
+        elif member == "Federated" and is_trust:
+            issuers += map(_parse_issuer, texts)
+        elif member == "Service":
             for text in texts:
                 if _SERVICE.fullmatch(text) is None:
                     raise PolicyValueIsWrong(f"{element}.Service", text, "it is not a service's name")
         else:
-            raise PolicyElementIsUnknown(element, kind)
+            raise PolicyElementIsUnknown(element, member)
     accounts: set[str] = set()
     ids: set[str] = set()
     sessions: set[tuple[str, str]] = set()
@@ -176,5 +202,23 @@ def parse_principals(element: str, value: Any, unique_ids: Mapping[str, str]) ->
         else:
             ids.add(unique_id)
     return Principals(
-        ALL in names, frozenset(accounts), frozenset(ids), frozenset(sessions), count, tuple(identities)
+        ALL in names,
+        frozenset(accounts),
+        frozenset(ids),
+        frozenset(sessions),
+        count,
+        tuple(identities),
+        frozenset(issuers),
+        is_trust,
     )
+
+
+def _parse_issuer(text: str) -> tuple[str, str]:
+    match = _ISSUER.fullmatch(text)
+    if match is None:
+        raise PolicyValueIsWrong(
+            "Principal.Federated",
+            text,
+            "it must be the ARN of an OpenID Connect provider (:oidc-provider/ISSUER)",
+        )
+    return match[1], match[2]

@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final, Literal
 
 import msgspec
 
 from quaymaster.core.access.arns import PARTITIONS, ArnPattern, parse_arn_pattern
-from quaymaster.core.access.conditions import Condition, parse_conditions
+from quaymaster.core.access.conditions import Comparing, Condition, Quantifier, parse_conditions
 from quaymaster.core.access.documents import text_of, texts_of
 from quaymaster.core.access.errors import (
     PolicyElementIsUnknown,
@@ -25,8 +24,16 @@ from quaymaster.core.access.errors import (
     PolicyLacks,
     PolicyValueIsWrong,
 )
+from quaymaster.core.access.kinds import PolicyKind
+from quaymaster.core.access.operations import ADMIN_SERVICE, OPERATION_NAMES
 from quaymaster.core.access.patterns import FindValues, Pattern, Wildcard, parse_pattern
-from quaymaster.core.access.permissions import BATCH_NAMES, PERMISSION_NAMES, SERVICE
+from quaymaster.core.access.permissions import (
+    BATCH_NAMES,
+    PERMISSION_NAMES,
+    ROLE_PERMISSION_NAMES,
+    ROLE_SERVICE,
+    SERVICE,
+)
 from quaymaster.core.access.principals import Naming, Principals, Requester, parse_principals
 
 _STATEMENT: Final = "A statement"
@@ -44,24 +51,37 @@ _ELEMENTS: Final = frozenset(
     }
 )
 _ACTION: Final = re.compile(r"([a-z]+):([a-z*?]+)", re.ASCII)
-_KNOWN_NAMES: Final = frozenset(PERMISSION_NAMES.values()) | BATCH_NAMES
-
-
-class PolicyKind(Enum):
-    """Where a policy stands: with a queue, or with an identity or a session, which it then is about."""
-
-    QUEUE = "queue"
-    IDENTITY = "identity"
-
-
+_KNOWN_NAMES: Final = {
+    SERVICE: frozenset(PERMISSION_NAMES.values()) | BATCH_NAMES,
+    ROLE_SERVICE: frozenset(ROLE_PERMISSION_NAMES.values()),
+    ADMIN_SERVICE: frozenset(OPERATION_NAMES.values()),
+}
+"""The actions of each service. CloudWatch's are not listed: no request asks for one."""
 _SERVICES: Final = {
     PolicyKind.QUEUE: frozenset({SERVICE}),
-    PolicyKind.IDENTITY: frozenset({SERVICE, "sts", "cloudwatch", "quaymaster"}),
+    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, "cloudwatch", ADMIN_SERVICE}),
+    PolicyKind.TRUST: frozenset({ROLE_SERVICE}),
 }
+"""Whose actions a policy can be about."""
+ACTIONS_OF: Final = {
+    kind: frozenset(name for service in services for name in _KNOWN_NAMES.get(service, ())) - BATCH_NAMES
+    for kind, services in _SERVICES.items()
+}
+"""The actions that requests ask policies of each kind for."""
+_RESOURCES_OF: Final = {
+    PolicyKind.QUEUE: frozenset({SERVICE}),
+    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, "iam", "cloudwatch", ADMIN_SERVICE}),
+}
+"""Whose resources. Roles are resources of IAM."""
+_RESOURCES_MEANT: Final = {
+    PolicyKind.QUEUE: "it must be * or the ARN of a queue",
+    PolicyKind.IDENTITY: "it must be * or the ARN of a queue or a role",
+}
+_SUBJECT: Final = ":sub"
 
 
 class AccessRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is asked: by whom, for which action (as in `PERMISSION_NAMES`), on which resource of which account.
+    """What is asked: by whom, for which action (as in `PERMISSION_NAMES` and its like), on whose resource.
 
     `resource` is an ARN's segments, `find` gives the values of condition keys. `can_cross`: whether the action can be
     allowed to other accounts than the owner.
@@ -118,7 +138,7 @@ class CompiledStatement:
         if self.principals is None:
             return Naming.DIRECT
         if self.spares_principals:
-            return Naming.NONE if self.principals.spares(requester) else Naming.DIRECT
+            return Naming.NONE if self.principals.spares(requester, owner) else Naming.DIRECT
         return self.principals.naming(requester, owner)
 
 
@@ -141,6 +161,9 @@ def parse_statement(
     principals, spares_principals = _parse_principals(given, kind, unique_ids)
     if spares_principals and not is_denial:
         raise PolicyValueIsWrong("Effect", effect, "NotPrincipal needs the effect Deny")
+    conditions = parse_conditions(given.get("Condition", {}), kind, has_variables=has_variables)
+    if principals is not None and principals.issuers and not is_denial:
+        _check_subject_is_asked(conditions)
     return CompiledStatement(
         sid=sid,
         is_denial=is_denial,
@@ -150,7 +173,7 @@ def parse_statement(
         spares_actions=spares_actions,
         resources=resources,
         spares_resources=spares_resources,
-        conditions=parse_conditions(given.get("Condition", {}), has_variables=has_variables),
+        conditions=conditions,
     )
 
 
@@ -163,7 +186,19 @@ def _parse_principals(
                 raise PolicyElementIsUnknown("A statement of an identity's policy", element)
         return None, False
     element = _one_of(given, "Principal")
-    return parse_principals(element, given[element], unique_ids), element == "NotPrincipal"
+    return parse_principals(element, given[element], kind, unique_ids), element == "NotPrincipal"
+
+
+def _check_subject_is_asked(conditions: tuple[Condition, ...]) -> None:
+    """Raise PolicyLacks unless a token's subject is compared: an issuer gives tokens to more than one."""
+    for condition in conditions:
+        if (
+            isinstance(condition, Comparing)
+            and condition.key.endswith(_SUBJECT)
+            and not (condition.is_negated or condition.if_exists or condition.quantifier is Quantifier.ALL)
+        ):
+            return
+    raise PolicyLacks("A statement that allows tokens of an issuer", "a condition on ISSUER:sub")
 
 
 def _parse_actions(given: dict[str, Any], kind: PolicyKind) -> tuple[tuple[Pattern, ...], bool]:
@@ -181,7 +216,8 @@ def _parse_action(element: str, text: str, kind: PolicyKind) -> Pattern:
     if match is None or match[1] not in _SERVICES[kind]:
         services = ", ".join(sorted(_SERVICES[kind]))
         raise PolicyValueIsWrong(element, text, f"it must be * or an action of {services}")
-    if match[1] == SERVICE and not any(pattern.matches_always(name) for name in _KNOWN_NAMES):
+    known = _KNOWN_NAMES.get(match[1])
+    if known is not None and not any(pattern.matches_always(name) for name in known):
         raise PolicyValueIsWrong(element, text, "there is no such action")
     return pattern
 
@@ -189,6 +225,11 @@ def _parse_action(element: str, text: str, kind: PolicyKind) -> Pattern:
 def _parse_resources(
     given: dict[str, Any], kind: PolicyKind, has_variables: bool
 ) -> tuple[tuple[ArnPattern, ...], bool]:
+    if kind is PolicyKind.TRUST:
+        for name in ("Resource", "NotResource"):
+            if name in given:
+                raise PolicyElementIsUnknown("A statement of a trust policy", name)
+        return (), False
     if kind is PolicyKind.QUEUE and "Resource" not in given and "NotResource" not in given:
         return (), False
     element = _one_of(given, "Resource")
@@ -196,8 +237,8 @@ def _parse_resources(
     for text in texts_of(element, given[element]):
         pattern = parse_arn_pattern(element, text, has_variables=has_variables, is_completed=True)
         _, partition, service, *_ = pattern.segments
-        if not (_is_one_of(partition, PARTITIONS) and _is_one_of(service, _SERVICES[kind])):
-            raise PolicyValueIsWrong(element, text, "it must be * or the ARN of a queue")
+        if not (_is_one_of(partition, PARTITIONS) and _is_one_of(service, _RESOURCES_OF[kind])):
+            raise PolicyValueIsWrong(element, text, _RESOURCES_MEANT[kind])
         patterns.append(pattern)
     return tuple(patterns), element == "NotResource"
 

@@ -1,0 +1,65 @@
+"""The operations of the admin API, as policies of users name them: `quaymaster:CreateAccount`.
+
+Each route of the admin API has one of these, under the name of its audit event where it leaves one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Operation(StrEnum):
+    """What an operator can do over the admin API."""
+
+    ACCEPT_CLOCK = "AcceptClock"
+    CREATE_ACCESS_KEY = "CreateAccessKey"
+    CREATE_ACCOUNT = "CreateAccount"
+    CREATE_BACKUP = "CreateBackup"
+    CREATE_CONSUMER_GROUP = "CreateConsumerGroup"
+    CREATE_ROLE = "CreateRole"
+    CREATE_SESSION = "CreateSession"
+    CREATE_USER = "CreateUser"
+    DELETE_ACCESS_KEY = "DeleteAccessKey"
+    DELETE_ACCOUNT = "DeleteAccount"
+    DELETE_QUEUE = "DeleteQueue"
+    DELETE_ROLE = "DeleteRole"
+    DELETE_ROLE_POLICY = "DeleteRolePolicy"
+    DELETE_USER = "DeleteUser"
+    DELETE_USER_POLICY = "DeleteUserPolicy"
+    DISABLE_ACCESS_KEY = "DisableAccessKey"
+    DISABLE_ACCOUNT = "DisableAccount"
+    ENABLE_ACCESS_KEY = "EnableAccessKey"
+    ENABLE_ACCOUNT = "EnableAccount"
+    GET_BACKUP = "GetBackup"
+    GET_PAUSES = "GetPauses"
+    GET_QUEUE_POLICY = "GetQueuePolicy"
+    GET_ROLE = "GetRole"
+    GET_SETTINGS = "GetSettings"
+    GET_STATUS = "GetStatus"
+    GET_USER = "GetUser"
+    LIST_ACCESS_KEYS = "ListAccessKeys"
+    LIST_ACCOUNTS = "ListAccounts"
+    LIST_CONSUMER_GROUPS = "ListConsumerGroups"
+    LIST_FRONT_ENDS = "ListFrontEnds"
+    LIST_QUEUES = "ListQueues"
+    LIST_ROLES = "ListRoles"
+    LIST_USERS = "ListUsers"
+    PEEK_MESSAGES = "PeekMessages"
+    PUT_ROLE_POLICY = "PutRolePolicy"
+    PUT_USER_POLICY = "PutUserPolicy"
+    REMOVE_QUEUE_POLICY = "RemoveQueuePolicy"
+    RESET_CONSUMER_GROUP = "ResetConsumerGroup"
+    REVOKE_ROLE_SESSIONS = "RevokeRoleSessions"
+    REVOKE_USER_SESSIONS = "RevokeUserSessions"
+    ROTATE_ACCESS_KEY = "RotateAccessKey"
+    ROTATE_MASTER_KEY = "RotateMasterKey"
+    ROTATE_RECEIPT_KEY = "RotateReceiptKey"
+    SEAL_FRONT_END = "SealFrontEnd"
+    SET_CONSUMER_GROUP_OFFSET = "SetConsumerGroupOffset"
+    UPDATE_ROLE = "UpdateRole"
+
+
+ADMIN_SERVICE: Final = "quaymaster"
+OPERATION_NAMES: Final = {each: f"{ADMIN_SERVICE}:{each.lower()}" for each in Operation}
+"""Each as decisions and answers name it."""
