@@ -16,9 +16,9 @@ from typing import Any
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call, PassTimes
+from quaymaster.frontend.principal import Principal
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.sqs.shapes import SendMessageRequest
@@ -62,7 +62,7 @@ def call_by(account_id: str) -> Call:
     nothing: Any = None
     call = Call(nothing, request, "", nothing, PassTimes(0.0))
     call.action = ACTIONS["SendMessage"]
-    call.principal = Principal(account_id, "key", "sender")
+    call.principal = Principal.of_root(account_id, "key", "sender")
     call.given = SendMessageRequest(f"http://127.0.0.1:9324/{OWNER}/jobs", "body")
     return call
 

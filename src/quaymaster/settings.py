@@ -267,6 +267,10 @@ class Settings(BaseSettings):
     `OverLimit`."""
     account_access_keys_max: Count = Field(1_000, json_schema_extra=LIMITS)
     """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
+    account_users_max: Count = Field(5_000, json_schema_extra=LIMITS)
+    """Users of one account; one more is refused with `LimitExceeded`."""
+    account_roles_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Roles of one account; one more is refused with `LimitExceeded`."""
 
     master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=ENCRYPTION_COMMON)
     """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""

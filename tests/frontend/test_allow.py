@@ -23,8 +23,8 @@ from quaymaster.core.values.queue_definitions import QueueDefinition, one_partit
 from quaymaster.core.values.queue_names import QueueArn, group_name
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
-from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.authorization import Authorization
+from quaymaster.frontend.principal import Principal
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
@@ -96,7 +96,7 @@ def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = O
         given=given,
         meant=Move(arn),
         request=None,
-        principal=Principal(account_id, "key", "sender"),
+        principal=Principal.of_root(account_id, "key", "sender"),
         queue=None,
         queue_name="",
         others=(),

@@ -10,12 +10,11 @@ import pytest
 
 from quaymaster.core.access.decisions import Decision, decide
 from quaymaster.core.access.keys import ALWAYS, SOMETIMES
-from quaymaster.core.access.principals import Requester
 from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend import authorization as module
-from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.authorization import Authorization
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import HEADER_BYTES_MAX, RequestKeys
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
@@ -37,7 +36,7 @@ def call_by(account_id: str, action: str = "SendMessage", **request: Any) -> Any
     headers = {name.encode(): value.encode() for name, value in request.pop("headers", {}).items()}
     return SimpleNamespace(
         action=ACTIONS[action],
-        principal=Principal(account_id, "key", "sender"),
+        principal=Principal.of_root(account_id, "key", "sender"),
         request=SimpleNamespace(peer=request.get("peer", "10.1.2.3"), header=headers.get),
     )
 
@@ -160,7 +159,7 @@ def test_decisions_are_remembered_by_the_objects_that_they_rest_on(monkeypatch: 
 def test_a_request_has_all_keys_that_are_always_there_and_others_where_they_exist() -> None:
     def keys_of(peer: str = "2001:db8::1", **headers: str) -> dict[str, tuple[str, ...]]:
         request = call_by(OTHER, headers=headers, peer=peer).request
-        keys = RequestKeys(request, Requester(OTHER), OWNER, "eu-1", NOW_MS)
+        keys = RequestKeys(request, Principal.of_root(OTHER, "key", "sender"), OWNER, "eu-1", NOW_MS)
         return {
             key: found for key in sorted(ALWAYS | SOMETIMES | {"aws:sourcearn"}) if (found := keys.find(key))
         }

@@ -31,7 +31,13 @@ def session(created_ms: int) -> AccessKey:
 
 def is_taken(created_ms: int) -> bool:
     key = session(created_ms)
-    signed = Signed(lambda access_key_id: key, region="us-east-1", skew_ms=900_000, now_ms=lambda: NOW_MS)
+    signed = Signed(
+        lambda access_key_id: key,
+        lambda account_id, name: None,
+        region="us-east-1",
+        skew_ms=900_000,
+        now_ms=lambda: NOW_MS,
+    )
     try:
         signed._check_token(key, "token", NOW_MS)
     except ExpiredToken:

@@ -36,6 +36,7 @@ from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identi
 from quaymaster.core.values.records import Record, RecordRow, RecordType
 from quaymaster.metadata.keyed_queues import KeyedQueues
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.queues import Queues
@@ -186,6 +187,7 @@ class World:
             queues = Queues(
                 mirror,
                 KnownAccounts(mirror),
+                KnownIdentities(mirror),
                 MetadataOptions(
                     REGION, ACCOUNT, purge_interval_s=0, queue_name_reuse_s=0, cell_format=cell_format
                 ),

@@ -22,9 +22,9 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
 from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
-from quaymaster.frontend.authentication import Principal
-from quaymaster.frontend.authorization import Authorization, refuse_internal
+from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.principal import Principal
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.actions.table import Action, Scope
 from quaymaster.protocol.actions.validation import Move
@@ -94,8 +94,10 @@ class Gate:
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:
-                if action.writes:
-                    refuse_internal(call.principal.account_id, resource)
+                permissions = action.permissions
+                if getattr(call.given, "tags", None):
+                    permissions = (*permissions, *action.tag_permissions)
+                self._authorization.authorize_account(call, resource, permissions)
                 return
             if queue.account_id == call.principal.account_id:
                 call.queue, call.queue_name = queue, queue.name

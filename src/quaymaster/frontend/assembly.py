@@ -19,7 +19,7 @@ from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import Open, Signed, VerifyingKey
+from quaymaster.frontend.authentication import FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
@@ -53,6 +53,9 @@ class Metadata(Protocol):
 
     @property
     def access_key(self) -> Callable[[str], VerifyingKey | None]: ...
+
+    @property
+    def user(self) -> FindUser: ...
 
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
@@ -113,6 +116,7 @@ def make_front_end(
         if is_open
         else Signed(
             metadata.access_key,
+            metadata.user,
             region=settings.region,
             skew_ms=settings.clock_skew_s * 1000,
             now_ms=now_ms,

@@ -3,7 +3,7 @@
     signed   Authorization header or presigned query ──▶ access key ──▶ secret ──▶ signature holds ──▶ principal
     open     anything ──▶ the default account (loopback only, unless forced)
 
-Keys are root keys of accounts. What each may do is judged later: see `authorization`.
+Keys are root keys of accounts, or keys of their users. What each may do is judged later: see `authorization`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Callable
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final, Protocol
-
-import msgspec
 
 from quaymaster.core.values.errors import (
     CallerError,
@@ -24,6 +22,7 @@ from quaymaster.core.values.errors import (
     Overloaded,
 )
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.frontend.principal import IdentityInForce, Principal
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
 from quaymaster.protocol.sqs.sigv4 import Authorization, SigningKeys, declared_digest
@@ -54,17 +53,13 @@ class VerifyingKey(Protocol):
     def created_ms(self) -> int: ...
     @property
     def expires_ms(self) -> int | None: ...
+    @property
+    def user(self) -> str: ...
 
 
 FindKey = Callable[[str], VerifyingKey | None]
-
-
-class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Who is asking. `sender_id` is what receivers see as SenderId: the id of the user the key belongs to."""
-
-    account_id: str
-    access_key_id: str
-    sender_id: str
+FindUser = Callable[[str, str], IdentityInForce | None]
+"""Finds a user of an account by name; may raise NotYetKnown."""
 
 
 class Signed:
@@ -73,16 +68,19 @@ class Signed:
     def __init__(
         self,
         find_key: FindKey,
+        find_user: FindUser,
         *,
         region: str,
         skew_ms: int,
         now_ms: Callable[[], int],
     ) -> None:
         self._find_key = find_key
+        self._find_user = find_user
         self._region = region
         self._now_ms = now_ms
         self._signing = SigningKeys(skew_ms=skew_ms)
-        self._principals: dict[str, Principal] = {}
+        self._principals: dict[str, tuple[VerifyingKey, IdentityInForce | None, Principal]] = {}
+        """By access key; made of these objects, and others when the key or its user has changed."""
 
     def authenticate(self, request: HTTPRequest) -> Principal:
         """Return who signed `request`.
@@ -96,12 +94,25 @@ class Signed:
             raise InvalidClientTokenId
         digest = request.digest
         self._verify(authorization, key, request, None if digest is None else digest.hexdigest().encode())
-        principal = self._principals.get(key.access_key_id)
-        if principal is None or principal.sender_id != key.principal_id:
-            if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
-                self._principals.clear()
-            principal = Principal(key.account_id, key.access_key_id, key.principal_id)
-            self._principals[key.access_key_id] = principal
+        return self._principal(key)
+
+    def _principal(self, key: VerifyingKey) -> Principal:
+        """Return whose key signed a request; InvalidClientTokenId where it is of a user that is gone."""
+        user = None
+        if key.user:
+            user = self._find_user(key.account_id, key.user)
+            if user is None or user.unique_id != key.principal_id:
+                raise InvalidClientTokenId
+        known = self._principals.get(key.access_key_id)
+        if known is not None and known[0] is key and known[1] is user:
+            return known[2]
+        if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
+            self._principals.clear()
+        if user is None:
+            principal = Principal.of_root(key.account_id, key.access_key_id, key.principal_id)
+        else:
+            principal = Principal.of_user(key.account_id, key.access_key_id, user)
+        self._principals[key.access_key_id] = key, user, principal
         return principal
 
     def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
@@ -228,7 +239,7 @@ class Open:
     """Takes everybody for the default account, as emulators do."""
 
     def __init__(self, account_id: str) -> None:
-        self._principal = Principal(account_id, "", account_id)
+        self._principal = Principal.of_root(account_id, "", account_id)
 
     def authenticate(self, request: HTTPRequest) -> Principal:
         """Return the default account."""

@@ -25,7 +25,7 @@ import msgspec
 from quaymaster.core.values.commands import Command, Outcome
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
     CLIENT_GONE,
     CLIENT_GONE_STATUS,
@@ -56,7 +56,7 @@ _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz
 _ID_HEADER: Final = b"x-amzn-RequestId: %b\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
 
-NOBODY: Final = Principal("", "", "")
+NOBODY: Final = Principal.of_root("", "", "")
 """Who asks before that is known."""
 
 

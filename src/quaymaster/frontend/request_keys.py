@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from quaymaster.core.access.principals import Requester
+from quaymaster.frontend.principal import Principal
 from quaymaster.net.http.message import HTTPRequest
 
 HEADER_BYTES_MAX: Final = 512
@@ -20,7 +20,7 @@ class RequestKeys(NamedTuple):
     """Answers for one request on a queue of the account `owner`."""
 
     request: HTTPRequest
-    requester: Requester
+    principal: Principal
     owner: str
     region: str
     now_ms: int
@@ -37,19 +37,37 @@ class RequestKeys(NamedTuple):
         return "" if len(value) > HEADER_BYTES_MAX else value.decode("latin-1")
 
 
-def _current_time(keys: RequestKeys) -> str:
-    time = datetime.fromtimestamp(keys.now_ms // 1000, UTC)
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _user_id(keys: RequestKeys) -> str:
+    requester = keys.principal.requester
+    if requester.is_root:
+        return requester.account_id
+    return f"{requester.unique_id}:{requester.session}" if requester.session else requester.unique_id
+
+
+def _user_name(keys: RequestKeys) -> str:
+    requester = keys.principal.requester
+    return requester.name.rpartition("/")[2] if requester.kind == "user" else ""
+
+
+def _token_issue_time(keys: RequestKeys) -> str:
+    issued_ms = keys.principal.issued_ms
+    return "" if issued_ms is None else _time_text(issued_ms)
+
+
+_PRINCIPAL_TYPES: Final = {"root": "Account", "user": "User", "session": "AssumedRole"}
 _READERS: Final[dict[str, Callable[[RequestKeys], str]]] = {
-    "aws:currenttime": _current_time,
+    "aws:currenttime": lambda keys: _time_text(keys.now_ms),
     "aws:epochtime": lambda keys: str(keys.now_ms // 1000),
-    "aws:principalaccount": lambda keys: keys.requester.account_id,
-    "aws:principalarn": lambda keys: keys.requester.principal_arn,
-    # Only root keys ask: see the authentication.
-    "aws:principaltype": lambda keys: "Account",
-    "aws:userid": lambda keys: keys.requester.account_id,
+    "aws:principalaccount": lambda keys: keys.principal.account_id,
+    "aws:principalarn": lambda keys: keys.principal.requester.principal_arn,
+    "aws:principaltype": lambda keys: _PRINCIPAL_TYPES[keys.principal.requester.kind],
+    "aws:userid": _user_id,
+    "aws:username": _user_name,
+    "aws:tokenissuetime": _token_issue_time,
     "aws:referer": lambda keys: keys.header(b"referer"),
     "aws:requestedregion": lambda keys: keys.region,
     "aws:resourceaccount": lambda keys: keys.owner,

@@ -51,7 +51,9 @@ from quaymaster.metadata.store.rows import (
     QUEUES,
     READERS,
     RECEIPT_KEYS,
+    ROLES,
     ROOT,
+    USERS,
     NodeRow,
     encode_row,
     id_text,
@@ -92,7 +94,10 @@ READ_MS: Final = 400
 FIND_KEYS_MAX: Final = 128
 NEVER_MS: Final = 10**12
 
-_WRITABLE: Final = (ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, MASTER_KEY, IDS, READERS)
+_WRITABLE: Final = (
+    *(ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
+    *(DATA_KEYS, RECEIPT_KEYS, MASTER_KEY, IDS, READERS),
+)
 """What front ends change by transactions of their own. Queues are changed by requests that know the rules."""
 
 

@@ -18,6 +18,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
 from quaymaster.metadata.queues.queues import Queues
@@ -56,7 +57,10 @@ class QueueRegistry:
         self._options = options
         self.mirror = Mirror(store, source or store)
         self.accounts = KnownAccounts(self.mirror)
-        self.queues = Queues(self.mirror, self.accounts, options, now_ms=now_ms, journals=journals, node=node)
+        self.identities = KnownIdentities(self.mirror)
+        self.queues = Queues(
+            self.mirror, self.accounts, self.identities, options, now_ms=now_ms, journals=journals, node=node
+        )
         self.data_key_sweep = DataKeySweep(store, self.mirror, self.queues, now_ms)
         self._upkeep = Upkeep()
 

@@ -27,7 +27,9 @@ from quaymaster.core.values.errors import NotNow, NotYetKnown, UnsupportedOperat
 from quaymaster.metadata.keyed_queues import KeyedQueues, RegisteredQueues
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.keys.identities import Identities
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
@@ -61,6 +63,9 @@ class Registry(Protocol):
 
     @property
     def accounts(self) -> KnownAccounts: ...
+
+    @property
+    def identities(self) -> KnownIdentities: ...
 
     @property
     def queues(self) -> RegisteredQueues: ...
@@ -133,12 +138,21 @@ class MetadataService:
         )
         self.accounts = Accounts(
             registry.accounts,
+            registry.identities,
             mirror,
             self.master_keys,
             now_ms,
             count_queues=registry.count,
             on_missing=self._miss_access_key,
             keys_max=options.quotas.account_access_keys_max,
+            cell_format=options.cell_format,
+        )
+        self.identities = Identities(
+            registry.identities,
+            registry.accounts,
+            mirror,
+            now_ms,
+            quotas=options.quotas,
             cell_format=options.cell_format,
         )
         self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
@@ -149,6 +163,8 @@ class MetadataService:
         self.queue = self.queues.queue
         self.find_queue = self.queues.find
         self.access_key = self.accounts.access_key
+        self.user = self.identities.user
+        self.role = self.identities.role
         self.data_key = self.data_keys.data_key
 
     def _miss_access_key(self, key: str) -> None:
@@ -259,3 +275,5 @@ class MetadataService:
             self.accounts.other_ms = self._others.look_at_clocks()
         await self.accounts.drop_expired_sessions()
         await self.accounts.drop_keys_of_deleted_accounts()
+        await self.identities.drop_those_of_deleted_accounts()
+        await self.accounts.drop_keys_of_deleted_users()

@@ -15,10 +15,11 @@ from quaymaster.core.access.arns import split_arn
 from quaymaster.core.access.conditions import parse_conditions
 from quaymaster.core.access.decisions import Decision, decide
 from quaymaster.core.access.documents import parse_document
+from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.operators import OPERATORS
 from quaymaster.core.access.policies import CompiledPolicy, compile_policy
 from quaymaster.core.access.principals import Requester
-from quaymaster.core.access.statements import AccessRequest, PolicyKind
+from quaymaster.core.access.statements import AccessRequest
 
 from .naive import as_text, holds, judge, many
 from .support import (

@@ -557,7 +557,7 @@ def test_the_last_key_of_the_default_account_cannot_be_taken_away() -> None:
             deleted = await port.call("DELETE", f"keys/{port.client.key_id}")
 
             assert disabled.status == deleted.status == 400
-            assert "last enabled key" in disabled.json["error"]["message"]
+            assert "last enabled root key" in disabled.json["error"]["message"]
 
     asyncio.run(scenario())
 

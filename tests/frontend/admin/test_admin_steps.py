@@ -20,6 +20,10 @@ KEY = "KEY"
 """Stands for a key that was made before."""
 
 
+POLICY = '{"Statement":{"Effect":"Allow","Action":"*","Resource":"*"}}'
+TRUST = '{"Statement":{"Effect":"Allow","Principal":"*","Action":"sts:AssumeRole"}}'
+
+
 class Asked(NamedTuple):
     """A request, and which route it takes."""
 
@@ -61,6 +65,21 @@ REQUESTS = [
     Asked("POST", "keys/*/disable", KEY),
     Asked("POST", "keys/*/enable", KEY),
     Asked("DELETE", "keys/*", KEY),
+    Asked("POST", "users", fields={"name": "ada"}),
+    Asked("GET", "users", query="?limit=20"),
+    Asked("POST", "users/*/policy", "ada", fields={"policy_name": "all", "policy": POLICY}),
+    Asked("GET", "users/*", "ada"),
+    Asked("DELETE", "users/*/policy", "ada", "?policy_name=all"),
+    Asked("POST", "users/*/revoke-sessions", "ada"),
+    Asked("DELETE", "users/*", "ada"),
+    Asked("POST", "roles", fields={"name": "reader", "trust_policy": TRUST}),
+    Asked("GET", "roles", query="?limit=20"),
+    Asked("POST", "roles/*", "reader", fields={"session_max_s": 7_200}),
+    Asked("POST", "roles/*/policy", "reader", fields={"policy_name": "all", "policy": POLICY}),
+    Asked("GET", "roles/*", "reader"),
+    Asked("DELETE", "roles/*/policy", "reader", "?policy_name=all"),
+    Asked("POST", "roles/*/revoke-sessions", "reader"),
+    Asked("DELETE", "roles/*", "reader"),
     Asked("POST", "keys/rotate-receipts"),
     Asked("POST", "keys/rotate-master"),
     Asked("POST", "clock/accept"),
@@ -110,7 +129,15 @@ def watch(port: Port, count: int) -> None:
     metadata = port.service.metadata
     tables = metadata.registry.mirror._tables.values()
     accounts = metadata.accounts, metadata.accounts.known, metadata.accounts._sessions
-    holders = (*tables, metadata.registry.queues, *accounts, metadata.data_keys)
+    identities = metadata.identities.known
+    holders = (
+        *tables,
+        metadata.registry.queues,
+        *accounts,
+        identities.users,
+        identities.roles,
+        metadata.data_keys,
+    )
     watched = forbid_walks(*holders, entries_min=MANY)
     if count == MANY:
         assert "KnownAccounts._account_ids" in watched

@@ -74,7 +74,7 @@ def test_keys_that_are_taken_away_at_once_leave_one_where_one_must_stay(tmp_path
             assert [type(outcome) for outcome in outcomes].count(UnsupportedOperation) == 1
             left = [key for key in accounts.list_access_keys(ACCOUNT) if key.is_enabled]
             assert len(left) == 1
-            with pytest.raises(UnsupportedOperation, match="last enabled key"):
+            with pytest.raises(UnsupportedOperation, match="last enabled root key"):
                 await accounts.delete_access_key(left[0].access_key_id, not_last_of=ACCOUNT)
 
     run(scenario, tmp_path)

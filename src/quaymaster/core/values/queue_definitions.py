@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from quaymaster.core.access.policies import PolicyInForce, read_policy
 from quaymaster.core.values.attributes import (
     CONTENT_BASED_DEDUPLICATION,
     DEDUPLICATION_SCOPE,
@@ -80,6 +81,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     A consumer group of a log-retained queue is a queue of its own: its name is `<log>@<group>`, `group_of` the log's id
     (0: it is no group). What it behaves like is said by its log's attributes: see `group_definition`.
 
+    `policy_ids` has the ids of the users and roles that the policy names, by ARN, as they were when it was written.
+
     `has_keyed_ids`: deduplication ids are hashed with a key of the queue. It is so from the creation on or not at all:
     two front ends that hashed one id in two ways would store its message twice.
     """
@@ -97,6 +100,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     partitions: tuple[PartitionPlacement, ...]
     group_of: int = 0
     has_keyed_ids: bool = False
+    policy_ids: dict[str, str] = {}
 
     def attribute(self, name: str) -> str | None:
         """Return the value in force, default included; None when the queue has no such attribute."""
@@ -119,8 +123,6 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     message_bytes_max = _value_of(MESSAGE_SIZE)
     content_based_dedup = _value_of(CONTENT_BASED_DEDUPLICATION)
     dedup_scope = _value_of(DEDUPLICATION_SCOPE)
-    policy = _value_of(POLICY)
-    """The access policy, compiled; None where there is none."""
     redrive_policy = _value_of(REDRIVE_POLICY)
     redrive_allow_policy = _value_of(REDRIVE_ALLOW_POLICY)
     durability = _value_of(DURABILITY)
@@ -130,6 +132,13 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     retention_pins = _value_of(RETENTION_PINS)
     has_legal_hold = _value_of(LEGAL_HOLD)
     group_start = _value_of(GROUP_START)
+
+    @cached_property
+    def policy(self) -> PolicyInForce | None:
+        """The access policy, compiled; None where there is none."""
+        text = self.attributes.get(POLICY.name)
+        # Its size is not checked: AddPermission may have made it longer than a caller may.
+        return read_policy(text, unique_ids=self.policy_ids) if text else None
 
     @cached_property
     def dedup_scope_is_group(self) -> bool:
@@ -205,6 +214,7 @@ def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefin
         modified_ms=log.modified_ms,
         data_key_id=log.data_key_id,
         partitions=log.partitions,
+        policy_ids=log.policy_ids,
     )
 
 

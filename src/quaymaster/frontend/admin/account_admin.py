@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 from quaymaster.frontend.authentication import VerifyingKey
@@ -60,7 +61,11 @@ class AccountService(Protocol):
 
     def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
 
-    async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
+    def list_user_keys(self, account_id: str, user: str) -> Sequence[StoredKey]: ...
+
+    async def create_access_key(self, account_id: str, name: str = "", *, user: str = "") -> StoredKey: ...
+
+    async def drop_keys_of_deleted_users(self) -> None: ...
 
     async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
 
@@ -83,7 +88,7 @@ class AccountAdmin:
     def routes(self) -> dict[tuple[str, ...], AdminRoute]:
         """Return what answers each request, as `Admin` has them."""
         return {
-            ("GET", "accounts"): AdminRoute(self._list_accounts),
+            ("GET", "accounts"): AdminRoute(self._list_accounts, looks_at=Operation.LIST_ACCOUNTS),
             ("POST", "accounts"): AdminRoute(self._create_account, "CreateAccount"),
             ("POST", "accounts", "*", "enable"): AdminRoute(self._enable_account, "EnableAccount"),
             ("POST", "accounts", "*", "disable"): AdminRoute(self._disable_account, "DisableAccount"),
@@ -143,7 +148,7 @@ class AccountAdmin:
 
     async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
         key = await self._accounts.create_access_key(
-            call.text("account_id", call.account_id), call.text("name", "")
+            call.text("account_id", call.account_id), call.text("name", ""), user=call.text("user", "")
         )
         return {**_key_row(key), "secret_access_key": key.secret}
 
@@ -191,6 +196,7 @@ def _key_row(key: StoredKey) -> dict[str, Any]:
         "access_key_id": key.access_key_id,
         "account_id": key.account_id,
         "name": key.name,
+        "user": key.user or None,
         "enabled": key.is_enabled,
         "created_ms": key.created_ms,
         "parent_id": key.parent_id,

@@ -17,12 +17,17 @@
     GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
     DELETE /admin/v1/keys/ID                 session: temporary credentials
+    GET    /admin/v1/users                   ?account_id= &limit= &next_token= ; also roles; POST: a new one
+    GET    /admin/v1/users/NAME              ?account_id= ; its policies; DELETE; of roles, POST: trust policy, time
+    POST   /admin/v1/users/NAME/policy       an identity policy; DELETE: ?policy_name= ; also roles
+    POST   /admin/v1/users/NAME/revoke-sessions   its temporary credentials are refused; also roles
     POST   /admin/v1/keys/rotate-master      also rotate-receipts
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
     GET    /admin/v1/front-ends              those that ever recorded usage; POST NAME/seal: one is gone for good
     GET    /admin/v1/backup                  how far the running or last one is; POST: make one
 
-Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account,
+Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account: a root key,
+or one of a user whose policies allow the operation (`quaymaster:CreateAccount`),
 also where `authentication` is open: who reads the data directory is an operator, a process on this machine
 is not. Answers are JSON; a failure is `{"error": {"code": ..., "message": ...}}`.
 """
@@ -40,9 +45,9 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from quaymaster import __version__
+from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
 from quaymaster.core.values.errors import (
-    AccessDenied,
     CallerError,
     InternalFailure,
     InvalidParameterValue,
@@ -62,6 +67,8 @@ from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
+from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
+from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
@@ -104,6 +111,9 @@ class AdminMetadata(Protocol):
 
     @property
     def accounts(self) -> AccountService: ...
+
+    @property
+    def identities(self) -> IdentityService: ...
 
     @property
     def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
@@ -157,6 +167,7 @@ class Admin:
         health: Health,
         operations: Operations,
         authentication: Signed,
+        authorization: OperatorAuthorization,
         incarnations: FrontEndIncarnations | None = None,
     ) -> None:
         self._settings = settings
@@ -168,6 +179,7 @@ class Admin:
         self._operations = operations
         self._incarnations = incarnations
         self._authentication = authentication
+        self._authorization = authorization
         self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
         self._cipher = MessageCipher(metadata.data_key)
@@ -180,24 +192,27 @@ class Admin:
         self._backup: dict[str, Any] = {"state": "none"}
         # "*" stands for one part of the path, which the handler gets as `name`.
         self._routes: dict[tuple[str, ...], AdminRoute] = {
-            ("GET", "status"): AdminRoute(self._show_status),
-            ("GET", "pauses"): AdminRoute(self._show_pauses),
-            ("GET", "settings"): AdminRoute(self._show_settings),
-            ("GET", "queues"): AdminRoute(self._list_queues),
+            ("GET", "status"): AdminRoute(self._show_status, looks_at=Operation.GET_STATUS),
+            ("GET", "pauses"): AdminRoute(self._show_pauses, looks_at=Operation.GET_PAUSES),
+            ("GET", "settings"): AdminRoute(self._show_settings, looks_at=Operation.GET_SETTINGS),
+            ("GET", "queues"): AdminRoute(self._list_queues, looks_at=Operation.LIST_QUEUES),
             ("DELETE", "queues", "*"): AdminRoute(self._delete_queue, "DeleteQueue"),
             ("GET", "queues", "*", "messages"): AdminRoute(self._peek, "PeekMessages"),
-            ("GET", "queues", "*", "groups"): AdminRoute(self._list_groups),
+            ("GET", "queues", "*", "groups"): AdminRoute(
+                self._list_groups, looks_at=Operation.LIST_CONSUMER_GROUPS
+            ),
             ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
             ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
             ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
             **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
             **AccountAdmin(metadata.accounts, settings.account_id).routes(),
+            **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
             ("POST", "clock", "accept"): AdminRoute(self._accept_clock, "AcceptClock"),
-            ("GET", "front-ends"): AdminRoute(self._list_front_ends),
+            ("GET", "front-ends"): AdminRoute(self._list_front_ends, looks_at=Operation.LIST_FRONT_ENDS),
             ("POST", "front-ends", "*", "seal"): AdminRoute(self._seal_front_end, "SealFrontEnd"),
-            ("GET", "backup"): AdminRoute(self._show_backup),
+            ("GET", "backup"): AdminRoute(self._show_backup, looks_at=Operation.GET_BACKUP),
             ("POST", "backup"): AdminRoute(self._make_backup, "CreateBackup"),
         }
         self._untimed: tuple[Handler, ...] = (self._make_backup, self._rotate_master_key)
@@ -270,17 +285,16 @@ class Admin:
             for part in request.path[len(API) :].split(b"/")
         ]
         route, name = self._find(method, parts)
-        may = principal.account_id == self._settings.account_id
-        if route is None and may:
+        if route is None:
+            self._authorization.check_account(principal)
             request.respond(404, *_error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
             return
         act = None
-        if route is not None and route.act:
+        if route.act:
             queue_name = name if parts[0] == "queues" else ""
             act = self._acts.begin(route.act, request, principal, queue_name, {"name": name})
         try:
-            if route is None or not may:
-                raise AccessDenied("Only the default account may use the admin API.")
+            self._authorization.check(principal, request, route.operation, name)
             query, fields = parse_parameters(request.query), _fields(request.body)
             if act is not None:
                 # What the path names is what is acted upon, whatever a query or a body calls a name.
@@ -552,6 +566,7 @@ def make_admin(
     """
     authentication = Signed(
         metadata.accounts.access_key,
+        metadata.identities.user,
         region=settings.region,
         skew_ms=settings.clock_skew_s * 1000,
         now_ms=now_ms,
@@ -564,6 +579,7 @@ def make_admin(
         health=health,
         operations=operations,
         authentication=authentication,
+        authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         incarnations=incarnations,
     )
 

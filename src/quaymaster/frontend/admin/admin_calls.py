@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter
 
 PAGE_MAX: Final = 1_000
@@ -62,7 +63,16 @@ Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
 
 
 class AdminRoute(NamedTuple):
-    """What answers a request, and which act that is; "" for a look that leaves no audit event."""
+    """What answers a request, and which act that is; "" for a look that leaves no audit event.
+
+    Policies name it by the act, or by `looks_at` where it is none.
+    """
 
     handler: Handler
     act: str = ""
+    looks_at: Operation | None = None
+
+    @property
+    def operation(self) -> Operation:
+        """What policies call it."""
+        return Operation(self.act) if self.looks_at is None else self.looks_at

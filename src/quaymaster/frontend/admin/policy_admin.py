@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quaymaster.core.access.operations import Operation
 from quaymaster.core.access.policies import UnreadablePolicy
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import QueueDoesNotExist
@@ -26,7 +27,7 @@ class PolicyAdmin:
     def routes(self) -> dict[tuple[str, ...], AdminRoute]:
         """Return what it answers, by method and path."""
         return {
-            ("GET", "queues", "*", "policy"): AdminRoute(self._show),
+            ("GET", "queues", "*", "policy"): AdminRoute(self._show, looks_at=Operation.GET_QUEUE_POLICY),
             ("DELETE", "queues", "*", "policy"): AdminRoute(self._remove, "RemoveQueuePolicy"),
         }
 

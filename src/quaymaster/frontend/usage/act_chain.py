@@ -20,7 +20,7 @@ from quaymaster.coordination.interface import Compare, Coordination, RevisionMis
 from quaymaster.coordination.noted_acts import NotedAct, encode_act, list_acts
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.incarnations import Incarnation
 from quaymaster.frontend.usage.recorder import RecordedTimes, bounded_json
 from quaymaster.monitoring.logs import log_event
@@ -187,7 +187,7 @@ def _call_of(act: NotedAct, account_id: str) -> NotedCall:
     return NotedCall(
         Asked(act.address, time.monotonic() * 1000),
         act.id,
-        Principal(account_id, "", act.actor),
+        Principal.of_root(account_id, "", act.actor),
         ActionName(name),
         (bounded_json(asked), ""),
     )

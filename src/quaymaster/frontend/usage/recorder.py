@@ -32,7 +32,7 @@ from quaymaster.core.values.attributes import LOG
 from quaymaster.core.values.errors import CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import is_addressed_name
-from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped
 from quaymaster.net.http.message import HTTPRequest

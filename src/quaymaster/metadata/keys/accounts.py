@@ -32,7 +32,9 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import ACCOUNT_STATES, CellFormat
 from quaymaster.metadata.keys.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.keys.known_accounts import Account, KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities, suffix_of
 from quaymaster.metadata.keys.master_keys import MasterKeys
+from quaymaster.metadata.keys.random_ids import random_id
 from quaymaster.metadata.keys.sessions import Sessions, has_ended
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
@@ -54,8 +56,6 @@ LOOKED_AT_AT_A_TIME: Final = 1_000
 """So many sessions are judged in one turn of the event loop."""
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
-_BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-
 
 QueueCounter = Callable[[str, int], Awaitable[CountedQueues]]
 """Tells how many queues and consumer groups an account has at a revision of the store or later; NotNow."""
@@ -66,7 +66,8 @@ class AccessKey(msgspec.Struct, frozen=True):
 
     `session_token`, `expires_ms` and `parent_id`, the key it was made of, are set for session credentials only.
 
-    `principal_id` is the id of the user it belongs to, which receivers see as SenderId.
+    `user` is the name of the user it belongs to, empty for a root key. `principal_id` is the user's id, a root key's
+    own one: receivers see it as SenderId.
     """
 
     access_key_id: str
@@ -80,6 +81,7 @@ class AccessKey(msgspec.Struct, frozen=True):
     session_token: str | None = None
     expires_ms: int | None = None
     parent_id: str | None = None
+    user: str = ""
 
     def __repr__(self) -> str:
         return f"AccessKey({self.access_key_id!r}, account_id={self.account_id!r}, name={self.name!r})"
@@ -93,6 +95,7 @@ class Accounts:
     def __init__(
         self,
         known: KnownAccounts,
+        identities: KnownIdentities,
         mirror: Mirror,
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
@@ -106,7 +109,9 @@ class Accounts:
         self.account = known.account
         self.list_accounts = known.list_accounts
         self.count_accounts = known.count_accounts
-        known.on_change = self._note_keys
+        known.listeners.append(self._note_keys)
+        self._users = identities.users
+        identities.users.on_change = self._note_user
         self._accounts = known.rows
         self._cell_format = cell_format or CellFormat()
         self._count_queues = count_queues
@@ -123,6 +128,10 @@ class Accounts:
         """The access keys and sessions of each account."""
         self._deleted_with_keys: set[str] = set()
         """Accounts that were deleted while keys of theirs are left."""
+        self._ids_of_user: dict[str, set[str]] = {}
+        """The access keys of each user, which is told by its account and name in lower case."""
+        self._users_to_look_at: set[str] = set()
+        """Users with keys that may be another's of the same name, which is gone."""
         # Unwrapped once each: bounded by the keys that exist.
         self._keys: dict[str, AccessKey] = {}
         self.other_ms: int | None = None
@@ -216,13 +225,36 @@ class Accounts:
         for account_id in tuple(self._deleted_with_keys):
             await self._delete_keys_of(account_id)
 
+    async def drop_keys_of_deleted_users(self) -> None:
+        """Delete the keys of users that are gone. They are refused already."""
+        for suffix in tuple(self._users_to_look_at):
+            self._users_to_look_at.discard(suffix)
+            user = self._users.rows.get(suffix)
+            # What is not in memory yet may be in the store: a key goes only with the user's row as it is here.
+            unchanged = self._users.rows.compare(suffix)
+            for key_id in tuple(self._ids_of_user.get(suffix, ())):
+                row = self._rows.get(key_id)
+                if row is None or (user is not None and user.unique_id == row.principal_id):
+                    continue
+                try:
+                    await self._mirror.transact(
+                        [unchanged, self._rows.compare(key_id)], deletes=[ACCESS_KEYS + key_id]
+                    )
+                except RevisionMismatch:
+                    self._users_to_look_at.add(suffix)
+                    break
+
+    def _note_user(self, suffix: str) -> None:
+        """Look at a user's keys when the user came or went."""
+        if suffix in self._ids_of_user:
+            self._users_to_look_at.add(suffix)
+
     async def _delete_keys_of(self, account_id: str) -> None:
         await self._end([ACCESS_KEYS + key for key in self._ids_of.get(account_id, ())])
 
     def _note_keys(self, account_id: str) -> None:
         """Keep in mind whether a deleted account has keys."""
-        account = self._accounts.get(account_id)
-        if account is not None and account.deleted_ms is not None and account_id in self._ids_of:
+        if self.known.is_deleted(account_id) and account_id in self._ids_of:
             self._deleted_with_keys.add(account_id)
         else:
             self._deleted_with_keys.discard(account_id)
@@ -260,13 +292,13 @@ class Accounts:
                 await self._mirror.refresh_all(ACCESS_KEYS)
         if not self.list_access_keys(account_id):
             await self.create_access_key(account_id, "default")
-        enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled]
+        enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled and not key.user]
         return enabled[0] if enabled else None
 
     async def _create_default(self, account_id: str) -> None:
         """Make account and key in one transaction: of nodes that start together, one does."""
         account = Account(account_id, "default", self._now_ms())
-        key = self._new_key(account_id, "default", None)
+        key = self._new_key(account_id, "default")
         await self._mirror.transact(
             [self._master_keys.compare(), Compare(ACCOUNTS + account_id, 0)],
             [
@@ -296,6 +328,11 @@ class Accounts:
         """Return an account's keys, oldest first, session credentials left out."""
         return self._list(row for row in self._rows_of(account_id) if row.expires_ms is None)
 
+    def list_user_keys(self, account_id: str, user: str) -> list[AccessKey]:
+        """Return a user's keys, oldest first."""
+        ids = self._ids_of_user.get(suffix_of(account_id, user), ())
+        return self._list(row for row in map(self._rows.get, ids) if row is not None)
+
     def list_sessions(self, account_id: str) -> list[AccessKey]:
         """Return an account's session credentials that have not ended, oldest first."""
         now_ms = self._now_ms()
@@ -305,27 +342,31 @@ class Accounts:
             if row.expires_ms is not None and not has_ended(row, now_ms)
         )
 
-    async def create_access_key(
-        self, account_id: str, name: str = "", principal_id: str | None = None
-    ) -> AccessKey:
-        """Make a key for a user of an account (a new user unless `principal_id` says which)."""
+    async def create_access_key(self, account_id: str, name: str = "", *, user: str = "") -> AccessKey:
+        """Make a key of an account's user; a root key unless a user is named. ResourceNotFound, LimitExceeded."""
         _check_name("Name", name)
         while True:
             await self._make_room(account_id)
             self._check_room(account_id)
             unchanged = [self._accounts.compare(account_id)]
-            key = self._new_key(account_id, name, principal_id)
+            key = self._new_key(account_id, name)
+            if user:
+                found = self._users.find(account_id, user)
+                if found is None:
+                    raise ResourceNotFound(f"The account {account_id} has no user {user}.")
+                unchanged.append(self._users.rows.compare(suffix_of(account_id, user)))
+                key = msgspec.structs.replace(key, user=found.row.name, principal_id=found.unique_id)
             with suppress(RevisionMismatch):
                 await self._store_new(key, unchanged)
                 return key
 
-    def _new_key(self, account_id: str, name: str, principal_id: str | None) -> AccessKey:
+    def _new_key(self, account_id: str, name: str) -> AccessKey:
         now_ms = self._now_ms()
         return AccessKey(
-            access_key_id=_random_id("AKIA", 16),
+            access_key_id=random_id("AKIA", 16),
             secret=_random_secret(),
             account_id=account_id,
-            principal_id=principal_id or _random_id("AIDA", 17),
+            principal_id=random_id("AIDA", 17),
             name=name,
             is_enabled=True,
             created_ms=now_ms,
@@ -358,7 +399,7 @@ class Accounts:
                 raise UnsupportedOperation(f"The account {parent.account_id} is disabled.")
             now_ms = self._now_ms()
             session = AccessKey(
-                access_key_id=_random_id("ASIA", 16),
+                access_key_id=random_id("ASIA", 16),
                 secret=_random_secret(),
                 account_id=parent.account_id,
                 principal_id=parent.principal_id,
@@ -369,6 +410,7 @@ class Accounts:
                 session_token=secrets.token_urlsafe(96),
                 expires_ms=now_ms + duration_ms,
                 parent_id=access_key_id,
+                user=parent.user,
             )
             # Whoever changes the key, or the account, ends the sessions there are: none may be added behind his back.
             unchanged = [self._rows.compare(access_key_id), self._accounts.compare(parent.account_id)]
@@ -476,14 +518,16 @@ class Accounts:
         """
         if account_id is None:
             return []
-        enabled = [key.access_key_id for key in self.list_access_keys(account_id) if key.is_enabled]
+        enabled = [
+            key.access_key_id for key in self.list_access_keys(account_id) if key.is_enabled and not key.user
+        ]
         if access_key_id not in enabled:
             return []
         for other in enabled:
             if other != access_key_id:
                 return [self._rows.compare(other)]
         raise UnsupportedOperation(
-            f"{access_key_id} is the last enabled key of the account {account_id}; without it nobody could "
+            f"{access_key_id} is the last enabled root key of the account {account_id}; without it nobody could "
             "use the admin API. Create another one first."
         )
 
@@ -532,6 +576,7 @@ class Accounts:
     def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
         self._keys.pop(access_key_id, None)
         self._sessions.note(access_key_id, old, new)
+        self._note_key_of_user(access_key_id, old, new)
         if old is not None and new is None:
             ids = self._ids_of[old.account_id]
             ids.discard(access_key_id)
@@ -541,6 +586,24 @@ class Accounts:
         elif new is not None:
             self._ids_of.setdefault(new.account_id, set()).add(access_key_id)
             self._note_keys(new.account_id)
+
+    def _note_key_of_user(
+        self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None
+    ) -> None:
+        row = new or old
+        if row is None or not row.user:
+            return
+        suffix = suffix_of(row.account_id, row.user)
+        if new is None:
+            ids = self._ids_of_user[suffix]
+            ids.discard(access_key_id)
+            if not ids:
+                del self._ids_of_user[suffix]
+            return
+        self._ids_of_user.setdefault(suffix, set()).add(access_key_id)
+        user = self._users.rows.get(suffix)
+        if user is None or user.unique_id != new.principal_id:
+            self._users_to_look_at.add(suffix)
 
     def _wrap(self, key: AccessKey) -> AccessKeyRow:
         wrap = self._master_keys.wrap
@@ -559,6 +622,7 @@ class Accounts:
             ),
             expires_ms=key.expires_ms,
             parent_id=key.parent_id,
+            user=key.user,
         )
 
     def _unwrap(self, row: AccessKeyRow) -> AccessKey:
@@ -578,11 +642,8 @@ class Accounts:
             ),
             expires_ms=row.expires_ms,
             parent_id=row.parent_id,
+            user=row.user,
         )
-
-
-def _random_id(prefix: str, characters: int) -> str:
-    return prefix + "".join(secrets.choice(_BASE32) for _ in range(characters))
 
 
 def _random_secret() -> str:

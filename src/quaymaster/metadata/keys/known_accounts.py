@@ -36,13 +36,18 @@ class KnownAccounts:
         """In order."""
         self.closed: set[str] = set()
         """Those that are disabled or deleted."""
-        self.on_change: Callable[[str], None] = lambda account_id: None
-        """Hears of each account whose row changed."""
+        self.listeners: list[Callable[[str], None]] = []
+        """Hear of each account whose row changed."""
 
     def account(self, account_id: str) -> Account | None:
         """Return an account that was not deleted, or None."""
         account = self.rows.get(account_id)
         return None if account is None or account.deleted_ms is not None else account
+
+    def is_deleted(self, account_id: str) -> bool:
+        """Tell whether an account was deleted; its id is never given again."""
+        account = self.rows.get(account_id)
+        return account is not None and account.deleted_ms is not None
 
     def list_accounts(
         self, after: str = "", count_max: int = ACCOUNTS_PAGE_MAX, *, deleted: bool = False
@@ -81,7 +86,8 @@ class KnownAccounts:
             self.closed.discard(account_id)
         else:
             self.closed.add(account_id)
-        self.on_change(account_id)
+        for listener in self.listeners:
+            listener(account_id)
 
     def _ids_with(self, account: AccountRow | None) -> list[str] | None:
         """Return the list that has the id of an account in such a state."""

@@ -14,9 +14,13 @@ from quaymaster.core.values.queue_definitions import (
     encode_queue_definition,
     replace_definition,
 )
-from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target, check_reach
-from quaymaster.metadata.queues.permissions import add_permission, check_named_identities, remove_permission
+from quaymaster.metadata.queues.permissions import (
+    PolicyBinding,
+    add_permission,
+    kept_bindings,
+    remove_permission,
+)
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending
 from quaymaster.metadata.store.rows import PENDING, QUEUES
@@ -35,9 +39,9 @@ log = logging.getLogger(__name__)
 class AttributeChanges:
     """Each change is tried again on the queue as another node has left it."""
 
-    def __init__(self, queues: StoredQueues, accounts: KnownAccounts, settling: Settling) -> None:
+    def __init__(self, queues: StoredQueues, binding: PolicyBinding, settling: Settling) -> None:
         self._queues = queues
-        self._accounts = accounts
+        self._binding = binding
         self._settling = settling
 
     async def set_attributes(self, request: SetAttributes) -> QueueDefinition:
@@ -51,14 +55,12 @@ class AttributeChanges:
                     "A consumer group has the attributes of its queue: set them there."
                 )
             changed = change_attributes(arn, current.attributes, changes)
-            if changes.get(POLICY.name):
-                check_named_identities(changed[POLICY.name], self._accounts)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:
                 check_reach(current, target, queues.options.cell_format)
             return changed
 
-        return await self._change_attributes(account_id, name, edit)
+        return await self._change_attributes(account_id, name, edit, binds=bool(changes.get(POLICY.name)))
 
     async def add_permission(self, request: AddPermission) -> QueueDefinition:
         """Add a statement to the queue's policy."""
@@ -116,8 +118,14 @@ class AttributeChanges:
         return await self._change_attributes(account_id, name, edit)
 
     async def _change_attributes(
-        self, account_id: str, name: str, edit: Callable[[QueueDefinition], dict[str, str]]
+        self,
+        account_id: str,
+        name: str,
+        edit: Callable[[QueueDefinition], dict[str, str]],
+        *,
+        binds: bool = False,
     ) -> QueueDefinition:
+        """Change attributes. `binds`: the policy is written as a whole, and names what there is under its names now."""
         queues, suffix = self._queues, f"{account_id}/{name}"
         async with queues.only_one(suffix):
             async for _ in attempts(suffix):
@@ -127,8 +135,15 @@ class AttributeChanges:
                 attributes = edit(current)
                 if POLICY.name in attributes and POLICY.name not in current.attributes:
                     queues.quotas.check_policy(account_id)
+                policy = attributes.get(POLICY.name, "")
                 changed = replace_definition(
-                    current, attributes=attributes, revision=current.revision + 1, modified_ms=now_ms
+                    current,
+                    attributes=attributes,
+                    revision=current.revision + 1,
+                    modified_ms=now_ms,
+                    policy_ids=(
+                        self._binding.bind(policy) if binds else kept_bindings(policy, current.policy_ids)
+                    ),
                 )
                 try:
                     revision = await queues.mirror.transact([compare], put_pending(changed, now_ms))

@@ -35,7 +35,7 @@ from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target
 from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
-from quaymaster.metadata.queues.permissions import check_named_identities
+from quaymaster.metadata.queues.permissions import PolicyBinding
 from quaymaster.metadata.queues.placement import choose_journal
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
@@ -64,6 +64,7 @@ class Creation:
         self,
         queues: StoredQueues,
         accounts: KnownAccounts,
+        binding: PolicyBinding,
         *,
         journals: QueueJournals,
         guard: IdGuard,
@@ -73,6 +74,7 @@ class Creation:
     ) -> None:
         self._queues = queues
         self._accounts = accounts
+        self._binding = binding
         self._journals = journals
         self._guard = guard
         self._data_keys = data_keys
@@ -119,8 +121,8 @@ class Creation:
         queues, account_id, name = self._queues, request.account_id, request.name
         unchanged = [*unchanged, self._accounts.check_open(account_id)]
         check_given_target(queues, queues.arn_of(account_id, name), attributes, request.attributes)
-        if POLICY.name in attributes:
-            check_named_identities(attributes[POLICY.name], self._accounts)
+        policy = attributes.get(POLICY.name)
+        policy_ids = {} if policy is None else self._binding.bind(policy)
         predecessor = queues.deleted.get(f"{account_id}/{name}")
         self._check_name_has_rested(predecessor)
         if not is_internal(account_id, name):
@@ -143,6 +145,7 @@ class Creation:
                 choose_journal(queues, self._journals.ids(), account_id, name, attributes)
             ),
             has_keyed_ids=bool(queues.options.cell_format.version_of(KEYED_IDS)),
+            policy_ids=policy_ids,
         )
         changed = await self._store(
             definition, predecessor, [block, *data_key.unchanged, *unchanged], data_key.puts

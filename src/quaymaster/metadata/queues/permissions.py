@@ -6,14 +6,20 @@ Source: Amazon SQS API Reference, AddPermission; the JSON's layout as GetQueueAt
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from quaymaster.core.access.errors import PolicyError
-from quaymaster.core.access.policies import QUEUE_POLICY_STATEMENTS_MAX, compile_policy
+from quaymaster.core.access.policies import (
+    QUEUE_POLICY_STATEMENTS_MAX,
+    UnreadablePolicy,
+    compile_policy,
+    read_policy,
+)
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import InvalidAttributeValue, InvalidParameterValue, OverLimit
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.protocol.actions.permission_rules import check_statement, unknown_action
 from quaymaster.protocol.actions.table import GRANTABLE
 
@@ -64,15 +70,38 @@ def remove_permission(policy: str | None, *, queue_arn: str, label: str) -> str:
     return _written(document)
 
 
-def check_named_identities(policy: str, accounts: KnownAccounts) -> None:
-    """Raise InvalidAttributeValue if a policy names a user or role of an account that is known here.
+class PolicyBinding:
+    """Binds the names in policies to the users and roles that they mean when a policy is written.
 
-    Accounts have none, and names are bound to ids when they are written: one that comes later gains nothing. Of
-    accounts of other installations nothing is known; their names match nobody.
+    One that comes later under such a name gains nothing.
     """
-    for arn in compile_policy(policy).identities:
-        if accounts.account(arn.split(":")[4]) is not None:
-            raise InvalidAttributeValue.of(POLICY.name, f"There is no user or role {arn}.")
+
+    def __init__(self, accounts: KnownAccounts, identities: KnownIdentities) -> None:
+        self._accounts = accounts
+        self._identities = identities
+
+    def bind(self, policy: str) -> dict[str, str]:
+        """Return the ids of the users and roles that a policy names, by ARN.
+
+        Raises InvalidAttributeValue if one does not exist, in an account that is known here. Of accounts of other
+        installations nothing is known; their names match nobody.
+        """
+        named = compile_policy(policy).identities
+        ids = self._identities.unique_ids(named)
+        for arn in named:
+            if arn not in ids and self._accounts.account(arn.split(":")[4]) is not None:
+                raise InvalidAttributeValue.of(POLICY.name, f"There is no user or role {arn}.")
+        return ids
+
+
+def kept_bindings(policy: str, bound: Mapping[str, str]) -> dict[str, str]:
+    """Return the bindings that stay when statements without users and roles come, or some go."""
+    if not (policy and bound):
+        return {}
+    in_force = read_policy(policy)
+    if isinstance(in_force, UnreadablePolicy):
+        return dict(bound)
+    return {arn: bound[arn] for arn in in_force.identities if arn in bound}
 
 
 def _written(document: dict[str, Any]) -> str:

@@ -32,6 +32,8 @@ from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     DATA_KEYS,
     QUEUES,
+    ROLES,
+    USERS,
 )
 from quaymaster.net.routing.metadata_client import MetadataClient, looked_up
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -135,7 +137,7 @@ class CacheLoader:
     none, and who asks later asks anew. Of keys it is remembered for a while: their ids are made up by chance, and
     nobody asks for one before it exists.
 
-    Queues, access keys and data keys have bounds of their own: whoever makes up access keys does not keep anybody
+    Each kind of row has bounds of its own: whoever makes up access keys does not keep anybody
     from finding a queue.
     """
 
@@ -150,6 +152,8 @@ class CacheLoader:
         self._kinds = {
             QUEUES: _Kind(remembers=False),
             ACCESS_KEYS: _Kind(remembers=True),
+            USERS: _Kind(remembers=True),
+            ROLES: _Kind(remembers=True),
             DATA_KEYS: _Kind(remembers=True),
         }
         self._refreshed = _Kind(remembers=False, is_stored=True)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Final
 
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.remote.queues import RemoteQueues
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
@@ -50,9 +51,11 @@ class RemoteRegistry:
         self.mirror = ReadThroughCache(store, RemoteSource(client, limits.rows_max), self.lookups)
         self.lookups.mirror = self.mirror
         self.accounts = KnownAccounts(self.mirror)
+        self.identities = KnownIdentities(self.mirror)
         self.queues = RemoteQueues(client, self.mirror, self.lookups, limits)
         self.data_keys_max = min(limits.rows_max, DATA_KEYS_KEPT_MAX)
         self.miss = self.lookups.miss
+        self.identities.users.on_missing = self.identities.roles.on_missing = self.miss
 
     async def start(self) -> None:
         """Fill the tables from a node, and follow from then on.

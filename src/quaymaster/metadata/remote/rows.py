@@ -24,6 +24,8 @@ from quaymaster.metadata.store.rows import (
     QUEUES,
     READERS,
     RECEIPT_KEYS,
+    ROLES,
+    USERS,
 )
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -40,7 +42,10 @@ from quaymaster.protocol.rpc.metadata_messages import (
 
 LIST_MS: Final = 30_000
 
-_FOLLOWED: Final = (MASTER_KEY, ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS)
+_FOLLOWED: Final = (
+    *(MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
+    *(DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS),
+)
 
 
 @dataclass(frozen=True, slots=True)

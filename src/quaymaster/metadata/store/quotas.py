@@ -1,4 +1,5 @@
-"""How much an account may have of what stays until it is deleted: queues, consumer groups, policies, access keys.
+"""How much an account may have of what stays until it is deleted: queues, consumer groups, policies, access keys,
+users, roles.
 
 The counts are of rows in any state, and kept as rows come and go, so that a check costs the same however many there
 are. Requests that are carried out at the same moment may each find the last place free.
@@ -23,6 +24,8 @@ class Quotas(NamedTuple):
     account_groups_max: int = 100_000
     account_policies_max: int = 100_000
     account_access_keys_max: int = 1_000
+    account_users_max: int = 5_000
+    account_roles_max: int = 1_000
 
 
 class QueueQuotas:

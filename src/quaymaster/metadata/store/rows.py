@@ -7,6 +7,8 @@
     /purges/QUEUE-ID            PurgeRow: when the queue was purged last
     /accounts/ID                AccountRow; of a deleted account, too
     /access_keys/ID             AccessKeyRow                           secrets wrapped
+    /users/ACCOUNT/NAME         UserRow: a user and its policies; NAME in lower case
+    /roles/ACCOUNT/NAME         RoleRow: a role, its policies and its trust policy; NAME in lower case
     /data_keys/ID               DataKeyRow                             key wrapped; deleted when unused
     /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
@@ -41,6 +43,8 @@ DELETED: Final = "/deleted/"
 PURGES: Final = "/purges/"
 ACCOUNTS: Final = "/accounts/"
 ACCESS_KEYS: Final = "/access_keys/"
+USERS: Final = "/users/"
+ROLES: Final = "/roles/"
 DATA_KEYS: Final = "/data_keys/"
 DATA_KEYS_KEPT_MAX: Final = 16_384
 """So many data keys a node or front end of a cell has in memory; the others are looked up when they are needed."""
@@ -123,6 +127,9 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An access key with its wrapped secret.
 
     Session credentials also have a wrapped token, an end, and the key they were made of.
+
+    `user` is the name of the user whose key it is, and `principal_id` the user's id; empty: a root key. Only cells of
+    format 6 have keys of users, since older programs take them for root keys.
     """
 
     access_key_id: str
@@ -136,6 +143,42 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     wrapped_session_token: bytes | None = None
     expires_ms: int | None = None
     parent_id: str | None = None
+    user: str = ""
+
+
+class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A user of an account, with its identity policies by their names.
+
+    `sessions_generation` is in all session tokens of the user; raised, those made before are refused. It is a count and
+    not a time, for tokens are made by clocks that differ.
+    """
+
+    account_id: str
+    name: str
+    user_id: str
+    created_ms: int
+    path: str = "/"
+    policies: dict[str, str] = {}
+    sessions_generation: int = 0
+
+
+class RoleRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A role of an account, with its identity policies by their names; `sessions_generation` as of users.
+
+    `trust_policy` says who may assume it, for `session_max_s` at most. `trusted_ids` has the ids of the users and roles
+    that it names, by ARN, as they were when it was written.
+    """
+
+    account_id: str
+    name: str
+    role_id: str
+    created_ms: int
+    trust_policy: str
+    path: str = "/"
+    session_max_s: int = 3_600
+    trusted_ids: dict[str, str] = {}
+    policies: dict[str, str] = {}
+    sessions_generation: int = 0
 
 
 class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -58,6 +58,17 @@ ACTS: Final = {
         OperatorAct("EnableAccount", 59, ("admin",)),
         OperatorAct("DeleteAccount", 60, ("admin",)),
         OperatorAct("RemoveQueuePolicy", 61, ("admin",)),
+        OperatorAct("CreateUser", 62, ("admin",)),
+        OperatorAct("PutUserPolicy", 63, ("admin",)),
+        OperatorAct("DeleteUserPolicy", 64, ("admin",)),
+        OperatorAct("RevokeUserSessions", 65, ("admin",)),
+        OperatorAct("DeleteUser", 66, ("admin",)),
+        OperatorAct("CreateRole", 67, ("admin",)),
+        OperatorAct("UpdateRole", 68, ("admin",)),
+        OperatorAct("PutRolePolicy", 69, ("admin",)),
+        OperatorAct("DeleteRolePolicy", 70, ("admin",)),
+        OperatorAct("RevokeRoleSessions", 71, ("admin",)),
+        OperatorAct("DeleteRole", 72, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

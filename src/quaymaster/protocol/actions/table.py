@@ -82,6 +82,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     permissions: tuple[Permission, ...]
     destination_permissions: tuple[Permission, ...] = ()
     """Those it takes on each queue to which it moves messages."""
+    tag_permissions: tuple[Permission, ...] = ()
+    """Those it takes besides where it is asked for tags."""
     owner_only: bool = False
     """Whether no permission for it can be given to another account."""
     billing: BillingRate = "standard"
@@ -212,6 +214,7 @@ ACTIONS: Final[dict[str, Action]] = {
             scope="account",
             writes=True,
             permissions=(Permission.CREATE_QUEUE,),
+            tag_permissions=(Permission.TAG_QUEUE,),
             owner_only=True,
         ),
         Action(

@@ -1,0 +1,287 @@
+"""What operators do with users and roles: routes of the admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from quaymaster.core.access.operations import Operation
+from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
+from quaymaster.core.values.errors import MissingParameter, ResourceNotFound
+from quaymaster.frontend.admin.account_admin import AccountService
+from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+
+
+class IdentityRow(Protocol):
+    """What users and roles have in common as metadata keeps them."""
+
+    @property
+    def account_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+    @property
+    def policies(self) -> dict[str, str]: ...
+
+
+class RoleRow(IdentityRow, Protocol):
+    """A role as metadata keeps it."""
+
+    @property
+    def trust_policy(self) -> str: ...
+    @property
+    def session_max_s(self) -> int: ...
+
+
+class Identity(Protocol):
+    """A user, or what a role has in common with one."""
+
+    @property
+    def row(self) -> IdentityRow: ...
+    @property
+    def unique_id(self) -> str: ...
+    @property
+    def full_name(self) -> str: ...
+    @property
+    def arn(self) -> str: ...
+    @property
+    def policies(self) -> tuple[PolicyInForce, ...]: ...
+
+
+class Role(Identity, Protocol):
+    """A role with its policies."""
+
+    @property
+    def row(self) -> RoleRow: ...
+    @property
+    def trust_policy(self) -> PolicyInForce: ...
+
+
+class IdentityService(Protocol):
+    """The part of the metadata service that owns users and roles. Errors are those of `core.errors`."""
+
+    def user(self, account_id: str, name: str) -> Identity | None: ...
+
+    def role(self, account_id: str, name: str) -> Role | None: ...
+
+    def list_users(self, account_id: str, after: str, count_max: int) -> Sequence[Identity]: ...
+
+    def list_roles(self, account_id: str, after: str, count_max: int) -> Sequence[Role]: ...
+
+    async def create_user(self, account_id: str, name: str, path: str = "/") -> Identity: ...
+
+    async def put_user_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Identity: ...
+
+    async def delete_user_policy(self, account_id: str, name: str, policy_name: str) -> Identity: ...
+
+    async def revoke_user_sessions(self, account_id: str, name: str) -> Identity: ...
+
+    async def delete_user(self, account_id: str, name: str) -> Identity: ...
+
+    async def create_role(
+        self,
+        account_id: str,
+        name: str,
+        trust_policy: str,
+        *,
+        path: str = "/",
+        session_max_s: int = 3_600,
+    ) -> Role: ...
+
+    async def update_role(
+        self, account_id: str, name: str, *, trust_policy: str | None = None, session_max_s: int | None = None
+    ) -> Role: ...
+
+    async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role: ...
+
+    async def delete_role_policy(self, account_id: str, name: str, policy_name: str) -> Role: ...
+
+    async def revoke_role_sessions(self, account_id: str, name: str) -> Role: ...
+
+    async def delete_role(self, account_id: str, name: str) -> Role: ...
+
+
+class IdentityAdmin:
+    """Answers requests about users and roles."""
+
+    def __init__(self, identities: IdentityService, accounts: AccountService) -> None:
+        self._identities = identities
+        self._accounts = accounts
+
+    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
+        """Return what answers each request, as `Admin` has them."""
+        return {
+            ("GET", "users"): AdminRoute(self._list_users, looks_at=Operation.LIST_USERS),
+            ("POST", "users"): AdminRoute(self._create_user, "CreateUser"),
+            ("GET", "users", "*"): AdminRoute(self._show_user, looks_at=Operation.GET_USER),
+            ("DELETE", "users", "*"): AdminRoute(self._delete_user, "DeleteUser"),
+            ("POST", "users", "*", "policy"): AdminRoute(self._put_user_policy, "PutUserPolicy"),
+            ("DELETE", "users", "*", "policy"): AdminRoute(self._delete_user_policy, "DeleteUserPolicy"),
+            ("POST", "users", "*", "revoke-sessions"): AdminRoute(
+                self._revoke_user_sessions, "RevokeUserSessions"
+            ),
+            ("GET", "roles"): AdminRoute(self._list_roles, looks_at=Operation.LIST_ROLES),
+            ("POST", "roles"): AdminRoute(self._create_role, "CreateRole"),
+            ("GET", "roles", "*"): AdminRoute(self._show_role, looks_at=Operation.GET_ROLE),
+            ("POST", "roles", "*"): AdminRoute(self._update_role, "UpdateRole"),
+            ("DELETE", "roles", "*"): AdminRoute(self._delete_role, "DeleteRole"),
+            ("POST", "roles", "*", "policy"): AdminRoute(self._put_role_policy, "PutRolePolicy"),
+            ("DELETE", "roles", "*", "policy"): AdminRoute(self._delete_role_policy, "DeleteRolePolicy"),
+            ("POST", "roles", "*", "revoke-sessions"): AdminRoute(
+                self._revoke_role_sessions, "RevokeRoleSessions"
+            ),
+        }
+
+    # Users
+
+    async def _list_users(self, call: AdminCall) -> Mapping[str, Any]:
+        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
+        after = call.query.get("next_token", "")
+        users = self._identities.list_users(_account_of(call), after, limit + 1)
+        return _page("users", [_short_row(user) for user in users], limit)
+
+    async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.text("account_id", call.account_id)
+        user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
+        if not call.fields.get("access_key", True):
+            return _user_row(user)
+        key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
+        return {
+            **_user_row(user),
+            "access_key_id": key.access_key_id,
+            "secret_access_key": key.secret,
+        }
+
+    async def _show_user(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = _account_of(call)
+        user = self._identities.user(account_id, call.name)
+        if user is None:
+            raise ResourceNotFound(f"The account {account_id} has no user {call.name}.")
+        keys = self._accounts.list_user_keys(account_id, call.name)
+        listed = [{"access_key_id": key.access_key_id, "enabled": key.is_enabled} for key in keys]
+        return {**_user_row(user), "keys": listed}
+
+    async def _delete_user(self, call: AdminCall) -> Mapping[str, Any]:
+        user = await self._identities.delete_user(_account_of(call), call.name)
+        await self._accounts.drop_keys_of_deleted_users()
+        return {"account_id": user.row.account_id, "name": user.row.name, "deleted": True}
+
+    async def _put_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
+        user = await self._identities.put_user_policy(
+            call.text("account_id", call.account_id), call.name, call.text("policy_name"), call.text("policy")
+        )
+        return _user_row(user)
+
+    async def _delete_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
+        user = await self._identities.delete_user_policy(_account_of(call), call.name, _policy_of(call))
+        return _user_row(user)
+
+    async def _revoke_user_sessions(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.text("account_id", call.account_id)
+        return _user_row(await self._identities.revoke_user_sessions(account_id, call.name))
+
+    # Roles
+
+    async def _list_roles(self, call: AdminCall) -> Mapping[str, Any]:
+        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
+        after = call.query.get("next_token", "")
+        roles = self._identities.list_roles(_account_of(call), after, limit + 1)
+        return _page("roles", [_short_row(role) for role in roles], limit)
+
+    async def _create_role(self, call: AdminCall) -> Mapping[str, Any]:
+        role = await self._identities.create_role(
+            call.text("account_id", call.account_id),
+            call.text("name"),
+            call.text("trust_policy"),
+            path=call.text("path", "/"),
+            session_max_s=call.integer("session_max_s", 3_600),
+        )
+        return _role_row(role)
+
+    async def _show_role(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = _account_of(call)
+        role = self._identities.role(account_id, call.name)
+        if role is None:
+            raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
+        return _role_row(role)
+
+    async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
+        fields = call.fields
+        role = await self._identities.update_role(
+            call.text("account_id", call.account_id),
+            call.name,
+            trust_policy=call.text("trust_policy") if "trust_policy" in fields else None,
+            session_max_s=call.integer("session_max_s") if "session_max_s" in fields else None,
+        )
+        return _role_row(role)
+
+    async def _delete_role(self, call: AdminCall) -> Mapping[str, Any]:
+        role = await self._identities.delete_role(_account_of(call), call.name)
+        return {"account_id": role.row.account_id, "name": role.row.name, "deleted": True}
+
+    async def _put_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
+        role = await self._identities.put_role_policy(
+            call.text("account_id", call.account_id), call.name, call.text("policy_name"), call.text("policy")
+        )
+        return _role_row(role)
+
+    async def _delete_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
+        role = await self._identities.delete_role_policy(_account_of(call), call.name, _policy_of(call))
+        return _role_row(role)
+
+    async def _revoke_role_sessions(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.text("account_id", call.account_id)
+        return _role_row(await self._identities.revoke_role_sessions(account_id, call.name))
+
+
+def _account_of(call: AdminCall) -> str:
+    return call.query.get("account_id") or call.account_id
+
+
+def _policy_of(call: AdminCall) -> str:
+    name = call.query.get("policy_name")
+    if not name:
+        raise MissingParameter("policy_name")
+    return name
+
+
+def _page(noun: str, rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    return {noun: rows[:limit], "next_token": rows[limit - 1]["name"] if len(rows) > limit else None}
+
+
+def _short_row(identity: Identity) -> dict[str, Any]:
+    row = identity.row
+    return {
+        "account_id": row.account_id,
+        "name": row.name,
+        "path": row.path,
+        "id": identity.unique_id,
+        "arn": identity.arn,
+        "created_ms": row.created_ms,
+    }
+
+
+def _user_row(user: Identity) -> dict[str, Any]:
+    return {**_short_row(user), "policies": user.row.policies, "problems": _problems(user)}
+
+
+def _role_row(role: Role) -> dict[str, Any]:
+    problems = _problems(role)
+    if isinstance(role.trust_policy, UnreadablePolicy):
+        problems["trust policy"] = str(role.trust_policy.why)
+    return {
+        **_short_row(role),
+        "trust_policy": role.row.trust_policy,
+        "session_max_s": role.row.session_max_s,
+        "policies": role.row.policies,
+        "problems": problems,
+    }
+
+
+def _problems(identity: Identity) -> dict[str, str]:
+    """Return why each stored policy that does not compile does not."""
+    names = zip(identity.row.policies, identity.policies, strict=True)
+    return {name: str(policy.why) for name, policy in names if isinstance(policy, UnreadablePolicy)}

@@ -1,0 +1,374 @@
+"""Users and roles that can be changed: each is one row, and each change one transaction.
+
+    create ──▶ there ──policies, sessions revoked──▶ there ──delete──▶ gone; a new one of its name has another id
+
+Policies are compiled before they are stored: one that cannot be evaluated is refused. A role's trust policy is bound to
+the users and roles that it names as they are when it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.coordination.interface import (
+    TRANSACTION_OPERATIONS_MAX,
+    Compare,
+    Put,
+    RevisionMismatch,
+)
+from quaymaster.core.access.errors import PolicyError
+from quaymaster.core.access.kinds import PolicyKind
+from quaymaster.core.access.policies import (
+    IDENTITY_POLICY_BYTES_MAX,
+    TRUST_POLICY_BYTES_MAX,
+    check_policy_bytes,
+    compile_policy,
+)
+from quaymaster.core.values.errors import (
+    InvalidParameterValue,
+    LimitExceeded,
+    Overloaded,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.known_identities import (
+    Identity,
+    IdentityTable,
+    KnownIdentities,
+    Role,
+    User,
+    suffix_of,
+)
+from quaymaster.metadata.keys.random_ids import random_id
+from quaymaster.metadata.store.mirror import Mirror
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.metadata.store.rows import RoleRow, UserRow, encode_row
+
+POLICIES_MAX: Final = 10
+ROLE_SESSION_MIN_S: Final = 3_600
+ROLE_SESSION_MAX_S: Final = 43_200
+ATTEMPTS_MAX: Final = 16
+"""So often a change is tried that others get ahead of."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_+=,.@-]{1,64}", re.ASCII)
+_POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_+=,.@-]{1,128}", re.ASCII)
+_PATH: Final = re.compile(r"/(?:[!-.0-~]+/)*", re.ASCII)
+_PATH_CHARS_MAX: Final = 512
+
+
+class Identities:
+    """The users and roles of accounts. Raises ResourceNotFound for those that do not exist.
+
+    Every change raises UnsupportedOperation in a cell of an older format, and Overloaded where others change the same
+    all the time.
+    """
+
+    def __init__(
+        self,
+        known: KnownIdentities,
+        accounts: KnownAccounts,
+        mirror: Mirror,
+        now_ms: Callable[[], int],
+        *,
+        quotas: Quotas | None = None,
+        cell_format: CellFormat | None = None,
+    ) -> None:
+        self.known = known
+        self.user = known.users.find
+        self.role = known.roles.find
+        self.list_users = known.users.list_page
+        self.list_roles = known.roles.list_page
+        self._accounts = accounts
+        self._of_deleted: set[str] = set()
+        """Accounts that were deleted while users or roles of theirs are left."""
+        accounts.listeners.append(self._note_account)
+        known.roles.on_change = self._note_role
+        self._mirror = mirror
+        self._now_ms = now_ms
+        self._quotas = quotas or Quotas()
+        self._cell_format = cell_format or CellFormat()
+
+    # Users
+
+    async def create_user(self, account_id: str, name: str, path: str = "/") -> User:
+        """Make a user, without policies: it may do nothing yet. InvalidParameterValue, LimitExceeded."""
+        _check_name("UserName", name, path)
+        users = self.known.users
+        for _ in range(ATTEMPTS_MAX):
+            account = self._check_new(users, account_id, name, "UserName")
+            self._check_room(users, account_id, "users", "account_users_max", self._quotas.account_users_max)
+            row = UserRow(account_id, name, random_id("AIDA", 17), self._now_ms(), path)
+            with suppress(RevisionMismatch):
+                return await self._put(users, User(row), [account, _absent(users, row)])
+        raise Overloaded
+
+    async def put_user_policy(self, account_id: str, name: str, policy_name: str, text: str) -> User:
+        """Give a user an identity policy, in place of the one with this name; InvalidParameterValue."""
+        _check_policy(policy_name, text)
+
+        def change(row: UserRow) -> UserRow:
+            return msgspec.structs.replace(row, policies=_with(row.policies, policy_name, text))
+
+        return await self._change_user(account_id, name, change)
+
+    async def delete_user_policy(self, account_id: str, name: str, policy_name: str) -> User:
+        """Take an identity policy from a user."""
+
+        def change(row: UserRow) -> UserRow:
+            return msgspec.structs.replace(row, policies=_without(row.policies, policy_name))
+
+        return await self._change_user(account_id, name, change)
+
+    async def revoke_user_sessions(self, account_id: str, name: str) -> User:
+        """Refuse all temporary credentials that a user has now."""
+
+        def change(row: UserRow) -> UserRow:
+            return msgspec.structs.replace(row, sessions_generation=row.sessions_generation + 1)
+
+        return await self._change_user(account_id, name, change)
+
+    async def delete_user(self, account_id: str, name: str) -> User:
+        """Delete a user; its keys and sessions are refused from then on."""
+        return await self._delete(self.known.users, account_id, name, "user")
+
+    # Roles
+
+    async def create_role(
+        self,
+        account_id: str,
+        name: str,
+        trust_policy: str,
+        *,
+        path: str = "/",
+        session_max_s: int = ROLE_SESSION_MIN_S,
+    ) -> Role:
+        """Make a role, without policies. InvalidParameterValue, LimitExceeded."""
+        _check_name("RoleName", name, path)
+        _check_session_max(session_max_s)
+        roles = self.known.roles
+        for _ in range(ATTEMPTS_MAX):
+            account = self._check_new(roles, account_id, name, "RoleName")
+            self._check_room(roles, account_id, "roles", "account_roles_max", self._quotas.account_roles_max)
+            row = RoleRow(
+                account_id,
+                name,
+                random_id("AROA", 17),
+                self._now_ms(),
+                trust_policy,
+                path,
+                session_max_s,
+                self._bind(trust_policy),
+            )
+            with suppress(RevisionMismatch):
+                return await self._put(roles, Role(row), [account, _absent(roles, row)])
+        raise Overloaded
+
+    async def update_role(
+        self, account_id: str, name: str, *, trust_policy: str | None = None, session_max_s: int | None = None
+    ) -> Role:
+        """Change who may assume a role, and for how long at most. Sessions there are go on."""
+        changes: dict[str, Any] = {}
+        if session_max_s is not None:
+            _check_session_max(session_max_s)
+            changes["session_max_s"] = session_max_s
+        if trust_policy is not None:
+            changes |= {"trust_policy": trust_policy, "trusted_ids": self._bind(trust_policy)}
+        return await self._change_role(account_id, name, lambda row: msgspec.structs.replace(row, **changes))
+
+    async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role:
+        """Give a role an identity policy, in place of the one with this name; InvalidParameterValue."""
+        _check_policy(policy_name, text)
+
+        def change(row: RoleRow) -> RoleRow:
+            return msgspec.structs.replace(row, policies=_with(row.policies, policy_name, text))
+
+        return await self._change_role(account_id, name, change)
+
+    async def delete_role_policy(self, account_id: str, name: str, policy_name: str) -> Role:
+        """Take an identity policy from a role."""
+
+        def change(row: RoleRow) -> RoleRow:
+            return msgspec.structs.replace(row, policies=_without(row.policies, policy_name))
+
+        return await self._change_role(account_id, name, change)
+
+    async def revoke_role_sessions(self, account_id: str, name: str) -> Role:
+        """Refuse all credentials that were given for a role until now."""
+
+        def change(row: RoleRow) -> RoleRow:
+            return msgspec.structs.replace(row, sessions_generation=row.sessions_generation + 1)
+
+        return await self._change_role(account_id, name, change)
+
+    async def delete_role(self, account_id: str, name: str) -> Role:
+        """Delete a role; its sessions are refused from then on."""
+        return await self._delete(self.known.roles, account_id, name, "role")
+
+    async def drop_those_of_deleted_accounts(self) -> None:
+        """Delete the users and roles that are left of accounts that were deleted."""
+        for account_id in tuple(self._of_deleted):
+            self._of_deleted.discard(account_id)
+            for table in (self.known.users, self.known.roles):
+                while page := table.list_page(account_id, "", TRANSACTION_OPERATIONS_MAX):
+                    keys = [table.prefix + suffix_of(account_id, each.row.name) for each in page]
+                    await self._mirror.transact([], deletes=keys)
+
+    def _note_account(self, account_id: str) -> None:
+        if self._accounts.is_deleted(account_id) and (
+            self.known.users.count(account_id) or self.known.roles.count(account_id)
+        ):
+            self._of_deleted.add(account_id)
+
+    def _note_role(self, suffix: str) -> None:
+        self._note_account(suffix.partition("/")[0])
+
+    # How
+
+    def _check_new(
+        self, table: IdentityTable[User] | IdentityTable[Role], account_id: str, name: str, parameter: str
+    ) -> Compare:
+        """Return the condition that the account stays as it is; raise where the name cannot be given."""
+        self._check_format()
+        account = self._accounts.account(account_id)
+        if account is None:
+            raise ResourceNotFound(f"The account {account_id} does not exist.")
+        if table.known(account_id, name) is not None:
+            raise InvalidParameterValue.of(
+                parameter, name, "Already exists; names are compared without case."
+            )
+        return self._accounts.rows.compare(account_id)
+
+    def _check_room(
+        self,
+        table: IdentityTable[User] | IdentityTable[Role],
+        account_id: str,
+        what: str,
+        setting: str,
+        count_max: int,
+    ) -> None:
+        if table.count(account_id) >= count_max:
+            raise LimitExceeded(f"An account may have {count_max} {what} ({setting}).")
+
+    async def _put(
+        self, table: IdentityTable[Identity], identity: Identity, compares: list[Compare]
+    ) -> Identity:
+        row = identity.row
+        key = table.prefix + suffix_of(row.account_id, row.name)
+        await self._mirror.transact(compares, [Put(key, encode_row(row))])
+        return identity
+
+    async def _change_user(self, account_id: str, name: str, change: Callable[[UserRow], UserRow]) -> User:
+        users = self.known.users
+        for _ in range(ATTEMPTS_MAX):
+            unchanged = users.rows.compare(suffix_of(account_id, name))
+            row = self._existing(users, account_id, name, "user").row
+            with suppress(RevisionMismatch):
+                return await self._put(users, User(change(row)), [unchanged])
+        raise Overloaded
+
+    async def _change_role(self, account_id: str, name: str, change: Callable[[RoleRow], RoleRow]) -> Role:
+        roles = self.known.roles
+        for _ in range(ATTEMPTS_MAX):
+            unchanged = roles.rows.compare(suffix_of(account_id, name))
+            row = self._existing(roles, account_id, name, "role").row
+            with suppress(RevisionMismatch):
+                return await self._put(roles, Role(change(row)), [unchanged])
+        raise Overloaded
+
+    async def _delete(
+        self, table: IdentityTable[Identity], account_id: str, name: str, noun: str
+    ) -> Identity:
+        suffix = suffix_of(account_id, name)
+        for _ in range(ATTEMPTS_MAX):
+            unchanged = table.rows.compare(suffix)
+            identity = self._existing(table, account_id, name, noun)
+            with suppress(RevisionMismatch):
+                await self._mirror.transact([unchanged], deletes=[table.prefix + suffix])
+                return identity
+        raise Overloaded
+
+    def _existing(self, table: IdentityTable[Identity], account_id: str, name: str, noun: str) -> Identity:
+        self._check_format()
+        identity = table.find(account_id, name)
+        if identity is None:
+            raise ResourceNotFound(f"The account {account_id} has no {noun} {name}.")
+        return identity
+
+    def _bind(self, trust_policy: str) -> dict[str, str]:
+        """Return the ids of the users and roles that a trust policy names; InvalidParameterValue."""
+        try:
+            check_policy_bytes(trust_policy, TRUST_POLICY_BYTES_MAX)
+            named = compile_policy(trust_policy, PolicyKind.TRUST).identities
+        except PolicyError as error:
+            raise _wrong_policy("trust policy", str(error)) from None
+        ids = self.known.unique_ids(named)
+        for arn in named:
+            if arn not in ids and self._accounts.account(arn.split(":")[4]) is not None:
+                raise _wrong_policy("trust policy", f"There is no user or role {arn}.")
+        return ids
+
+    def _check_format(self) -> None:
+        if not self._cell_format.version_of(FRONT_DOOR):
+            raise UnsupportedOperation(
+                "There are users and roles once all processes of this cell run this version: "
+                "`quaymaster cell upgrade`."
+            )
+
+
+def _absent(table: IdentityTable[User] | IdentityTable[Role], row: UserRow | RoleRow) -> Compare:
+    return Compare(table.prefix + suffix_of(row.account_id, row.name), 0)
+
+
+def _check_name(parameter: str, name: str, path: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise InvalidParameterValue.of(
+            parameter, name[:64], "Must be 1 to 64 letters, digits and characters of _+=,.@- each."
+        )
+    if len(path) > _PATH_CHARS_MAX or _PATH.fullmatch(path) is None:
+        raise InvalidParameterValue.of(
+            "Path", path[:64], f"Must begin and end with /, and have at most {_PATH_CHARS_MAX} characters."
+        )
+
+
+def _check_policy(name: str, text: str) -> None:
+    if _POLICY_NAME.fullmatch(name) is None:
+        raise InvalidParameterValue.of(
+            "PolicyName", name[:64], "Must be 1 to 128 letters, digits and characters of _+=,.@- each."
+        )
+    try:
+        check_policy_bytes(text, IDENTITY_POLICY_BYTES_MAX)
+        compile_policy(text, PolicyKind.IDENTITY)
+    except PolicyError as error:
+        raise _wrong_policy(name, str(error)) from None
+
+
+def _wrong_policy(name: str, why: str) -> InvalidParameterValue:
+    return InvalidParameterValue.of("PolicyDocument", name, why)
+
+
+def _check_session_max(session_max_s: int) -> None:
+    if not ROLE_SESSION_MIN_S <= session_max_s <= ROLE_SESSION_MAX_S:
+        raise InvalidParameterValue.of(
+            "MaxSessionDuration",
+            session_max_s,
+            f"Must be between {ROLE_SESSION_MIN_S} and {ROLE_SESSION_MAX_S} seconds.",
+        )
+
+
+def _with(policies: dict[str, str], name: str, text: str) -> dict[str, str]:
+    changed = {**policies, name: text}
+    if len(changed) > POLICIES_MAX:
+        raise LimitExceeded(f"A user or role may have {POLICIES_MAX} policies.")
+    return changed
+
+
+def _without(policies: dict[str, str], name: str) -> dict[str, str]:
+    if name not in policies:
+        raise ResourceNotFound(f"There is no policy {name}.")
+    return {known: text for known, text in policies.items() if known != name}
