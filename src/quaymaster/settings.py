@@ -141,8 +141,8 @@ class Settings(BaseSettings):
     region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=AUTHENTICATION_COMMON)
     """Region in ARNs, and the one that signatures must name."""
     policy_evaluation: Literal["full", "owner-only"] = Field("full", json_schema_extra=AUTHENTICATION)
-    """`full`: [queue policies](../guides/queue-policies.md) are evaluated. `owner-only`: the account that owns a queue
-    may do everything with it, and others nothing, whatever its policy says."""
+    """`full`: [queue policies](../guides/queue-policies.md) are evaluated. `owner-only`: root of the account
+    that owns a queue may do everything with it, its users what their own policies allow, and others nothing."""
     allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
     """Allow `authentication = "open"` on an address that others can reach."""
     clock_skew_s: Count = Field(900, json_schema_extra=AUTHENTICATION)

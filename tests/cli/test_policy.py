@@ -87,3 +87,39 @@ def test_one_thing_is_checked(run: Run, data: Path, tmp_path: Path) -> None:
         (tmp_path / "binary",),
     ):
         assert run("policy", "check", *arguments, "--data", data).code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "words"),
+    [
+        (
+            "identity",
+            '{"Statement":{"Effect":"Allow","Action":"sqs:*","Resource":"*"}}',
+            0,
+            "can be evaluated",
+        ),
+        ("identity", policy(Resource="*"), 1, 'has no element "Principal"'),
+        ("identity", " " * 10 + '{"Id":"' + "x" * 6_144 + '"}', 1, "bytes; the limit is 6144."),
+        ("trust", policy(Action="sts:AssumeRole"), 0, "can be evaluated"),
+        ("trust", policy(), 1, "it must be * or an action of sts"),
+        ("trust", '{"Id":"' + "x" * 2_048 + '"}', 1, "bytes; the limit is 2048."),
+    ],
+)
+def test_policies_of_users_and_roles_are_checked_by_their_kind(
+    run: Run, tmp_path: Path, kind: str, text: str, code: int, words: str
+) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+
+    result = run("policy", "check", file, "--kind", kind)
+
+    assert result.code == code
+    assert words in result.out
+
+
+def test_other_kinds_of_policies_are_refused(run: Run, tmp_path: Path) -> None:
+    for options in ((tmp_path / "x", "--kind", "bucket"), ("--all", "--kind", "trust")):
+        result = run("policy", "check", *options)
+
+        assert result.code == 2
+        assert "--kind is queue, identity or trust" in result.err

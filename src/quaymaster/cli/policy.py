@@ -1,4 +1,4 @@
-"""`quaymaster policy`: queue policies, checked before a server gets them or evaluates them."""
+"""`quaymaster policy`: policies, checked before a server gets them or evaluates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
 from quaymaster.cli.output import print_json, print_line
 
-app = options.new_group("Check queue policies.")
+app = options.new_group("Check policies of queues, users and roles.")
 
 
 class Checked(NamedTuple):
@@ -26,6 +26,12 @@ class Checked(NamedTuple):
 @app.command()
 def check(
     file: Annotated[Path | None, typer.Argument(help="File with a policy.", metavar="FILE")] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", help="What the file's policy is for: queue, identity or trust.", metavar="KIND"
+        ),
+    ] = "queue",
     queue: Annotated[
         str | None, typer.Option("--queue", help="Check the policy of this queue.", metavar="QUEUE")
     ] = None,
@@ -42,7 +48,11 @@ def check(
     """
     if (file is not None) + (queue is not None) + all_queues != 1:
         raise WrongUsage("Name a file, or give --queue or --all.")
-    if file is not None:
+    if kind not in ("queue", "identity", "trust") or (kind != "queue" and file is None):
+        raise WrongUsage("--kind is queue, identity or trust, of a policy in a file.")
+    if file is not None and kind != "queue":
+        checked = [_check_of_identity(str(file), _read(file), kind)]
+    elif file is not None:
         checked = [_check(str(file), _read(file), is_new=True)]
     else:
         checked = _check_stored(data, endpoint_url, queue)
@@ -76,6 +86,28 @@ def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None
             if text is not None:
                 checked.append(_check(url, text, is_new=False))
     return checked
+
+
+def _check_of_identity(place: str, text: str, kind: str) -> Checked:
+    """Check the policy of a user or role, or a trust policy."""
+    from quaymaster.core.access.advice import advice_on
+    from quaymaster.core.access.errors import PolicyError
+    from quaymaster.core.access.kinds import PolicyKind
+    from quaymaster.core.access.policies import (
+        IDENTITY_POLICY_BYTES_MAX,
+        TRUST_POLICY_BYTES_MAX,
+        check_policy_bytes,
+        compile_policy,
+    )
+
+    policy_kind = PolicyKind(kind)
+    bytes_max = TRUST_POLICY_BYTES_MAX if policy_kind is PolicyKind.TRUST else IDENTITY_POLICY_BYTES_MAX
+    try:
+        check_policy_bytes(text.strip(), bytes_max)
+        policy = compile_policy(text, policy_kind)
+    except PolicyError as error:
+        return Checked(place, str(error), ())
+    return Checked(place, None, advice_on(policy))
 
 
 def _check(place: str, text: str, *, is_new: bool) -> Checked:

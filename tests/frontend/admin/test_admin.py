@@ -14,6 +14,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded, until
+from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.frontend.admin.account_admin import AccountAdmin
 from quaymaster.frontend.admin.admin import PEEK_BYTES_MAX, Admin, make_admin
@@ -704,5 +705,72 @@ def test_requests_in_progress_end_when_the_port_stops() -> None:
             answer = await backup
 
             assert answer.status == 503
+
+    asyncio.run(scenario())
+
+
+def test_a_user_of_the_default_account_operates_what_its_policies_allow() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            made = (await port.call("POST", "users", {"name": "ops"})).json
+            client = Client(port.client.port, made["access_key_id"], made["secret_access_key"])
+
+            refused = await port.call("GET", "accounts", client=client)
+            policy = json.dumps(
+                {
+                    "Version": "2012-10-17",
+                    "Statement": [
+                        {"Effect": "Allow", "Action": "quaymaster:List*", "Resource": "*"},
+                        {
+                            "Effect": "Allow",
+                            "Action": "quaymaster:DeleteQueue",
+                            "Resource": f"arn:aws:quaymaster:*:{ACCOUNT}:jobs",
+                        },
+                    ],
+                }
+            )
+            await port.call("POST", "users/ops/policy", {"policy_name": "look", "policy": policy})
+            await port.service.add_queue("jobs")
+            await port.service.add_queue("other")
+            allowed = await port.call("GET", "accounts", client=client)
+            others = await port.call("DELETE", "queues/other", client=client)
+            deleted = await port.call("DELETE", "queues/jobs", client=client)
+            created = await port.call("POST", "accounts", {"name": "x"}, client=client)
+
+            assert error_of(refused) == (403, "AccessDenied")
+            assert refused.json["error"]["message"] == (
+                f"User: arn:aws:iam::{ACCOUNT}:user/ops is not authorized to perform: quaymaster:listaccounts on "
+                f"resource: arn:aws:quaymaster:us-east-1:{ACCOUNT}: because no identity-based policy allows the "
+                "quaymaster:listaccounts action"
+            )
+            assert allowed.status == deleted.status == 200
+            assert error_of(others) == error_of(created) == (403, "AccessDenied")
+
+    asyncio.run(scenario())
+
+
+def test_a_user_of_another_account_operates_nothing() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            shop = (await port.call("POST", "accounts", {"name": "shop"})).json["account_id"]
+            made = (await port.call("POST", "users", {"name": "ops", "account_id": shop})).json
+            policy = '{"Statement":{"Effect":"Allow","Action":"*","Resource":"*"}}'
+            fields = {"account_id": shop, "policy_name": "all", "policy": policy}
+            await port.call("POST", "users/ops/policy", fields)
+            client = Client(port.client.port, made["access_key_id"], made["secret_access_key"])
+
+            for path in ("accounts", "nonsense"):
+                answer = await port.call("GET", path, client=client)
+                assert error_of(answer) == (403, "AccessDenied")
+                assert "Only the default account" in answer.json["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_each_operation_has_a_name_that_policies_can_use() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            operations = [route.operation for route in port.admin._routes.values()]
+            assert set(operations) == set(Operation)
 
     asyncio.run(scenario())

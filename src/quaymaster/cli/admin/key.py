@@ -42,11 +42,12 @@ def list_keys(
         print_json(result)
     else:
         print_table(
-            ("ACCESS KEY ID", "ACCOUNT ID", "NAME", "ENABLED", "CREATED", "MADE OF", "ENDS"),
+            ("ACCESS KEY ID", "ACCOUNT ID", "USER", "NAME", "ENABLED", "CREATED", "MADE OF", "ENDS"),
             (
                 (
                     key["access_key_id"],
                     key["account_id"],
+                    key.get("user"),
                     key["name"] or None,
                     key["enabled"],
                     time_as_text(key["created_ms"]),
@@ -61,18 +62,22 @@ def list_keys(
 @app.command()
 def create(
     account: AccountID = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="User whose key it is; otherwise a root key.", metavar="NAME")
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="What it is for.", metavar="TEXT")] = "",
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Create an access key. Its secret is shown only now."""
+    """Create an access key, of a user or of the account's root. Its secret is shown only now."""
     from quaymaster.cli.client import AdminClient
 
     connection = find_connection(data, None)
     account_id = account or connection.account_id
     with AdminClient(connection, admin_url) as admin:
         fields = {"name": name} | ({"account_id": account_id} if account_id else {})
+        fields |= {"user": user} if user else {}
         result = admin.call("POST", "keys", fields=fields)
     _print_secret(result, as_json)
 

@@ -1,4 +1,4 @@
-"""What is likely not meant in a policy, although it can be evaluated: statements that match nobody, or everybody."""
+"""What is likely not meant in a policy, although it can be evaluated: statements that match nothing, or too much."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SECURE_TRANSPORT = "aws:securetransport"
 
 
 def advice_on(policy: CompiledPolicy) -> tuple[str, ...]:
-    """Return a sentence for each thing in a queue's policy that hardly means what its author thinks."""
-    found = [f"The name {shown(arn)} matches nobody." for arn in policy.identities]
+    """Return a sentence for each thing in a policy that hardly means what its author thinks."""
+    found = []
     for number, statement in enumerate(policy.statements, 1):
         name = f"Statement {shown(statement.sid) if statement.sid else number}"
         found += [f"{name}: {words}" for words in _advice_on_statement(statement)]

@@ -146,7 +146,7 @@ class IdentityAdmin:
     async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.text("account_id", call.account_id)
         user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
-        if not call.fields.get("access_key", True):
+        if not call.fields.get("key", True):
             return _user_row(user)
         key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
         return {

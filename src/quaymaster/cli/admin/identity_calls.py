@@ -1,0 +1,131 @@
+"""What the commands about users and roles have in common: their options, their requests, and what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.failures import WrongUsage, reason_of
+from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
+
+if TYPE_CHECKING:
+    from quaymaster.cli.client import AdminClient
+
+Kind = Literal["users", "roles"]
+
+AccountID = Annotated[
+    str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
+]
+UserName = Annotated[str, typer.Argument(help="Name of the user.", metavar="NAME")]
+RoleName = Annotated[str, typer.Argument(help="Name of the role.", metavar="NAME")]
+PolicyName = Annotated[str, typer.Argument(help="Name of the policy.", metavar="POLICY")]
+PolicyFile = Annotated[Path, typer.Argument(help="File with the policy, IAM JSON.", metavar="FILE")]
+NamePath = Annotated[
+    str, typer.Option("--path", help="Path in the ARN, for example /staff/.", metavar="PATH")
+]
+
+
+class Admin:
+    """The admin API of one command, for one account."""
+
+    def __init__(self, data: Path | None, admin_url: str | None, account: str | None) -> None:
+        from quaymaster.cli.client import AdminClient
+
+        connection = find_connection(data, None)
+        self.account_id = account or connection.account_id
+        self._client = AdminClient(connection, admin_url)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.__exit__(None, None, None)
+
+    @property
+    def client(self) -> AdminClient:
+        """What sends the requests."""
+        return self._client
+
+    def get(self, *path: str, **query: object) -> dict[str, Any]:
+        """Look at something of the account."""
+        return self._client.call("GET", *path, query={"account_id": self.account_id, **query})
+
+    def post(self, *path: str, **fields: Any) -> dict[str, Any]:
+        """Change something of the account; fields without a value are left out."""
+        every = {"account_id": self.account_id, **fields}
+        given = {name: value for name, value in every.items() if value is not None}
+        return self._client.call("POST", *path, fields=given)
+
+    def delete(self, *path: str, **query: object) -> dict[str, Any]:
+        """Delete something of the account."""
+        return self._client.call("DELETE", *path, query={"account_id": self.account_id, **query})
+
+    def listed(self, kind: Kind) -> Iterator[dict[str, Any]]:
+        """Yield the account's users or roles by name, page by page."""
+        token: str | None = None
+        while True:
+            page = self.get(kind, next_token=token)
+            yield from page[kind]
+            token = page.get("next_token")
+            if token is None:
+                return
+
+
+def read_policy_file(file: Path) -> str:
+    """Return the text of a policy; WrongUsage where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
+
+
+def print_listed(kind: Kind, admin: Admin, as_json: bool) -> None:
+    """Print an account's users or roles."""
+    found = list(admin.listed(kind))
+    if as_json:
+        print_json({kind: found})
+        return
+    print_table(
+        ("NAME", "ID", "CREATED", "ARN"),
+        ((one["name"], one["id"], time_as_text(one["created_ms"]), one["arn"]) for one in found),
+    )
+
+
+def print_identity(found: dict[str, Any], as_json: bool) -> None:
+    """Print a user or role with its policies."""
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[str, Any]] = [(name, found[name]) for name in ("arn", "id") if name in found]
+    rows.append(("created", time_as_text(found["created_ms"])))
+    if "session_max_s" in found:
+        rows.append(("sessions", f"up to {found['session_max_s']} s"))
+    rows += [("key", key["access_key_id"]) for key in found.get("keys", ())]
+    print_table(("FIELD", "VALUE"), rows)
+    trust = {"trust policy": found["trust_policy"]} if "trust_policy" in found else {}
+    documents = {**trust, **found["policies"]}
+    for name, text in documents.items():
+        problem = found["problems"].get(name)
+        print_line()
+        print_line(f"{name}:" + (f" cannot be evaluated, and denies: {problem}" if problem else ""))
+        print_line(_indented(text))
+
+
+def _indented(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def print_done(answer: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print what was changed."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_line(text)

@@ -1,0 +1,181 @@
+"""What a file of users and roles asks for, and which requests make it so.
+
+    [users.ada]
+    path = "/staff/"
+    policies.send = "policies/send.json"          a file next to this one, or the JSON itself
+
+    [roles.reader]
+    trust_policy = "trust.json"
+    session_max_s = 7200
+    policies.read = '{"Statement": ...}'
+
+Policies that a user or role has and the file does not name are removed; users and roles that the file does not name
+stay, unless they are to go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from quaymaster.cli.failures import WrongUsage
+
+Kind = Literal["users", "roles"]
+KINDS: Final[tuple[Kind, ...]] = ("users", "roles")
+_NOUNS: Final = {"users": "user", "roles": "role"}
+_FIELDS: Final = {
+    "users": frozenset({"path", "policies"}),
+    "roles": frozenset({"path", "policies", "trust_policy", "session_max_s"}),
+}
+_SESSION_MAX_S: Final = 3_600
+
+
+class Wanted(NamedTuple):
+    """A user or role as the file has it; `trust_policy` is None for users."""
+
+    path: str
+    policies: Mapping[str, str]
+    trust_policy: str | None
+    session_max_s: int
+
+
+class Step(NamedTuple):
+    """One request of the admin API, and what is said of it."""
+
+    text: str
+    method: Literal["POST", "DELETE"]
+    path: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
+Identities = Mapping[Kind, Mapping[str, Wanted]]
+
+
+def parse_identities(document: Mapping[str, Any], read_file: Callable[[str], str]) -> Identities:
+    """Return the users and roles of a TOML document. `read_file` returns a policy's text by its file's name.
+
+    Raises:
+        WrongUsage: something in it is unknown, missing or of the wrong type.
+    """
+    for name in document:
+        if name not in KINDS:
+            raise WrongUsage(f"The file has {name!r}; it may have [users.NAME] and [roles.NAME].")
+    return {kind: _parse_kind(kind, document.get(kind, {}), read_file) for kind in KINDS}
+
+
+def plan_changes(
+    wanted: Identities, current: Mapping[Kind, Mapping[str, Mapping[str, Any]]], *, prune: bool
+) -> list[Step]:
+    """Return the requests that make an account's users and roles what a file says.
+
+    `current` has them as the admin API shows them, by name in lower case. `prune`: those that the file does not name
+    are deleted. WrongUsage where a path would have to change.
+    """
+    steps: list[Step] = []
+    for kind in KINDS:
+        for name, one in wanted[kind].items():
+            steps += _plan_one(kind, name, one, current[kind].get(name.lower()))
+    if prune:
+        for kind in reversed(KINDS):
+            named = {name.lower() for name in wanted[kind]}
+            steps += [
+                Step(f"delete {_NOUNS[kind]} {one['name']}", "DELETE", (kind, one["name"]), {})
+                for name, one in current[kind].items()
+                if name not in named
+            ]
+    return steps
+
+
+def _parse_kind(kind: Kind, given: Any, read_file: Callable[[str], str]) -> dict[str, Wanted]:
+    if not isinstance(given, dict):
+        raise WrongUsage(f"{kind} must be tables: [{kind}.NAME].")
+    return {name: _parse_one(kind, name, fields, read_file) for name, fields in given.items()}
+
+
+def _parse_one(kind: Kind, name: str, fields: Any, read_file: Callable[[str], str]) -> Wanted:
+    where = f"{kind}.{name}"
+    if not isinstance(fields, dict):
+        raise WrongUsage(f"{where} must be a table.")
+    for field in fields:
+        if field not in _FIELDS[kind]:
+            raise WrongUsage(f"{where} has {field!r}; it may have {', '.join(sorted(_FIELDS[kind]))}.")
+    policies = fields.get("policies", {})
+    if not isinstance(policies, dict):
+        raise WrongUsage(f"{where}.policies must be a table of policies.")
+    trust: str | None = None
+    if kind == "roles":
+        if "trust_policy" not in fields:
+            raise WrongUsage(f"{where} needs a trust_policy.")
+        trust = _policy(f"{where}.trust_policy", fields["trust_policy"], read_file)
+    session_max_s = fields.get("session_max_s", _SESSION_MAX_S)
+    if not isinstance(session_max_s, int) or isinstance(session_max_s, bool):
+        raise WrongUsage(f"{where}.session_max_s must be a number of seconds.")
+    path = fields.get("path", "/")
+    if not isinstance(path, str):
+        raise WrongUsage(f"{where}.path must be a text.")
+    return Wanted(
+        path,
+        {policy: _policy(f"{where}.policies.{policy}", text, read_file) for policy, text in policies.items()},
+        trust,
+        session_max_s,
+    )
+
+
+def _policy(where: str, given: Any, read_file: Callable[[str], str]) -> str:
+    if not isinstance(given, str):
+        raise WrongUsage(f"{where} must be a policy as JSON in a text, or the name of a file.")
+    return given.strip() if given.lstrip().startswith("{") else read_file(given)
+
+
+def _plan_one(kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] | None) -> list[Step]:
+    noun = _NOUNS[kind]
+    steps: list[Step] = []
+    role_fields = {"trust_policy": wanted.trust_policy, "session_max_s": wanted.session_max_s}
+    if current is None:
+        fields: dict[str, Any] = {"name": name, "path": wanted.path}
+        fields |= role_fields if kind == "roles" else {"key": False}
+        steps.append(Step(f"create {noun} {name}", "POST", (kind,), fields))
+        policies: Mapping[str, str] = {}
+    else:
+        if current["path"] != wanted.path:
+            raise WrongUsage(
+                f"The path of the {noun} {name} is {current['path']}, and cannot be changed to {wanted.path}: "
+                "delete it first."
+            )
+        policies = current["policies"]
+        if kind == "roles":
+            changed = {
+                field: value
+                for field, value in role_fields.items()
+                if not _says_the_same(current[field], value)
+            }
+            if changed:
+                text = f"change {' and '.join(changed)} of role {name}"
+                steps.append(Step(text, "POST", (kind, name), changed))
+    for policy, text in wanted.policies.items():
+        if policy not in policies or not _says_the_same(policies[policy], text):
+            fields = {"policy_name": policy, "policy": text}
+            steps.append(
+                Step(f"put policy {policy} of {noun} {name}", "POST", (kind, name, "policy"), fields)
+            )
+    for policy in policies:
+        if policy not in wanted.policies:
+            path = (kind, name, "policy")
+            steps.append(
+                Step(f"delete policy {policy} of {noun} {name}", "DELETE", path, {"policy_name": policy})
+            )
+    return steps
+
+
+def _says_the_same(one: Any, other: Any) -> bool:
+    """Tell whether two values are equal; policies by what their JSON says."""
+    if one == other:
+        return True
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return False
+    try:
+        same: bool = json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+    return same

@@ -1,0 +1,113 @@
+"""Which requests make users and roles what a file says."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from quaymaster.cli.admin.identity_plan import Step, parse_identities, plan_changes
+from quaymaster.cli.failures import WrongUsage
+
+POLICY = '{"Statement": {"Effect": "Allow"}}'
+FILE = """
+[users.ada]
+path = "/staff/"
+policies.send = "send.json"
+
+[roles.Reader]
+trust_policy = '{"Trust": 1}'
+session_max_s = 7200
+policies.read = ' {"Read": 1}'
+"""
+USERS_ADA = {"name": "ada", "path": "/staff/", "policies": {"send": POLICY}}
+ROLES_READER = {
+    "name": "Reader",
+    "path": "/",
+    "policies": {"read": '{"Read":1}'},
+    "trust_policy": '{"Trust":1}',
+    "session_max_s": 7200,
+}
+
+
+def plan(text: str = FILE, *, prune: bool = False, **current: dict[str, Any]) -> list[Step]:
+    wanted = parse_identities(tomllib.loads(text), {"send.json": POLICY}.__getitem__)
+    there = {
+        kind: {one["name"].lower(): one for one in current.get(kind, {}).values()}
+        for kind in ("users", "roles")
+    }
+    return plan_changes(wanted, there, prune=prune)  # type: ignore[arg-type]
+
+
+def test_what_is_not_there_is_created_with_its_policies() -> None:
+    assert plan() == [
+        Step("create user ada", "POST", ("users",), {"name": "ada", "path": "/staff/", "key": False}),
+        Step(
+            "put policy send of user ada",
+            "POST",
+            ("users", "ada", "policy"),
+            {"policy_name": "send", "policy": POLICY},
+        ),
+        Step(
+            "create role Reader",
+            "POST",
+            ("roles",),
+            {"name": "Reader", "path": "/", "trust_policy": '{"Trust": 1}', "session_max_s": 7200},
+        ),
+        Step(
+            "put policy read of role Reader",
+            "POST",
+            ("roles", "Reader", "policy"),
+            {"policy_name": "read", "policy": '{"Read": 1}'},
+        ),
+    ]
+
+
+def test_what_is_as_the_file_says_is_left_alone() -> None:
+    assert plan(users={"ada": USERS_ADA}, roles={"reader": ROLES_READER}) == []
+
+
+def test_only_what_differs_is_changed_and_policies_that_are_not_named_go() -> None:
+    user = {**USERS_ADA, "policies": {"send": '{"Old": 1}', "more": POLICY}}
+    role = {**ROLES_READER, "session_max_s": 3600, "policies": {"read": "no JSON"}}
+
+    steps = plan(users={"ada": user}, roles={"reader": role})
+
+    assert [(step.text, step.method, dict(step.fields)) for step in steps] == [
+        ("put policy send of user ada", "POST", {"policy_name": "send", "policy": POLICY}),
+        ("delete policy more of user ada", "DELETE", {"policy_name": "more"}),
+        ("change session_max_s of role Reader", "POST", {"session_max_s": 7200}),
+        ("put policy read of role Reader", "POST", {"policy_name": "read", "policy": '{"Read": 1}'}),
+    ]
+
+
+def test_others_are_deleted_only_when_that_is_asked_for() -> None:
+    others = {"users": {"bob": {"name": "Bob"}}, "roles": {"old": {"name": "old"}}}
+
+    assert plan("", **others) == []
+    assert [(step.text, step.path) for step in plan("", prune=True, **others)] == [
+        ("delete role old", ("roles", "old")),
+        ("delete user Bob", ("users", "Bob")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("users = 1", "users must be tables"),
+        ("groups = 1", "The file has 'groups'"),
+        ("[users]\nada = 1", "users.ada must be a table"),
+        ("[users.ada]\nage = 1", "users.ada has 'age'; it may have path, policies"),
+        ("[users.ada]\ntrust_policy = 'x'", "users.ada has 'trust_policy'"),
+        ("[users.ada]\npolicies = 1", "must be a table of policies"),
+        ("[users.ada]\npolicies.a = 1", "users.ada.policies.a must be a policy"),
+        ("[users.ada]\npath = 1", "path must be a text"),
+        ("[roles.a]", "roles.a needs a trust_policy"),
+        ("[roles.a]\ntrust_policy = '{}'\nsession_max_s = true", "must be a number"),
+        ("[users.ada]\npath = '/'", "The path of the user ada is /staff/, and cannot be changed to /"),
+    ],
+)
+def test_a_file_that_cannot_be_applied_is_refused_before_anything_is_changed(text: str, words: str) -> None:
+    with pytest.raises(WrongUsage, match=words):
+        plan(text, users={"ada": USERS_ADA})
