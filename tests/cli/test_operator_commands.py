@@ -114,8 +114,8 @@ def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: Played
     server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, session]}
 
     assert run("key", "list", "--data", data).out.splitlines() == [
-        "AK\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\t-\t-",
-        "AS\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\tAK\t2023-11-14 22:14:20Z",
+        "AK\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\t-\t-",
+        "AS\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\tAK\t2023-11-14 22:14:20Z",
     ]
 
 

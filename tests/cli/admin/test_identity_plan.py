@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quaymaster.cli.admin.identity_plan import Step, parse_identities, plan_changes
+from quaymaster.cli.admin.identity_plan import Kind, Step, parse_identities, plan_changes
 from quaymaster.cli.failures import WrongUsage
 
 POLICY = '{"Statement": {"Effect": "Allow"}}'
@@ -31,13 +31,19 @@ ROLES_READER = {
 }
 
 
-def plan(text: str = FILE, *, prune: bool = False, **current: dict[str, Any]) -> list[Step]:
+def plan(
+    text: str = FILE,
+    *,
+    prune: bool = False,
+    users: dict[str, Any] | None = None,
+    roles: dict[str, Any] | None = None,
+) -> list[Step]:
     wanted = parse_identities(tomllib.loads(text), {"send.json": POLICY}.__getitem__)
-    there = {
-        kind: {one["name"].lower(): one for one in current.get(kind, {}).values()}
-        for kind in ("users", "roles")
+    there: dict[Kind, dict[str, dict[str, Any]]] = {
+        "users": {one["name"].lower(): one for one in (users or {}).values()},
+        "roles": {one["name"].lower(): one for one in (roles or {}).values()},
     }
-    return plan_changes(wanted, there, prune=prune)  # type: ignore[arg-type]
+    return plan_changes(wanted, there, prune=prune)
 
 
 def test_what_is_not_there_is_created_with_its_policies() -> None:
@@ -83,10 +89,10 @@ def test_only_what_differs_is_changed_and_policies_that_are_not_named_go() -> No
 
 
 def test_others_are_deleted_only_when_that_is_asked_for() -> None:
-    others = {"users": {"bob": {"name": "Bob"}}, "roles": {"old": {"name": "old"}}}
+    users, roles = {"bob": {"name": "Bob"}}, {"old": {"name": "old"}}
 
-    assert plan("", **others) == []
-    assert [(step.text, step.path) for step in plan("", prune=True, **others)] == [
+    assert plan("", users=users, roles=roles) == []
+    assert [(step.text, step.path) for step in plan("", prune=True, users=users, roles=roles)] == [
         ("delete role old", ("roles", "old")),
         ("delete user Bob", ("users", "Bob")),
     ]

@@ -16,11 +16,6 @@ from quaymaster.cli.output import note, print_json, print_line
 app = options.new_group("Users and roles from a file.")
 
 
-@app.callback()
-def _identity() -> None:
-    """Keep `identity apply` a command of a group, although it is the only one."""
-
-
 @app.command()
 def apply(
     file: Annotated[Path, typer.Argument(help="TOML file with users and roles.", metavar="FILE")],
