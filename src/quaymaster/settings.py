@@ -143,6 +143,9 @@ class Settings(BaseSettings):
     policy_evaluation: Literal["full", "owner-only"] = Field("full", json_schema_extra=AUTHENTICATION)
     """`full`: [queue policies](../guides/queue-policies.md) are evaluated. `owner-only`: root of the account
     that owns a queue may do everything with it, its users what their own policies allow, and others nothing."""
+    authorization_max_age_s: NotNegative = Field(0, json_schema_extra=AUTHENTICATION)
+    """A front end of a cell that has heard nothing of its metadata for so long answers 503; 0: it serves what it knows,
+    until something is revoked."""
     allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
     """Allow `authentication = "open"` on an address that others can reach."""
     clock_skew_s: Count = Field(900, json_schema_extra=AUTHENTICATION)

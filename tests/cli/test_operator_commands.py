@@ -228,3 +228,18 @@ def test_front_ends_are_listed_and_one_that_is_gone_is_retired(
     assert run("frontend", "list", "--data", data, "--json").json == {"front_ends": [row]}
     assert run("frontend", "retire", "fe-1", "--data", data).out == "incarnation 4 of fe-1 is sealed\n"
     assert "nothing is to be sealed" in run("frontend", "retire", "fe-1", "--data", data).out
+
+
+def test_a_revocation_that_some_do_not_know_of_yet_is_done_and_told(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    behind = {"behind": ["fe-2", "front ends of broker b1, which does not answer"]}
+    server.answers["POST /admin/v1/keys/AK/disable"] = KEY | behind
+    server.answers["POST /admin/v1/keys/AK/rotate"] = KEY | behind | {"secret_access_key": "new"}
+
+    disabled = run("key", "disable", "AK", "--data", data)
+    rotated = run("key", "rotate", "AK", "--data", data, "--json")
+
+    assert disabled.code == rotated.code == 3
+    assert "some do not know of it yet: fe-2, front ends of broker b1" in disabled.err
+    assert rotated.json["secret_access_key"] == "new"

@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from quaymaster.cli.connection import ServerConnection
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.failures import CommandRefused, NoServer, NotEverywhere, WrongUsage, told_at_the_end
 from quaymaster.core.values.attributes import (
     DELAYED_MESSAGES,
     MESSAGES_IN_FLIGHT,
@@ -206,6 +206,12 @@ class AdminClient:
         if answer.status >= 300:
             raise _admin_error(answer)
         result: dict[str, Any] = json.loads(answer.body or b"{}")
+        if behind := result.get("behind"):
+            told_at_the_end.append(
+                NotEverywhere(
+                    f"It is changed, but some do not know of it yet: {', '.join(behind)}. Brokers refuse them."
+                )
+            )
         return result
 
     def queues(self, account_id: str, prefix: str = "") -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 0  done
 1  refused: the service said no, or `doctor` found something wrong
 2  usage: the command line, a setting or a file named in it is wrong
-3  no server: not found, not reachable, or not able to answer now; worth trying again
+3  no server: not found, not reachable, or not able to answer now; worth trying again. Or done, but not everywhere yet
 130  interrupted
 """
 
@@ -58,3 +58,13 @@ class NoServer(CommandFailed):
     """There is nobody to ask, or nobody who can answer now."""
 
     exit_code = EXIT_NO_SERVER
+
+
+class NotEverywhere(CommandFailed):
+    """It is done, but some front ends do not know of it yet."""
+
+    exit_code = EXIT_NO_SERVER
+
+
+told_at_the_end: list[CommandFailed] = []
+"""What a command ends with after it has printed its result: a new secret, say, must be shown all the same."""

@@ -10,10 +10,16 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 import quaymaster
-from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
+from quaymaster.cli.failures import (
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CommandFailed,
+    WrongUsage,
+    told_at_the_end,
+)
 
 if TYPE_CHECKING:
     import typer
@@ -67,7 +73,9 @@ def main() -> None:
     try:
         # By itself Typer prints usage errors as text and exits; with --json they come here.
         code = app(prog_name="quaymaster", standalone_mode=not _wants_json())
-        sys.exit(code if isinstance(code, int) else 0)
+        _exit_done(code if isinstance(code, int) else 0)
+    except SystemExit as ended:
+        _exit_done(ended.code)
     except usage_error as error:
         _print_failure(WrongUsage(error.format_message()))
         sys.exit(EXIT_USAGE)
@@ -86,6 +94,15 @@ def main() -> None:
             raise
         _print_failure(told)
         sys.exit(told.exit_code)
+
+
+def _exit_done(code: int | str | None) -> NoReturn:
+    """Exit with a code; where that says that all was well, with what a command left to be told at its end."""
+    if not code and told_at_the_end:
+        failure = told_at_the_end.pop()
+        _print_failure(failure)
+        sys.exit(failure.exit_code)
+    sys.exit(code)
 
 
 def _told_by_others(error: Exception) -> CommandFailed | None:

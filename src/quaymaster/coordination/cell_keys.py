@@ -19,6 +19,8 @@ JOURNALS: Final = "journals/"
 BROKERS: Final = "brokers/"
 JOURNAL_FLOORS: Final = "journal_floors/"
 ACTING_MANAGER: Final = "managers/in_cluster"
+AUTHORIZATION_FLOOR: Final = "/authorization_floor"
+"""Of metadata: brokers watch it."""
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True):

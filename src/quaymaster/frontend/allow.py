@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from quaymaster.core.values.errors import (
+    NotNow,
     QueueDoesNotExist,
     ResourceNotFound,
     UnsupportedOperation,
@@ -64,7 +65,12 @@ class Gate:
         authorization: Authorization,
         *,
         region: str,
+        age_max_ms: int = 0,
+        age_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`age_ms`: how old what is known may be; nothing is allowed above `age_max_ms` (0: no limit)."""
+        self._age_max_ms = age_max_ms
+        self._age_ms = age_ms
         self._find_queue = find_queue
         self._groups = groups
         self._refresh = refresh
@@ -89,8 +95,13 @@ class Gate:
             AccessDenied: its principal may not do that to it, or it is the server's own.
             UnsupportedOperation: it is not what the action needs.
             NotYetKnown: something was asked for; take this step again then.
+            NotNow: what is known of permissions is too old.
         """
         action = call.action
+        if self._age_max_ms and self._age_ms() > self._age_max_ms:
+            raise NotNow(
+                "This front end has heard nothing of its metadata for too long (authorization_max_age_s)."
+            )
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:

@@ -20,7 +20,7 @@ from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindUser, Open, Signed, VerifyingKey
-from quaymaster.frontend.authorization import Authorization
+from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
@@ -58,6 +58,9 @@ class Metadata(Protocol):
     def user(self) -> FindUser: ...
 
     @property
+    def floor(self) -> Floor: ...
+
+    @property
     def data_key(self) -> Callable[[int], bytes]: ...
 
 
@@ -91,7 +94,16 @@ def make_front_end(
     authorization = Authorization(
         region=settings.region, is_full=settings.policy_evaluation == "full", now_ms=now_ms
     )
-    gate = Gate(metadata.find_queue, groups, metadata.queues.refresh, authorization, region=settings.region)
+    floor = metadata.floor
+    gate = Gate(
+        metadata.find_queue,
+        groups,
+        metadata.queues.refresh,
+        authorization,
+        region=settings.region,
+        age_max_ms=settings.authorization_max_age_s * 1000,
+        age_ms=lambda: floor.age_ms,
+    )
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0)
     messages = MessageActions(
         preparation,
@@ -104,13 +116,14 @@ def make_front_end(
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
-    return FrontEnd(
+    front_end = FrontEnd(
         Calls(
             broker,
             metrics,
             broker_timeout_ms=settings.broker_timeout_ms,
             slow_request_ms=settings.slow_request_ms,
             usage=usage,
+            floor=lambda: floor.revision,
         ),
         authentication=Open(settings.account_id)
         if is_open
@@ -140,6 +153,8 @@ def make_front_end(
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
         },
     )
+    floor.listeners.append(front_end.polls.look_again)
+    return front_end
 
 
 def make_opening_pool(settings: Settings) -> OpeningPool:

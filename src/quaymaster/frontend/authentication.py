@@ -96,6 +96,13 @@ class Signed:
         self._verify(authorization, key, request, None if digest is None else digest.hexdigest().encode())
         return self._principal(key)
 
+    def renew(self, request: HTTPRequest) -> Principal:
+        """Return who signed a request that was authenticated, as that is now; CallerError if it may sign no more."""
+        key = self._find_key(self._read(request).access_key_id)
+        if key is None or not key.is_enabled:
+            raise InvalidClientTokenId
+        return self._principal(key)
+
     def _principal(self, key: VerifyingKey) -> Principal:
         """Return whose key signed a request; InvalidClientTokenId where it is of a user that is gone."""
         user = None
@@ -242,6 +249,10 @@ class Open:
         self._principal = Principal.of_root(account_id, "", account_id)
 
     def authenticate(self, request: HTTPRequest) -> Principal:
+        """Return the default account."""
+        return self._principal
+
+    def renew(self, request: HTTPRequest) -> Principal:
         """Return the default account."""
         return self._principal
 

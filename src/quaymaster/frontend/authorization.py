@@ -10,7 +10,7 @@ queue, key or user is another object, so no entry is ever out of date.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from quaymaster.core.access.decisions import Decision, decide, refusal_text
 from quaymaster.core.access.permissions import PERMISSION_NAMES, SERVICE, Permission
@@ -26,6 +26,19 @@ from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
 DECISIONS_REMEMBERED_MAX: Final = 16_384
 
 _Key = tuple[int, int, Permission, bool]
+
+
+class Floor(Protocol):
+    """Up to which change that could take permissions away the rows in memory are complete, and how old they may be."""
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]: ...
+
+    @property
+    def age_ms(self) -> float: ...
 
 
 class Authorization:

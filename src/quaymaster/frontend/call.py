@@ -71,7 +71,12 @@ class Calls:
         broker_timeout_ms: int,
         slow_request_ms: int,
         usage: UsageRecorder | None = None,
+        floor: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`floor`: the authorization floor that this front end follows."""
+        self.floor = floor
+        self.judge: Callable[[Call], None] = lambda call: None
+        """Judges a poll before its answer, if permissions may have been taken away since it was parked."""
         self.broker = broker
         self.metrics = metrics
         self.usage = usage
@@ -124,6 +129,8 @@ class Calls:
                 call.fail(outcome)
                 continue
             try:
+                if call.wait_ms and call.floor != self.floor():
+                    self.judge(call)
                 rendered.append((call, call.render(outcome)))
             except NotYetKnown as unknown:
                 unknown.when_known(partial(self._render_when_known, call, outcome))
@@ -145,6 +152,8 @@ class Calls:
         try:
             if error is not None:
                 raise error
+            if call.wait_ms and call.floor != self.floor():
+                self.judge(call)
             call.succeed(call.render(outcome))
         except NotYetKnown as unknown:  # they may be encrypted with several
             unknown.when_known(partial(self._render_when_known, call, outcome))
@@ -210,6 +219,8 @@ class Call(msgspec.Struct, eq=False):
     replied_ms: float = 0.0
     deadline_ms: float = 0.0
     wait_ms: int = 0
+    floor: int = 0
+    """Of a poll: the authorization floor when it was parked."""
     queue_name: str = ""
     meant: Any = None
     """What the input means, for actions whose input is checked before their queue is found."""
@@ -251,6 +262,7 @@ class Call(msgspec.Struct, eq=False):
         """Send a receive that may be parked for `wait_ms`: taken back when the client hangs up."""
         self.submit(command, render)
         self.wait_ms = wait_ms
+        self.floor = self.calls.floor()
         self.deadline_ms += wait_ms
         self.calls.long_polls += 1
         self.request.on_disconnect = self.on_disconnect

@@ -38,6 +38,7 @@ from quaymaster.frontend.actions.binding import Handlers, TaskHandler
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
+from quaymaster.frontend.parked_polls import ParkedPolls
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest
@@ -215,6 +216,10 @@ class FrontEnd:
         self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._budgets = budgets
         self.calls = calls
+        self._allow = allow
+        calls.judge = self._judge_again
+        self.polls = ParkedPolls(lambda: calls.waiting, self._judge_again)
+        """Tell it when permissions may have been taken away."""
         self._authentication = authentication
         self._admission = admission
         self._throttled = ThrottledReplies()
@@ -239,6 +244,7 @@ class FrontEnd:
     async def stop(self) -> None:
         """End what is still in progress; call after the HTTP server was drained."""
         self.calls.stop()
+        await self.polls.close()
         if self._looker is not None:
             self._looker.cancel()
         tasks = {task for budget in self._budgets.values() for task in budget.tasks}
@@ -406,6 +412,13 @@ class FrontEnd:
         call.principal = principal = self._authentication.authenticate(request)
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
+
+    def _judge_again(self, call: Call) -> None:
+        """Raise what a poll is told that may go on no longer; NotYetKnown where something must be asked for."""
+        floor = self.calls.floor()
+        call.principal = self._authentication.renew(call.request)
+        self._allow(call)
+        call.floor = floor
 
     def _decode(self, call: Call) -> None:
         request = call.request

@@ -44,6 +44,7 @@ from quaymaster.metadata.store.feed import Feed
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
+    AUTHORIZATION_FLOOR,
     DATA_KEYS,
     IDS,
     MASTER_KEY,
@@ -95,7 +96,7 @@ FIND_KEYS_MAX: Final = 128
 NEVER_MS: Final = 10**12
 
 _WRITABLE: Final = (
-    *(ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
+    *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, MASTER_KEY, IDS, READERS),
 )
 """What front ends change by transactions of their own. Queues are changed by requests that know the rules."""

@@ -22,6 +22,7 @@ from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
 from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.store.authorization_floor import FollowedFloor
 from quaymaster.metadata.store.following import RowSource
 from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
@@ -56,6 +57,7 @@ class QueueRegistry:
         self._store = store
         self._options = options
         self.mirror = Mirror(store, source or store)
+        self.floor = FollowedFloor(self.mirror)
         self.accounts = KnownAccounts(self.mirror)
         self.identities = KnownIdentities(self.mirror)
         self.queues = Queues(

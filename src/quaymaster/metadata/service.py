@@ -38,6 +38,7 @@ from quaymaster.metadata.queues.declared_queues import (
     load_declared_queues,
     note_nothing,
 )
+from quaymaster.metadata.store.authorization_floor import FollowedFloor
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.metadata.upkeep import Upkeep
@@ -63,6 +64,9 @@ class Registry(Protocol):
 
     @property
     def accounts(self) -> KnownAccounts: ...
+
+    @property
+    def floor(self) -> FollowedFloor: ...
 
     @property
     def identities(self) -> KnownIdentities: ...
@@ -163,6 +167,7 @@ class MetadataService:
         self.queue = self.queues.queue
         self.find_queue = self.queues.find
         self.access_key = self.accounts.access_key
+        self.floor = registry.floor
         self.user = self.identities.user
         self.role = self.identities.role
         self.data_key = self.data_keys.data_key

@@ -15,6 +15,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
 from quaymaster.node.transport import BROKER_ROLE, Transport
+from quaymaster.protocol.rpc.broker_calls import FOLLOWS, REVISION
 from quaymaster.settings import Settings
 
 
@@ -24,18 +25,23 @@ def route_to_brokers(
     store: Coordination,
     journal_of: Callable[[int, int], int | None],
     cell_format: CellFormat | None = None,
+    *,
+    follows: Callable[[], int] | None = None,
 ) -> BrokerRouter:
     """Return what sends commands to the leaders of their journals; those wait until a leader is known.
+
+    `follows`: the authorization floor that a front end follows; brokers are told on each new connection.
 
     Raises TransportSecurityError when the certificates cannot be used.
     """
     transport.check_peer(BROKER_ROLE)  # now, not with the first connection
+    say_first = None if follows is None else lambda: (FOLLOWS, REVISION.pack(follows()))
     table = LeaderTable()
     watch = LeaderWatch(store, table)
     router = BrokerRouter(
         table,
         journal_of,
-        lambda address: transport.connect(address, BROKER_ROLE),
+        lambda address: transport.connect(address, BROKER_ROLE, say_first=say_first),
         limits=_limits(transport.settings),
         on_doubt=watch.refresh,
         cell_format=cell_format,

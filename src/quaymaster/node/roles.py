@@ -24,6 +24,7 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
+from quaymaster.node.front_ends_behind import FrontEndsBehind
 from quaymaster.node.manager_role import start_manager
 from quaymaster.node.membership import Membership, join_cell, look_again
 from quaymaster.node.metadata_roles import (
@@ -40,6 +41,7 @@ from quaymaster.node.transport import (
     METADATA_ROLE,
     Transport,
 )
+from quaymaster.protocol.rpc.broker_calls import FOLLOWS, REVISION
 from quaymaster.settings import Settings
 
 StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
@@ -123,8 +125,19 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     metadata = await _know_metadata(node, cell, transport)
     node.metrics.add_source(metadata.registry.samples)
     node.health.add_check(metadata.registry.why_not_ready)
-    router = route_to_brokers(transport, stack, cell.store, metadata.queues.journal_of, cell.cell_format)
+    floor = metadata.registry.floor
+    router = route_to_brokers(
+        transport,
+        stack,
+        cell.store,
+        metadata.queues.journal_of,
+        cell.cell_format,
+        follows=lambda: floor.revision,
+    )
+    floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
+    behind_front_ends = FrontEndsBehind(cell.store, lambda address: transport.connect(address, BROKER_ROLE))
+    stack.push_async_callback(behind_front_ends.close)
     admin = make_admin(
         settings,
         broker=router,
@@ -132,6 +145,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         metrics=node.metrics,
         health=node.health,
         operations=FrontEndOperations(node),
+        wait_for_front_ends=behind_front_ends.wait,
         incarnations=usage_incarnations(settings, cell.store),
     )
     node.serve_admin(admin)

@@ -52,17 +52,24 @@ class Transport:
             security_for(address, None, force_plaintext=self.settings.force_plaintext)
         return self.security
 
-    def connect(self, address: tuple[str, int], role: str) -> RPCClient:
+    def connect(
+        self,
+        address: tuple[str, int],
+        role: str,
+        *,
+        say_first: Callable[[], tuple[str, bytes]] | None = None,
+    ) -> RPCClient:
         """Return a connection to a process of that role, made when something is asked."""
         stats = self.rpc.of("client", role)
         if self.security is None:
-            return RPCClient(address, self.hello, stats=stats)
+            return RPCClient(address, self.hello, stats=stats, say_first=say_first)
         return RPCClient(
             address,
             self.hello,
             check_peer=self.security.check_peer(role),
             tls=self.security.client_context,
             stats=stats,
+            say_first=say_first,
         )
 
     def check_peer(self, *roles: str) -> CheckPeer | None:

@@ -14,6 +14,7 @@ from harness.broker_support import define, message, number_of, options
 from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.cell import (
+    authorization_floor,
     backup_calls,
     broker_name,
     cell_calls,
@@ -21,9 +22,9 @@ from quaymaster.broker.cell import (
     move_calls,
     restore_calls,
 )
+from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.broker_name import WHO
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
-from quaymaster.broker.cell.cell_calls import COMMAND
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
 from quaymaster.broker.cell.move_calls import MOVE
 from quaymaster.broker.cell.peer_links import REPLICATE
@@ -59,6 +60,8 @@ from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import (
     ACCEPT_CLOCK,
     DROP,
+    FOLLOWERS,
+    FOLLOWS,
     JOURNAL_ID,
     PREPARE,
     REPORT,
@@ -659,7 +662,7 @@ OF_REPLICAS = (
 OF_OPERATORS = (*backup_calls.CALLERS, *restore_calls.CALLERS)
 DENIED = {
     "frontend": (*OF_REPLICAS, *OF_OPERATORS),
-    "metadata": (*OF_REPLICAS, *OF_OPERATORS),
+    "metadata": (FOLLOWS, FOLLOWERS, *OF_REPLICAS, *OF_OPERATORS),
     "manager": (
         *(WHO, COMMAND, ACCEPT_CLOCK, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
         *OF_OPERATORS,
@@ -677,7 +680,7 @@ DENIED = {
         COPY_END,
         MOVE,
     ),
-    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, ACCEPT_CLOCK, *OF_OPERATORS),
+    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, ACCEPT_CLOCK, FOLLOWS, FOLLOWERS, *OF_OPERATORS),
 }
 
 
@@ -697,7 +700,7 @@ def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         server = cell.brokers["a"]._server
         callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS
-        callers |= backup_calls.CALLERS | restore_calls.CALLERS
+        callers |= backup_calls.CALLERS | restore_calls.CALLERS | authorization_floor.CALLERS
         assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
         assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
 from quaymaster.broker.cell import backup_calls, cell_calls, copy_calls, restore_calls
-from quaymaster.broker.cell.cell_calls import COMMAND
+from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.core.replication.messages import Envelope, Resign
 from quaymaster.core.values.commands import (

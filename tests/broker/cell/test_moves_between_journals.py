@@ -14,8 +14,8 @@ from harness.broker_support import arn, define, message, number_of, options, red
 from harness.waiting import PATIENCE_S
 
 from broker.cell.test_broker_service import Cell, until
+from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
-from quaymaster.broker.cell.cell_calls import COMMAND
 from quaymaster.broker.replica import message_moves, moves_out, queue_places
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration

@@ -20,6 +20,7 @@ import msgspec
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell import (
+    authorization_floor,
     backup_calls,
     broker_name,
     cell_calls,
@@ -27,6 +28,7 @@ from quaymaster.broker.cell import (
     move_calls,
     restore_calls,
 )
+from quaymaster.broker.cell.authorization_floor import AuthorizationFloor
 from quaymaster.broker.cell.backup_calls import BackupCalls
 from quaymaster.broker.cell.broker_name import WHO, BrokerName, NameTaken
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
@@ -70,6 +72,7 @@ CALLERS = (
     | backup_calls.CALLERS
     | restore_calls.CALLERS
     | broker_name.CALLERS
+    | authorization_floor.CALLERS
 )
 """Who may make which call."""
 DRAIN_MS = 1_000
@@ -134,6 +137,7 @@ class BrokerService:
         self.broker = Broker(
             options.journal, options.name, coordination, peers=self, disk=disk, on_stopped=on_stopped
         )
+        self._floor = AuthorizationFloor(coordination, lambda: self._server.connections, retry_max_s=RETRY_S)
         self._copies = CopyCalls(self.broker, self._links, self._tasks)
         calls = CellCalls(
             self.broker,
@@ -141,6 +145,7 @@ class BrokerService:
             leader_hint=self._leader_hint,
             make_report=self.report,
             note=partial(note_act, coordination),
+            floor=self._floor,
         )
         self._moves = MoveCalls(self.broker, self._links, self._tasks)
         self._backups = BackupCalls(self.broker, self._tasks)
@@ -152,6 +157,7 @@ class BrokerService:
                 **self._moves.handlers,
                 **self._backups.handlers,
                 **restores.handlers,
+                **self._floor.handlers,
                 WHO: self._answer_who,
             },
             self._hello,
@@ -215,6 +221,7 @@ class BrokerService:
             raise
         for watch in self._watches:
             watch.start()
+        self._floor.start()
         self._tasks.run(self._name.keep())
         log_event(
             log,
@@ -228,7 +235,7 @@ class BrokerService:
     async def close(self) -> None:
         """Hand over what is led as far as that goes at once, close every journal, stop listening."""
         await self.broker.hand_over_all(LAST_TRANSFER_TIMEOUT_S)
-        await asyncio.gather(*(watch.close() for watch in self._watches))
+        await asyncio.gather(self._floor.close(), *(watch.close() for watch in self._watches))
         await self._tasks.close()
         await self._copies.close()
         await self._backups.close()

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.broker.broker import Broker
+from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFloor
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.broker.replica import record_repair
@@ -40,7 +41,6 @@ from quaymaster.protocol.rpc.broker_calls import (
 from quaymaster.protocol.rpc.command_codec import decode_command, encode_outcome
 from quaymaster.protocol.rpc.replication_codec import ReplicationMessageUnreadable, decode_envelope
 
-COMMAND = "command"
 CALLERS: Final[dict[str, tuple[str, ...]]] = {
     COMMAND: ("frontend", "metadata"),
     REPORT: ("manager", "operator"),
@@ -71,12 +71,14 @@ class CellCalls:
         leader_hint: Callable[[int], str | None],
         make_report: Callable[[], BrokerReport],
         note: Callable[[NotedAct], Awaitable[None]],
+        floor: AuthorizationFloor,
     ) -> None:
         self._broker = broker
         self._tasks = tasks
         self._leader_hint = leader_hint
         self._make_report = make_report
         self._note = note
+        self._floor = floor
 
     @property
     def handlers(self) -> dict[str, CallHandler]:
@@ -98,6 +100,7 @@ class CellCalls:
         return {REPLICATE: self._on_replicate}
 
     def _on_command(self, call: IncomingCall) -> None:
+        self._floor.check(call)
         (number,) = JOURNAL_ID.unpack_from(call.body)
         journal = self._broker.journals.get(number)
         if journal is None:

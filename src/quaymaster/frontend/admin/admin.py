@@ -71,6 +71,7 @@ from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityServ
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
+from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
@@ -103,6 +104,10 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
+WaitForFrontEnds = Callable[[int], Awaitable[list[str]]]
+"""Waits until other front ends follow an authorization floor; returns who does not after a while."""
+
+
 class AdminMetadata(Protocol):
     """What the admin API asks of the metadata service."""
 
@@ -114,6 +119,9 @@ class AdminMetadata(Protocol):
 
     @property
     def identities(self) -> IdentityService: ...
+
+    @property
+    def floor(self) -> Floor: ...
 
     @property
     def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
@@ -168,6 +176,7 @@ class Admin:
         operations: Operations,
         authentication: Signed,
         authorization: OperatorAuthorization,
+        wait_for_front_ends: WaitForFrontEnds,
         incarnations: FrontEndIncarnations | None = None,
     ) -> None:
         self._settings = settings
@@ -180,6 +189,7 @@ class Admin:
         self._incarnations = incarnations
         self._authentication = authentication
         self._authorization = authorization
+        self._wait_for_front_ends = wait_for_front_ends
         self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
         self._cipher = MessageCipher(metadata.data_key)
@@ -334,7 +344,11 @@ class Admin:
             async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
                 if act is not None and act.queue_name:
                     act.queue = await _when_known(self._queue_of_act, call)
+                floor = self._metadata.floor.revision
                 answer = await _when_known(handler, call)
+            if act is not None and self._metadata.floor.revision > floor:
+                behind = await self._wait_for_front_ends(self._metadata.floor.revision)
+                answer = {**answer, "behind": behind} if behind else answer
         except asyncio.CancelledError:
             self._refuse(request, act, _stopping())
             raise
@@ -549,6 +563,11 @@ class Admin:
         return {"path": str(destination), **result}
 
 
+async def _no_others(floor: int) -> list[str]:
+    """Wait for nobody: this is the only front end."""
+    return []
+
+
 def make_admin(
     settings: Settings,
     *,
@@ -557,12 +576,14 @@ def make_admin(
     metrics: Metrics,
     health: Health,
     operations: Operations,
+    wait_for_front_ends: WaitForFrontEnds = _no_others,
     incarnations: FrontEndIncarnations | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
 
-    `now_ms` is the wall clock; `incarnations` are of front ends that record usage.
+    `now_ms` is the wall clock; `incarnations` are of front ends that record usage. `wait_for_front_ends` returns once
+    all others know of a revocation, or the names of those that do not.
     """
     authentication = Signed(
         metadata.accounts.access_key,
@@ -579,6 +600,7 @@ def make_admin(
         health=health,
         operations=operations,
         authentication=authentication,
+        wait_for_front_ends=wait_for_front_ends,
         authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         incarnations=incarnations,
     )

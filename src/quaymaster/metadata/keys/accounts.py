@@ -36,6 +36,7 @@ from quaymaster.metadata.keys.known_identities import KnownIdentities, suffix_of
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.random_ids import random_id
 from quaymaster.metadata.keys.sessions import Sessions, has_ended
+from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
@@ -261,7 +262,8 @@ class Accounts:
 
     async def _put_account(self, account: Account, unchanged: Compare) -> Compare:
         """Store an account if it is as it was; return the condition that it stays as it then is."""
-        revision = await self._mirror.transact([unchanged], [Put(unchanged.key, encode_row(account))])
+        puts = [Put(unchanged.key, encode_row(account)), *raised_floor(self._cell_format)]
+        revision = await self._mirror.transact([unchanged], puts)
         return Compare(unchanged.key, revision)
 
     def _present(self, account_id: str) -> Account:
@@ -452,6 +454,7 @@ class Accounts:
             try:
                 await self._mirror.transact(
                     [self._rows.compare(access_key_id), *self._another_stays(access_key_id, not_last_of)],
+                    raised_floor(self._cell_format),
                     deletes=[ACCESS_KEYS + access_key_id, *sessions[:SESSIONS_PER_TRANSACTION]],
                 )
             except RevisionMismatch:
@@ -502,7 +505,7 @@ class Accounts:
             try:
                 await self._mirror.transact(
                     [self._master_keys.compare(), self._rows.compare(access_key_id), *others],
-                    [Put(ACCESS_KEYS + access_key_id, encode_row(new))],
+                    [Put(ACCESS_KEYS + access_key_id, encode_row(new)), *raised_floor(self._cell_format)],
                     sessions[:SESSIONS_PER_TRANSACTION],
                 )
             except RevisionMismatch:

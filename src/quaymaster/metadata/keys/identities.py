@@ -47,6 +47,7 @@ from quaymaster.metadata.keys.known_identities import (
     suffix_of,
 )
 from quaymaster.metadata.keys.random_ids import random_id
+from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import RoleRow, UserRow, encode_row
@@ -260,7 +261,9 @@ class Identities:
     ) -> Identity:
         row = identity.row
         key = table.prefix + suffix_of(row.account_id, row.name)
-        await self._mirror.transact(compares, [Put(key, encode_row(row))])
+        # A new one takes nothing away. It is simpler to say that it does, and there are few.
+        puts = [Put(key, encode_row(row)), *raised_floor(self._cell_format)]
+        await self._mirror.transact(compares, puts)
         return identity
 
     async def _change_user(self, account_id: str, name: str, change: Callable[[UserRow], UserRow]) -> User:
@@ -289,7 +292,9 @@ class Identities:
             unchanged = table.rows.compare(suffix)
             identity = self._existing(table, account_id, name, noun)
             with suppress(RevisionMismatch):
-                await self._mirror.transact([unchanged], deletes=[table.prefix + suffix])
+                await self._mirror.transact(
+                    [unchanged], raised_floor(self._cell_format), [table.prefix + suffix]
+                )
                 return identity
         raise Overloaded
 

@@ -23,6 +23,7 @@ from quaymaster.metadata.queues.permissions import (
 )
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending
+from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.rows import PENDING, QUEUES
 from quaymaster.protocol.actions.validation import check_tags
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -146,7 +147,10 @@ class AttributeChanges:
                     ),
                 )
                 try:
-                    revision = await queues.mirror.transact([compare], put_pending(changed, now_ms))
+                    puts = put_pending(changed, now_ms)
+                    if changed.attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
+                        puts += raised_floor(queues.options.cell_format)
+                    revision = await queues.mirror.transact([compare], puts)
                 except RevisionMismatch:
                     continue
                 await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])

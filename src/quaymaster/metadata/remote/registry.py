@@ -27,6 +27,7 @@ from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.remote.queues import RemoteQueues
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
 from quaymaster.metadata.remote.rows import LIST_MS, RemoteLimits, RemoteSource, RemoteStore
+from quaymaster.metadata.store.authorization_floor import FollowedFloor
 from quaymaster.metadata.store.identity import Identity, compare_identities
 from quaymaster.metadata.store.rows import DATA_KEYS, DATA_KEYS_KEPT_MAX
 from quaymaster.monitoring.metrics import Sample
@@ -50,6 +51,7 @@ class RemoteRegistry:
         store = RemoteStore(client, limits.change_ms)
         self.mirror = ReadThroughCache(store, RemoteSource(client, limits.rows_max), self.lookups)
         self.lookups.mirror = self.mirror
+        self.floor = FollowedFloor(self.mirror, lambda: client.age_ms)
         self.accounts = KnownAccounts(self.mirror)
         self.identities = KnownIdentities(self.mirror)
         self.queues = RemoteQueues(client, self.mirror, self.lookups, limits)

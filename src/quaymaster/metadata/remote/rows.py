@@ -18,6 +18,7 @@ from quaymaster.coordination.interface import (
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
+    AUTHORIZATION_FLOOR,
     DATA_KEYS,
     DATA_KEYS_KEPT_MAX,
     MASTER_KEY,
@@ -43,7 +44,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
 LIST_MS: Final = 30_000
 
 _FOLLOWED: Final = (
-    *(MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
+    *(AUTHORIZATION_FLOOR, MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS),
 )
 

@@ -153,6 +153,8 @@ class Mirror:
         self._moved = asyncio.Event()
         self.position = 0
         """Every change up to this revision is in the tables."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called when the position was looked at, and whenever own changes were applied."""
 
     def table(
         self,
@@ -197,6 +199,7 @@ class Mirror:
             self._apply(put.key, put.value, revision)
         for key in deletes:
             self._apply(key, None, revision)
+        self.on_moved()
         return revision
 
     async def refresh(self, key: str) -> None:
@@ -258,5 +261,6 @@ class Mirror:
 
     def _move(self, revision: int) -> None:
         self.position = max(self.position, revision)
+        self.on_moved()
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()

@@ -19,6 +19,7 @@
     /ids/KIND                   the last number of a kind that was set aside (text)
     /ids/KIND@NODE              the last number of the block that a node has set aside
     /ids/data_key_floor         data keys up to this number were given before the store went back (text)
+    /authorization_floor        its revision is that of the last change that could take permissions away
     /accepted                   an operator decided to go on with a store that went back (text: when, in ms)
 
 Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
@@ -32,6 +33,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR as AUTHORIZATION_FLOOR
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 

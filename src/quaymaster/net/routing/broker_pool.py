@@ -111,6 +111,12 @@ class BrokerPool:
         """Ask a question of our own, whatever else is on its way."""
         return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
 
+    def tell(self, method: str, body: bytes) -> None:
+        """Send a notice on each connection that there is; new ones begin with what is true then."""
+        for client in (self._commands, *self._polls):
+            if client.is_connected:
+                client.notify(method, body)
+
     def ended(self, body_bytes: int, *, is_poll: bool) -> None:
         """A command was answered or taken back."""
         if is_poll:

@@ -185,6 +185,11 @@ class BrokerRouter:
         pools = list(self._pools.values())
         await asyncio.gather(*(pool.close() for pool in pools), *self._closing)
 
+    def tell(self, method: str, body: bytes) -> None:
+        """Send a notice to every broker that is connected."""
+        for pool in self._pools.values():
+            pool.tell(method, body)
+
     def samples(self) -> Iterator[Sample]:
         """Give the router's metrics: a source for `Metrics`."""
         pools = self._pools.values()

@@ -209,7 +209,8 @@ class RPCClient:
     `on_connected` gets the peer's HELLO; `on_closed` the reason, at once, before the calls in flight fail;
     `on_draining` the reason, when the server takes no more calls. `handlers` take its notices, by method.
     `tls` gives the context for the next connection, so that it may change; `check_peer` as in `RPCServer`. What comes
-    of its calls is counted in `stats`, which clients may share.
+    of its calls is counted in `stats`, which clients may share. `say_first` gives the method and body of a notice that
+    each new connection begins with, before what waits to be sent.
     """
 
     def __init__(
@@ -226,8 +227,10 @@ class RPCClient:
         tls: Callable[[], ssl.SSLContext] | None = None,
         connector: Connector | None = None,
         stats: RPCStats | None = None,
+        say_first: Callable[[], tuple[str, bytes]] | None = None,
     ) -> None:
         self.stats = stats or RPCStats()
+        self.say_first = say_first
         self.address = address
         self.hello = hello
         self.limits = limits or RPCLimits()
@@ -532,6 +535,10 @@ class RPCClient:
         """Both ends have greeted: send what waits."""
         self._connection = connection
         self._is_connecting = False
+        if self.say_first is not None:
+            method, body = self.say_first()
+            header = render_call_header(method, 0, "")
+            connection.send(render_frame(connection.version, NOTICE, 0, header, body))
         if self.on_connected is not None and connection.peer is not None:
             call_back(self.on_connected, connection.peer)
 

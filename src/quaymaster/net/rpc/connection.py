@@ -208,6 +208,10 @@ class RPCConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._reason: str | None = None
 
+    def calls_in_progress(self) -> list[IncomingCall]:
+        """Return the calls of the peer that are not answered yet; a client's peer makes none."""
+        return []
+
     # To be said in subclasses.
 
     def on_ready(self) -> None:

@@ -78,6 +78,10 @@ class _ServerConnection(RPCConnection):
         """Calls in progress."""
         return len(self._calls)
 
+    def calls_in_progress(self) -> list[IncomingCall]:
+        """Return the calls that are not answered yet."""
+        return list(self._calls.values())
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.open.add(self)

@@ -5,6 +5,11 @@
     transfer   TransferRequest              ─▶ bool: the leader has resigned, and the member has everything
     drop       DropRequest                  ─▶ bool: the replica is gone; false: a configuration names it
 
+A front end says of itself, and asks of all:
+
+    follows    revision, u64 little-endian  notice: its rows are complete up to this authorization floor
+    followers                               ─▶ {name: revision} of the front ends that are connected
+
 And an operator:
 
     accept_clock AcceptClockRequest         ─▶ nothing: wall clocks are right, in all journals that it has
@@ -26,8 +31,11 @@ PREPARE: Final = "prepare"
 TRANSFER: Final = "transfer"
 DROP: Final = "drop"
 ACCEPT_CLOCK: Final = "accept_clock"
+FOLLOWS: Final = "follows"
+FOLLOWERS: Final = "followers"
 
 JOURNAL_ID: Final = struct.Struct("<Q")
+REVISION: Final = struct.Struct("<Q")
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
@@ -56,4 +64,5 @@ decode_report = msgspec.msgpack.Decoder(BrokerReport).decode
 decode_transfer = msgspec.msgpack.Decoder(TransferRequest).decode
 decode_drop = msgspec.msgpack.Decoder(DropRequest).decode
 decode_accept_clock = msgspec.msgpack.Decoder(AcceptClockRequest).decode
+decode_followers = msgspec.msgpack.Decoder(dict[str, int]).decode
 decode_answer = msgspec.msgpack.Decoder(bool).decode

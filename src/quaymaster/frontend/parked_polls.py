@@ -1,0 +1,80 @@
+"""Long polls are judged again when permissions may have been taken away while they wait.
+
+    floor raised ──RECHECK_DELAY_S──▶ every parked poll is judged ──may no more──▶ it ends, refused
+    messages come for a poll ──floor raised since it was parked?──▶ judged before its answer is rendered
+
+What a poll is refused that has been given messages, its messages are visible again after their timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown
+from quaymaster.frontend.call import Call
+
+RECHECK_DELAY_S: Final = 0.25
+"""Polls are not looked through more often, however often permissions change."""
+JUDGED_AT_A_TIME: Final = 500
+"""So many polls are judged in one turn of the event loop."""
+
+
+class ParkedPolls:
+    """Ends polls that may wait no longer. `waiting` are all calls whose outcome is awaited.
+
+    `judge` raises what a call is to be told that may not go on. Use within one event loop.
+    """
+
+    def __init__(self, waiting: Callable[[], Iterable[Call]], judge: Callable[[Call], None]) -> None:
+        self._waiting = waiting
+        self._judge = judge
+        self._task: asyncio.Task[None] | None = None
+        self._is_due = False
+        self._is_closed = False
+
+    def look_again(self) -> None:
+        """Permissions may have been taken away: judge all polls soon."""
+        if self._is_closed:
+            return
+        self._is_due = True
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def close(self) -> None:
+        """Judge no more."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _look(self) -> None:
+        try:
+            while self._is_due:
+                await asyncio.sleep(RECHECK_DELAY_S)
+                self._is_due = False
+                polls = [call for call in self._waiting() if call.wait_ms]
+                for number, call in enumerate(polls, 1):
+                    if not call.is_done:
+                        self._end_if_refused(call)
+                    if not number % JUDGED_AT_A_TIME:
+                        await asyncio.sleep(0)
+        finally:
+            self._task = None
+
+    def _end_if_refused(self, call: Call) -> None:
+        try:
+            self._judge(call)
+        except NotYetKnown as unknown:
+            unknown.when_known(lambda error: self._on_known(call))
+        except (CallerError, NotNow) as error:
+            if call.submitted is not None:
+                call.submitted.cancel()
+            call.leave(0.0)
+            call.fail(error)
+
+    def _on_known(self, call: Call) -> None:
+        """What had to be asked for is in memory, or could not be asked for: the broker's floor then ends the poll."""
+        if not call.is_done and not self._is_closed:
+            self.look_again()

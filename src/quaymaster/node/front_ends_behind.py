@@ -1,0 +1,74 @@
+"""Which front ends of a cell do not know of a revocation yet: each broker says how far those follow that use it.
+
+A front end that no broker knows can serve no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from quaymaster.coordination.cell_keys import BROKERS, decode_registration
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, decode_followers
+from quaymaster.settings import parse_address
+
+WAIT_S: Final = 5.0
+"""Brokers refuse a front end sooner that does not follow: see `broker/cell/authorization_floor`."""
+ASK_MS: Final = 1_000
+INTERVAL_S: Final = 0.1
+
+
+class FrontEndsBehind:
+    """Asks all brokers. `connect` makes a connection to a broker's address."""
+
+    def __init__(self, store: Coordination, connect: Callable[[tuple[str, int]], RPCClient]) -> None:
+        self._store = store
+        self._connect = connect
+        self._clients: dict[str, RPCClient] = {}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def wait(self, revision: int) -> list[str]:
+        """Return when all front ends follow a floor; the names of those that do not after WAIT_S.
+
+        A broker that does not answer is named, too: what front ends it knows cannot be said.
+        """
+        ends_s = time.monotonic() + WAIT_S
+        while True:
+            behind = await self._behind(revision)
+            if not behind or time.monotonic() >= ends_s:
+                return sorted(behind)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _behind(self, revision: int) -> set[str]:
+        try:
+            async with asyncio.timeout(ASK_MS / 1000):
+                rows, _ = await self._store.list_all(BROKERS)
+        except (NotNow, TimeoutError):
+            return {"front ends that only the coordination store would tell of"}
+        brokers = [decode_registration(row.value) for row in rows]
+        answers = await asyncio.gather(*(self._ask(broker.name, broker.address) for broker in brokers))
+        behind: set[str] = set()
+        for broker, followed in zip(brokers, answers, strict=True):
+            if followed is None:
+                behind.add(f"front ends of broker {broker.name}, which does not answer")
+            else:
+                behind |= {name for name, follows in followed.items() if follows < revision}
+        return behind
+
+    async def _ask(self, name: str, address: str) -> dict[str, int] | None:
+        try:
+            client = self._clients.get(address)
+            if client is None:
+                endpoint = parse_address(address)
+                client = self._clients[address] = self._connect((endpoint.host, endpoint.port))
+            return decode_followers(await client.ask(FOLLOWERS, b"", ASK_MS))
+        except (NotNow, CallerError, ValueError):
+            return None

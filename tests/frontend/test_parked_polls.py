@@ -1,0 +1,123 @@
+"""Long polls end when whoever waits may wait no longer, and give no message to those who may not have it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from metadata.support import eventually
+
+from quaymaster.core.values.commands import Receive
+from quaymaster.frontend import parked_polls
+from quaymaster.protocol.rpc.metadata_messages import SetAttributes
+
+from .support import ACCOUNT, Answer, Client, Service, serving
+
+MAY_ALL = json.dumps({"Statement": {"Effect": "Allow", "Action": "sqs:*", "Resource": "*"}})
+Revoke = Callable[[Service, str], Awaitable[Any]]
+
+
+async def deny_all(service: Service, key_id: str) -> None:
+    policy = json.dumps({"Statement": {"Effect": "Deny", "Principal": "*", "Action": "sqs:ReceiveMessage"}})
+    await service.metadata.queues.change(SetAttributes(ACCOUNT, "jobs", {"Policy": policy}))
+
+
+REVOCATIONS: dict[str, tuple[Revoke, str]] = {
+    "the key is disabled": (
+        lambda service, key_id: service.metadata.accounts.set_enabled(key_id, enabled=False),
+        "UnrecognizedClient",
+    ),
+    "the key is deleted": (
+        lambda service, key_id: service.metadata.accounts.delete_access_key(key_id),
+        "UnrecognizedClient",
+    ),
+    "the user is deleted": (
+        lambda service, key_id: service.metadata.identities.delete_user(ACCOUNT, "ada"),
+        "UnrecognizedClient",
+    ),
+    "the policy is taken away": (
+        lambda service, key_id: service.metadata.identities.delete_user_policy(ACCOUNT, "ada", "all"),
+        "AccessDenied",
+    ),
+    "the queue's policy denies it": (deny_all, "AccessDenied"),
+}
+OTHERS: dict[str, Revoke] = {
+    "another user is deleted": lambda service, key_id: service.metadata.identities.delete_user(
+        ACCOUNT, "bob"
+    ),
+    "another policy is added": lambda service, key_id: service.metadata.identities.put_user_policy(
+        ACCOUNT, "ada", "more", MAY_ALL
+    ),
+}
+
+
+def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            identities = service.metadata.identities
+            for name in ("ada", "bob"):
+                await identities.create_user(ACCOUNT, name)
+            await identities.put_user_policy(ACCOUNT, "ada", "all", MAY_ALL)
+            key = await service.metadata.accounts.create_access_key(ACCOUNT, user="ada")
+            client = Client(service.client.port, key.access_key_id, key.secret)
+            given = {"QueueUrl": client.url("jobs"), "WaitTimeSeconds": 20}
+            poll = asyncio.create_task(client.json("ReceiveMessage", given))
+            await eventually(lambda: any(isinstance(one, Receive) for one in service.broker.commands))
+            await test(service, key.access_key_id, poll)
+
+    asyncio.run(scenario())
+
+
+async def send(service: Service) -> None:
+    url = service.client.url("jobs")
+    await service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "secret"})
+
+
+@pytest.mark.parametrize("revocation", REVOCATIONS)
+def test_a_poll_ends_soon_after_it_was_forbidden(revocation: str) -> None:
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        revoke, code = REVOCATIONS[revocation]
+        await revoke(service, key_id)
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert answer.status == 403
+        assert code in answer.json["__type"]
+        assert all(submitted.is_cancelled for submitted, _ in service.broker.parked)
+
+    with_poll(test)
+
+
+@pytest.mark.parametrize("revocation", REVOCATIONS)
+def test_messages_that_come_before_it_ends_are_not_given_to_it(
+    revocation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked_polls, "RECHECK_DELAY_S", 3_600)
+
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        revoke, code = REVOCATIONS[revocation]
+        await revoke(service, key_id)
+        await send(service)
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert code in answer.json["__type"]
+        assert b"secret" not in answer.body
+
+    with_poll(test)
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_polls_that_are_still_allowed_go_on_and_get_their_message(change: str) -> None:
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        await OTHERS[change](service, key_id)
+        await asyncio.sleep(2 * parked_polls.RECHECK_DELAY_S)
+        assert not poll.done()
+        await send(service)
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert [message["Body"] for message in answer.json["Messages"]] == ["secret"]
+
+    with_poll(test)
