@@ -35,6 +35,9 @@ class Floor(Protocol):
     def revision(self) -> int: ...
 
     @property
+    def raised(self) -> int: ...
+
+    @property
     def listeners(self) -> list[Callable[[], None]]: ...
 
     @property

@@ -774,3 +774,26 @@ def test_each_operation_has_a_name_that_policies_can_use() -> None:
             assert set(operations) == set(Operation)
 
     asyncio.run(scenario())
+
+
+def test_a_revocation_is_answered_once_front_ends_know_of_it_or_with_those_that_do_not() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            waited: list[int] = []
+
+            async def wait(floor: int) -> list[str]:
+                waited.append(floor)
+                return ["fe-2"] if len(waited) == 2 else []
+
+            port.admin._wait_for_front_ends = wait
+            created = (await port.call("POST", "keys", {"name": "ci"})).json
+            assert waited == []
+            floor = port.service.metadata.floor.raised
+            disabled = await port.call("POST", f"keys/{created['access_key_id']}/disable")
+            deleted = await port.call("DELETE", f"keys/{created['access_key_id']}")
+
+            assert "behind" not in disabled.json
+            assert deleted.json["behind"] == ["fe-2"]
+            assert floor < waited[0] < waited[1] == port.service.metadata.floor.raised
+
+    asyncio.run(scenario())

@@ -344,10 +344,10 @@ class Admin:
             async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
                 if act is not None and act.queue_name:
                     act.queue = await _when_known(self._queue_of_act, call)
-                floor = self._metadata.floor.revision
+                floor = self._metadata.floor.raised
                 answer = await _when_known(handler, call)
-            if act is not None and self._metadata.floor.revision > floor:
-                behind = await self._wait_for_front_ends(self._metadata.floor.revision)
+            if act is not None and self._metadata.floor.raised > floor:
+                behind = await self._wait_for_front_ends(self._metadata.floor.raised)
                 answer = {**answer, "behind": behind} if behind else answer
         except asyncio.CancelledError:
             self._refuse(request, act, _stopping())

@@ -44,6 +44,11 @@ class FollowedFloor:
         """How old what is known may be."""
         return self._age_ms()
 
+    @property
+    def raised(self) -> int:
+        """The highest floor that is known: an own change is known before all changes before it are."""
+        return self._row.revision("")
+
     def _look(self) -> None:
         """Take over the floor, if everything up to it is in the tables: rows that are listed come in parts."""
         revision = self._row.revision("")
