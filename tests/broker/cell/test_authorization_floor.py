@@ -69,12 +69,14 @@ class Broker:
     async def raise_floor(self) -> int:
         return await self.store.transaction([], [Put(AUTHORIZATION_FLOOR, b"1")])
 
-    def connect(self, node: str, follows: int = 0, *, role: str = "frontend") -> RPCClient:
+    def connect(
+        self, node: str, follows: int = 0, *, role: str = "frontend", tells: bool = True
+    ) -> RPCClient:
         client = RPCClient(
             ADDRESS,
             Hello(cell="test", role=role, node=node),
             connector=self.network.connector(ADDRESS),
-            say_first=(lambda: (FOLLOWS, REVISION.pack(follows))) if role == "frontend" else None,
+            say_first=(lambda: (FOLLOWS, REVISION.pack(follows))) if role == "frontend" and tells else None,
         )
         self.clients.append(client)
         return client
@@ -228,7 +230,12 @@ def test_who_follows_how_far_is_told_by_the_least_of_each_front_ends_connections
         for client in clients:
             await ask(client)
         await ask(broker.connect("m1", role="metadata"))
-        assert decode_followers(await clients[0].ask(FOLLOWERS, b"", DEADLINE_MS)) == {"f1": 3, "f2": 7}
+        asking = broker.connect("f2", tells=False)
+        assert decode_followers(await asking.ask(FOLLOWERS, b"", DEADLINE_MS)) == {"f1": 3, "f2": 7}
+        await pass_ms(10)
+        await broker.raise_floor()
+        await pass_ms(2 * BEHIND_MS)
+        assert await is_refused(asking)
 
     with_broker(scenario)
 

@@ -95,11 +95,14 @@ class AuthorizationFloor:
         self._followed[call.connection] = revision
 
     def _on_followers(self, call: IncomingCall) -> None:
-        """Answer with the front ends that are connected, and how far each follows; the least of its connections."""
+        """Answer with the front ends that are connected, and how far each follows; the least of its connections.
+
+        Those that said nothing are not for commands: this question came by one.
+        """
         followed: dict[str, int] = {}
         for connection in self._connections():
-            if connection.peer is not None and connection.peer.role == FRONT_END:
-                revision = self._followed.get(connection, 0)
+            revision = self._followed.get(connection)
+            if connection.peer is not None and revision is not None:
                 name = connection.peer.node
                 followed[name] = min(revision, followed.get(name, revision))
         call.reply(encode_call(followed))
