@@ -62,7 +62,8 @@ does.
 - **Queue**: what the queue must be.
 - **Permissions**: under the names of SQS. The owner of a queue has all of them, and other accounts have none.
   Permissions in italics cannot be given to other accounts.
-- **FIFO rate**: whether the action costs the FIFO rate on FIFO queues. All others cost the standard rate.
+- **FIFO rate**: whether the action costs the FIFO rate on FIFO queues. All others cost the standard rate; actions of
+  STS are free.
 - **Usage**: columns of [usage](tables.md) that the action fills besides those of every request.
 
 | Action | Target | Category | Concerns | Queue | Permissions | FIFO rate | Usage |
@@ -108,7 +109,7 @@ def _action_row(action: Action) -> str:
     own = f"*{action.name}*" if action.owner_only else ""
     cells = (
         f"`{action.name}`",
-        TARGET_PREFIXES[action.service].decode().rstrip("."),
+        TARGET_PREFIXES[action.service].decode().rstrip(".") if action.service in TARGET_PREFIXES else "STS",
         action.category + (", reads only" if action.read_only else ""),
         _CONCERNS[action.scope] + ("; makes a group that is missing" if action.makes_group else ""),
         _STATES[action.queue_state],

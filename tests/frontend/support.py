@@ -477,19 +477,35 @@ class Client:
         every = {"content-type": "application/x-www-form-urlencoded", **(headers or {})}
         return await self.request("POST", path, every, urlencode({"Action": action, **given}).encode())
 
+    async def sts(
+        self, action: str, given: Mapping[str, str], headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send an action of STS in a POST body."""
+        every = {"content-type": "application/x-www-form-urlencoded", **(headers or {})}
+        body = urlencode({"Action": action, "Version": "2011-06-15", **given}).encode()
+        return await self.request("POST", "/", every, body, service="sts")
+
     async def request(
-        self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        service: str = "sqs",
     ) -> Answer:
         """Send any request, signed when there is a key."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(self.render(method, target, headers or {}, body))
+            writer.write(self.render(method, target, headers or {}, body, service=service))
             return await read_answer(reader, is_head=method == "HEAD")
         finally:
             writer.close()
             await writer.wait_closed()
 
-    def render(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    def render(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, service: str = "sqs"
+    ) -> bytes:
         """Return the bytes of a request."""
         path, _, query = target.partition("?")
         every: Sequence[tuple[bytes, bytes]] = [
@@ -499,7 +515,7 @@ class Client:
         if self.key_id is not None:
             every = sign(
                 UnsignedRequest(method.encode(), path.encode(), query.encode(), every, body),
-                Signer(self.key_id, self.secret, self.region),
+                Signer(self.key_id, self.secret, self.region, service=service),
                 now_ms=now_ms(),
             )
         lines = [f"{method} {target} HTTP/1.1".encode()]

@@ -107,11 +107,11 @@ def test_account_disabled_at_one_front_end_is_refused_at_the_other_once_it_has_h
             accounts = pair.one.metadata.accounts
             await accounts.create_account("shop", "111122223333")
             key = await accounts.create_access_key("111122223333")
-            session = await accounts.create_session(key.access_key_id, 3_600_000)
+            session = pair.one.metadata.sessions.create(key.access_key_id, 3_600_000)
             port = pair.two.client.port
             client = Client(port, key.access_key_id, key.secret)
-            temporary = Client(port, session.access_key_id, session.secret)
-            token = {"x-amz-security-token": session.session_token or ""}
+            temporary = Client(port, session.content.access_key_id, session.content.secret)
+            token = {"x-amz-security-token": session.token}
 
             async def answers() -> list[tuple[int, str]]:
                 found = [await client.json("ListQueues", {}), await temporary.json("ListQueues", {}, token)]

@@ -423,11 +423,10 @@ def test_session_credentials_need_their_token() -> None:
     async def scenario() -> None:
         async with serving() as service:
             assert service.client.key_id is not None
-            session = await service.metadata.accounts.create_session(service.client.key_id, 900_000)
-            client = Client(service.client.port, session.access_key_id, session.secret)
-            assert session.session_token is not None
+            session = service.metadata.sessions.create(service.client.key_id, 900_000)
+            client = Client(service.client.port, session.content.access_key_id, session.content.secret)
 
-            good = await client.json("ListQueues", {}, {"x-amz-security-token": session.session_token})
+            good = await client.json("ListQueues", {}, {"x-amz-security-token": session.token})
             bare = await client.json("ListQueues", {})
             wrong = await client.json("ListQueues", {}, {"x-amz-security-token": "guess"})
             needless = await service.client.json("ListQueues", {}, {"x-amz-security-token": "guess"})

@@ -25,6 +25,7 @@ OTHERS_FROM = 1_000_000
 
 URL = {"QueueUrl": "jobs"}
 LOG = {"QueueUrl": "log"}
+ROLE = {"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/worker", "RoleSessionName": "one"}
 SINK = {"SinkId": "sink", "BatchId": 1}
 
 # In this order each finds what it needs, and has some work to do.
@@ -63,6 +64,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("FetchMessages", {**LOG, "Partition": 0, "FromOffset": 1, "ToOffset": 1}),
     ("CommitOffsets", {"QueueUrl": "log", "Offsets": []}),
     ("DeleteQueue", {"QueueUrl": "new"}),
+    ("GetCallerIdentity", {}),
+    ("GetSessionToken", {"DurationSeconds": "900"}),
+    ("AssumeRole", ROLE),
+    ("AssumeRoleWithWebIdentity", {**ROLE, "WebIdentityToken": "wrong"}),
 ]
 
 
@@ -95,6 +100,8 @@ async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
         fields["QueueUrl"] = service.client.url(fields["QueueUrl"])
     if "SourceArn" in fields:
         fields["SourceArn"] = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{fields['SourceArn']}"
+    if ACTIONS[action].service == "sts":
+        return await service.client.sts(action, fields)
     prefix = TARGET_PREFIXES[ACTIONS[action].service].decode()
     headers = {"x-amz-target": f"{prefix}{action}", "content-type": "application/x-amz-json-1.0"}
     return await service.client.request("POST", "/", headers, json.dumps(fields).encode())

@@ -170,7 +170,9 @@ def hour_of(record: UsageRecord) -> datetime.datetime:
 
 
 def billed(record: UsageRecord) -> int:
-    return billed_requests_of(record.account_id, record.http_status, record.chunks, record.protocol)
+    return billed_requests_of(
+        record.account_id, record.http_status, record.chunks, record.protocol, action=record.action
+    )
 
 
 def percent(part: int, whole: int) -> Decimal:

@@ -1,4 +1,4 @@
-"""What others have in metadata: queues, consumer groups, accounts, keys, sessions."""
+"""What others have in metadata: queues, consumer groups, accounts, keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _key(key_id: str, account: str, **changed: object) -> StoredRow:
 
 
 def rows_of_others(count: int) -> Iterator[StoredRow]:
-    """Yield the rows of so many queues, with as many accounts, keys, sessions and data keys."""
+    """Yield the rows of so many queues, with as many accounts, keys and data keys."""
     for number in range(count):
         owner = f"{number % ACCOUNTS_OF_OTHERS + 1:012}"
         if number % LOGS_EVERY:
@@ -79,7 +79,6 @@ def rows_of_others(count: int) -> Iterator[StoredRow]:
             yield _queue(number, owner, f"log-{number}@all", queue_id=10_000_000 + log, group_of=log)
         key_id = f"AKIA{number:016}"
         yield _key(key_id, owner)
-        yield _key(f"ASIA{number:016}", owner, expires_ms=START_MS + 36 * 3_600_000, parent_id=key_id)
         account = f"{200_000_000_000 + number}"
         yield StoredRow(ACCOUNTS + account, encode_row(AccountRow(account, "", START_MS)))
         yield StoredRow(ACCOUNT_KEYS + account, encode_row(AccountKeyRow(1_000 + number)))

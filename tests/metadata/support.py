@@ -14,12 +14,20 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.errors import CallerError, QueueIdTaken, QueueRevisionTaken
+from quaymaster.core.values.errors import (
+    CallerError,
+    ExpiredToken,
+    InvalidClientTokenId,
+    QueueIdTaken,
+    QueueRevisionTaken,
+)
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.sessions import NewSession
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
+from quaymaster.metadata.service import MetadataService
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
@@ -117,6 +125,16 @@ class World:
             yield service
         finally:
             await service.close()
+
+
+def is_good(service: MetadataService, session: NewSession) -> bool:
+    """Tell whether a session is taken; raises NotYetKnown."""
+    try:
+        found = service.session(session.content.access_key_id, session.token)
+    except (InvalidClientTokenId, ExpiredToken):
+        return False
+    assert found.content == session.content
+    return True
 
 
 class ActingStore(MemoryCoordination):

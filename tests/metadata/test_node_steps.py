@@ -82,7 +82,8 @@ async def purge(pair: Pair) -> None:
 async def use_keys(pair: Pair) -> None:
     accounts = pair.front_end.accounts
     key = await accounts.create_access_key(ACCOUNT, "more")
-    await accounts.create_session(key.access_key_id, 3_600_000)
+    session = pair.front_end.sessions.create(key.access_key_id, 3_600_000)
+    pair.front_end.session(session.content.access_key_id, session.token)
     await accounts.rotate_secret(key.access_key_id)
     await accounts.delete_access_key(key.access_key_id)
 
@@ -152,7 +153,8 @@ def add_others(pair: Pair, count: int) -> None:
         front_end.registry.queues,
         front_end.accounts,
         front_end.accounts.known,
-        front_end.accounts._sessions,
+        front_end.sessions,
+        front_end.session_keys,
         front_end.data_keys,
     ]
     holders += [*node.registry.mirror._tables.values(), *front_end.registry.mirror._tables.values()]

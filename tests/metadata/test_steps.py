@@ -61,8 +61,8 @@ async def cancel_purge(service: ServerMetadata) -> None:
 
 async def use_keys(service: ServerMetadata) -> None:
     key = await service.accounts.create_access_key(ACCOUNT, "more")
-    await service.accounts.create_session(key.access_key_id, 3_600_000)
-    service.accounts.list_sessions(ACCOUNT)
+    session = service.sessions.create(key.access_key_id, 3_600_000)
+    service.session(session.content.access_key_id, session.token)
     await service.accounts.rotate_secret(key.access_key_id)
     await service.accounts.set_enabled(key.access_key_id, enabled=False)
     await service.accounts.delete_access_key(key.access_key_id)
@@ -116,7 +116,8 @@ def add_others(service: ServerMetadata, count: int) -> None:
         queues.data_keys,
         accounts,
         accounts.known,
-        accounts._sessions,
+        service.sessions,
+        service.session_keys,
         service.data_keys,
     )
     watched = forbid_walks(*holders, entries_min=MANY // LOGS_EVERY)

@@ -44,6 +44,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "bench": "quaymaster.cli.bench.bench:bench",
     "master-key": "quaymaster.cli.admin.key:master_key_app",
     "receipt-key": "quaymaster.cli.admin.key:receipt_key_app",
+    "session-key": "quaymaster.cli.admin.key:session_key_app",
     "clock": "quaymaster.cli.admin.clock:app",
     "frontend": "quaymaster.cli.admin.frontend:app",
     "cell": "quaymaster.cli.cells.cell:app",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.binding import bind_handlers
@@ -15,15 +15,17 @@ from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.actions.move_actions import MoveActions
 from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
+from quaymaster.frontend.actions.sts_actions import SessionService, STSActions
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import FindUser, Open, Signed, VerifyingKey
+from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
+from quaymaster.frontend.role_authorization import RoleAuthorization
 from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
@@ -34,6 +36,9 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
+
+UNSIGNED_ACTIONS_MAX: Final = 16
+"""Actions of clients that have signed nothing, at once."""
 
 
 class Metadata(Protocol):
@@ -59,6 +64,12 @@ class Metadata(Protocol):
 
     @property
     def floor(self) -> Floor: ...
+
+    @property
+    def sessions(self) -> SessionService: ...
+
+    @property
+    def session(self) -> FindSession: ...
 
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
@@ -116,6 +127,8 @@ def make_front_end(
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
+    roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
+    sts = STSActions(metadata.sessions, roles.may_assume)
     front_end = FrontEnd(
         Calls(
             broker,
@@ -130,6 +143,7 @@ def make_front_end(
         else Signed(
             metadata.access_key,
             metadata.user,
+            metadata.session,
             region=settings.region,
             skew_ms=settings.clock_skew_s * 1000,
             now_ms=now_ms,
@@ -146,11 +160,12 @@ def make_front_end(
             is_forced=settings.allow_open_on_network,
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
-        handlers=bind_handlers([messages, queues, moves, logs, transactions]),
+        handlers=bind_handlers([messages, queues, moves, logs, transactions, sts]),
         allow=gate.allow,
         budgets={
             "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
+            "unsigned": TaskBudget(UNSIGNED_ACTIONS_MAX, settings.control_timeout_ms),
         },
     )
     floor.listeners.append(front_end.polls.look_again)

@@ -1,6 +1,7 @@
 """Who is asking: the signature of a request is checked before anything else of it is read.
 
-    signed   Authorization header or presigned query ──▶ access key ──▶ secret ──▶ signature holds ──▶ principal
+    signed   Authorization header or presigned query ──▶ access key, or session of a token ──▶ secret
+                                                                               signature holds ──▶ principal
     open     anything ──▶ the default account (loopback only, unless forced)
 
 Keys are root keys of accounts, or keys of their users. What each may do is judged later: see `authorization`.
@@ -10,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from hmac import compare_digest
 from typing import Final, Protocol
 
 from quaymaster.core.values.errors import (
     CallerError,
-    ExpiredToken,
     InvalidClientTokenId,
     MissingAuthenticationToken,
     NotNow,
     Overloaded,
+    SignatureDoesNotMatch,
 )
-from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.frontend.principal import IdentityInForce, Principal
+from quaymaster.frontend.principal import IdentityInForce, Principal, SessionInForce
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
-from quaymaster.protocol.sqs.sigv4 import Authorization, SigningKeys, declared_digest
+from quaymaster.protocol.sqs.sigv4 import Authorization, Service, SigningKeys, declared_digest, wrong_service
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
 UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -48,11 +47,7 @@ class VerifyingKey(Protocol):
     @property
     def is_enabled(self) -> bool: ...
     @property
-    def session_token(self) -> str | None: ...
-    @property
-    def created_ms(self) -> int: ...
-    @property
-    def expires_ms(self) -> int | None: ...
+    def rotated_ms(self) -> int: ...
     @property
     def user(self) -> str: ...
 
@@ -60,6 +55,8 @@ class VerifyingKey(Protocol):
 FindKey = Callable[[str], VerifyingKey | None]
 FindUser = Callable[[str, str], IdentityInForce | None]
 """Finds a user of an account by name; may raise NotYetKnown."""
+FindSession = Callable[[str, str], SessionInForce]
+"""Finds the session of an access key id and a token; raises InvalidClientTokenId, ExpiredToken, NotYetKnown."""
 
 
 class Signed:
@@ -69,6 +66,7 @@ class Signed:
         self,
         find_key: FindKey,
         find_user: FindUser,
+        find_session: FindSession,
         *,
         region: str,
         skew_ms: int,
@@ -76,32 +74,45 @@ class Signed:
     ) -> None:
         self._find_key = find_key
         self._find_user = find_user
+        self._find_session = find_session
         self._region = region
         self._now_ms = now_ms
         self._signing = SigningKeys(skew_ms=skew_ms)
-        self._principals: dict[str, tuple[VerifyingKey, IdentityInForce | None, Principal]] = {}
-        """By access key; made of these objects, and others when the key or its user has changed."""
+        self._principals: dict[str, tuple[object, IdentityInForce | None, Principal]] = {}
+        """By access key; made of these objects, and others when the key, session or user has changed."""
 
-    def authenticate(self, request: HTTPRequest) -> Principal:
-        """Return who signed `request`.
+    def authenticate(self, request: HTTPRequest, service: Service = "sqs") -> Principal:
+        """Return who signed `request`, which asks for an action of `service`.
 
         Raises:
-            CallerError: not signed, by an unknown key, too long ago, or not this request.
+            CallerError: not signed, by an unknown key, too long ago, for another service, or not this request.
         """
         authorization = self._read(request)
-        key = self._find_key(authorization.access_key_id)
-        if key is None or not key.is_enabled:
-            raise InvalidClientTokenId
-        digest = request.digest
-        self._verify(authorization, key, request, None if digest is None else digest.hexdigest().encode())
-        return self._principal(key)
+        if authorization.scope.service != service:
+            raise SignatureDoesNotMatch(wrong_service(service))
+        digest = None if request.digest is None else request.digest.hexdigest().encode()
+        if authorization.token is None:
+            key = self._key(authorization.access_key_id)
+            self._verify(authorization, key.secret, request, digest)
+            return self._principal(key)
+        session = self._find_session(authorization.access_key_id, authorization.token)
+        self._verify(authorization, session.secret, request, digest)
+        return self._principal_of_session(session)
 
     def renew(self, request: HTTPRequest) -> Principal:
         """Return who signed a request that was authenticated, as that is now; CallerError if it may sign no more."""
-        key = self._find_key(self._read(request).access_key_id)
-        if key is None or not key.is_enabled:
-            raise InvalidClientTokenId
-        return self._principal(key)
+        authorization = self._read(request)
+        if authorization.token is None:
+            return self._principal(self._key(authorization.access_key_id))
+        return self._principal_of_session(
+            self._find_session(authorization.access_key_id, authorization.token)
+        )
+
+    def _principal_of_session(self, session: SessionInForce) -> Principal:
+        known = self._principals.get(session.access_key_id)
+        if known is not None and known[0] is session:
+            return known[2]
+        return self._remember(session, None, Principal.of_session(session))
 
     def _principal(self, key: VerifyingKey) -> Principal:
         """Return whose key signed a request; InvalidClientTokenId where it is of a user that is gone."""
@@ -113,13 +124,16 @@ class Signed:
         known = self._principals.get(key.access_key_id)
         if known is not None and known[0] is key and known[1] is user:
             return known[2]
+        if user is None:
+            principal = Principal.of_root(key.account_id, key.access_key_id, key.principal_id, key.rotated_ms)
+        else:
+            principal = Principal.of_user(key.account_id, key.access_key_id, user, key.rotated_ms)
+        return self._remember(key, user, principal)
+
+    def _remember(self, signer: object, user: IdentityInForce | None, principal: Principal) -> Principal:
         if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
             self._principals.clear()
-        if user is None:
-            principal = Principal.of_root(key.account_id, key.access_key_id, key.principal_id)
-        else:
-            principal = Principal.of_user(key.account_id, key.access_key_id, user)
-        self._principals[key.access_key_id] = key, user, principal
+        self._principals[principal.access_key_id] = signer, user, principal
         return principal
 
     def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
@@ -131,13 +145,16 @@ class Signed:
         """
         try:
             authorization = self._read(request)
-            key = self._find_key(authorization.access_key_id)
-            if key is None or not key.is_enabled:
-                raise InvalidClientTokenId
+            access_key_id, token = authorization.access_key_id, authorization.token
+            secret = (
+                self._key(access_key_id).secret
+                if token is None
+                else self._find_session(access_key_id, token).secret
+            )
             declared = declared_digest(request.first)
             if declared is not None:
-                self._verify(authorization, key, request, declared)
-                if not request.vouch(key.access_key_id):
+                self._verify(authorization, secret, request, declared)
+                if not request.vouch(access_key_id):
                     return too_many_connections()
         except CallerError as error:
             return error
@@ -154,35 +171,24 @@ class Signed:
             raise MissingAuthenticationToken
         return authorization
 
+    def _key(self, access_key_id: str) -> VerifyingKey:
+        key = self._find_key(access_key_id)
+        if key is None or not key.is_enabled:
+            raise InvalidClientTokenId
+        return key
+
     def _verify(
-        self, authorization: Authorization, key: VerifyingKey, request: HTTPRequest, body_sha256: bytes | None
+        self, authorization: Authorization, secret: str, request: HTTPRequest, body_sha256: bytes | None
     ) -> None:
-        now_ms = self._now_ms()
-        token = authorization.token
-        if key.session_token is not None or token is not None:
-            self._check_token(key, token, now_ms)
         self._signing.verify(
             authorization,
             method=request.method,
             raw_path=request.path,
             body=request.body,
-            secret=key.secret,
-            now_ms=now_ms,
+            secret=secret,
+            now_ms=self._now_ms(),
             body_sha256=body_sha256,
         )
-
-    def _check_token(self, key: VerifyingKey, token: str | None, now_ms: int) -> None:
-        expected = key.session_token
-        if (
-            expected is None
-            or token is None
-            or not compare_digest(expected.encode(), token.encode("latin-1"))
-        ):
-            raise InvalidClientTokenId
-        if key.expires_ms is not None and has_passed(
-            key.created_ms, key.expires_ms - key.created_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS
-        ):
-            raise ExpiredToken
 
 
 class Unjudged:
@@ -248,7 +254,7 @@ class Open:
     def __init__(self, account_id: str) -> None:
         self._principal = Principal.of_root(account_id, "", account_id)
 
-    def authenticate(self, request: HTTPRequest) -> Principal:
+    def authenticate(self, request: HTTPRequest, service: Service = "sqs") -> Principal:
         """Return the default account."""
         return self._principal
 

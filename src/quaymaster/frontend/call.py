@@ -37,7 +37,7 @@ from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.broker_client import BrokerClient, Submitted, ask
-from quaymaster.protocol.actions import sqs_json, sqs_query
+from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.table import UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.errors import render_error, wire_error
 from quaymaster.protocol.sqs.response import CONTENT_TYPE, Response, WireForm
@@ -330,7 +330,11 @@ class Call(msgspec.Struct, eq=False):
         request_id = self.request_id
         if form is WireForm.JSON:
             return _JSON_HEADERS % request_id.encode() + self.cors, sqs_json.encode_response(output)
-        body = sqs_query.encode_response(self.action, output, request_id, form)
+        if form is WireForm.STS:
+            assert output is not None, "actions of STS have outputs"
+            body = sts_query.encode_response(self.action, output, request_id)
+        else:
+            body = sqs_query.encode_response(self.action, output, request_id, form)
         return _OTHER_HEADERS % (request_id.encode(), CONTENT_TYPE[form]) + self.cors, body
 
     def succeed(self, output: Shape | None) -> None:

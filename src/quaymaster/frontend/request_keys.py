@@ -64,7 +64,8 @@ _READERS: Final[dict[str, Callable[[RequestKeys], str]]] = {
     "aws:epochtime": lambda keys: str(keys.now_ms // 1000),
     "aws:principalaccount": lambda keys: keys.principal.account_id,
     "aws:principalarn": lambda keys: keys.principal.requester.principal_arn,
-    "aws:principaltype": lambda keys: _PRINCIPAL_TYPES[keys.principal.requester.kind],
+    # Web identities have none.
+    "aws:principaltype": lambda keys: _PRINCIPAL_TYPES.get(keys.principal.requester.kind, ""),
     "aws:userid": _user_id,
     "aws:username": _user_name,
     "aws:tokenissuetime": _token_issue_time,

@@ -4,6 +4,7 @@
                                    │
               X-Amz-Target: AmazonSQS.<Action>      AWS JSON 1.0
               Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
+              signed for sts, or its Version        AWS Query of STS
 
 The requests that came together take each step together: a step's code stays in the processor's caches, and a
 request costs a third less than when each takes all steps by itself (decision 17). Actions on messages run as
@@ -43,13 +44,14 @@ from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
-from quaymaster.protocol.actions import sqs_json, sqs_query
+from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action, Plane
 from quaymaster.protocol.sqs.errors import render_error, wire_error
 from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
 from quaymaster.protocol.sqs.queue_urls import parse_queue_path
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
+from quaymaster.protocol.sqs.sigv4 import Service
 
 _LOOPBACK_ORIGIN: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _LOOPBACK_HOST: Final = re.compile(r"(.+\.)?localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
@@ -63,6 +65,9 @@ _ALLOWED: Final = (
     b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
 )
 _PREFLIGHT_MAX_AGE_S: Final = 3600
+_STS_VERSION: Final = b"Version=" + sts_query.VERSION.encode()
+_STS_SCOPE: Final = b"/sts/aws4_request"
+_STS_SCOPE_IN_QUERY: Final = re.compile(b"X-Amz-Credential=[^&]*(?:/|%2[Ff])sts(?:/|%2[Ff])aws4_request")
 UNKNOWN_WAITING_MAX: Final = 10_000
 """Requests that wait at once until metadata has been asked for what they name."""
 
@@ -257,7 +262,9 @@ class FrontEnd:
         error = self._authentication.judge_head(request)
         if error is None:
             return None
-        form = WireForm.QUERY if request.header(b"x-amz-target") is None else WireForm.JSON
+        form = WireForm.JSON
+        if request.header(b"x-amz-target") is None:
+            form = WireForm.STS if _is_signed_for_sts(request) else WireForm.QUERY
         request_id = self._next_id()
         response = render_error(error, form, request_id)
         code = wire_error(error).code
@@ -403,13 +410,16 @@ class FrontEnd:
             if why_refused is not None:
                 raise AccessDenied(why_refused)
         if target is None:
-            call.encoded = _query_parameters(request)
+            call.encoded = encoded = _query_parameters(request)
+            if _STS_VERSION in encoded or _is_signed_for_sts(request):
+                call.form = WireForm.STS
         elif request.method != b"POST":
             raise UnknownOperation
 
     def _authenticate(self, call: Call) -> None:
         request = call.request
-        call.principal = principal = self._authentication.authenticate(request)
+        service: Service = "sts" if call.form is WireForm.STS else "sqs"
+        call.principal = principal = self._authentication.authenticate(request, service)
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
 
@@ -427,6 +437,11 @@ class FrontEnd:
             call.action = action = sqs_json.parse_target(target)
             call.counted = self._counted[action.name]
             call.given = sqs_json.decode_request(action, request.body)
+        elif call.form is WireForm.STS:
+            parameters = parse_parameters(call.encoded)
+            call.action = action = sts_query.action_of(parameters)
+            call.counted = self._counted[action.name]
+            call.given = sts_query.decode_request(action, parameters)
         else:
             parameters = parse_parameters(call.encoded)
             call.action = action = sqs_query.action_of(parameters)
@@ -497,6 +512,14 @@ def _is_of_browser(request: HTTPRequest) -> bool:
     if (request.header(b"user-agent") or b"").startswith(b"Mozilla/"):
         return True
     return request.header(b"accept-language") is not None and request.header(b"sec-fetch-mode") is None
+
+
+def _is_signed_for_sts(request: HTTPRequest) -> bool:
+    """Tell whether a request's credential scope is that of STS: in its Authorization header, or its query."""
+    signed = request.first.get(b"authorization")
+    return (
+        _STS_SCOPE in signed if signed is not None else _STS_SCOPE_IN_QUERY.search(request.query) is not None
+    )
 
 
 def _query_form(request: HTTPRequest) -> WireForm:

@@ -31,6 +31,8 @@ from quaymaster.metadata.keys.identities import Identities
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
+from quaymaster.metadata.keys.session_keys import SessionKeys
+from quaymaster.metadata.keys.sessions import Sessions
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
 from quaymaster.metadata.queues.declared_queues import (
@@ -48,8 +50,8 @@ from quaymaster.net.routing.metadata_client import known, one_request
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
-RECEIPT_KEY_LEAD_MS: Final = 60_000
-"""A new receipt key signs when every front end that hears of changes at all has had it for long."""
+KEY_LEAD_MS: Final = 60_000
+"""A new key of receipts or sessions is used when every front end that hears of changes at all has had it for long."""
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +134,13 @@ class MetadataService:
             check_new=None if self._others is None else self._others.check_all_have,
             retires_with_others=self._others is not None,
         )
+        lead_ms = 0 if self._others is None else KEY_LEAD_MS
         self.data_keys = DataKeys(
             mirror,
             self.master_keys,
             now_ms,
             capacity=registry.data_keys_max,
-            receipt_key_lead_ms=0 if self._others is None else RECEIPT_KEY_LEAD_MS,
+            receipt_key_lead_ms=lead_ms,
             on_missing=registry.miss,
         )
         self.accounts = Accounts(
@@ -159,6 +162,15 @@ class MetadataService:
             quotas=options.quotas,
             cell_format=options.cell_format,
         )
+        self.session_keys = SessionKeys(
+            mirror,
+            self.master_keys,
+            now_ms,
+            cell_format=options.cell_format,
+            lead_ms=lead_ms,
+            on_missing=registry.miss,
+        )
+        self.sessions = Sessions(self.session_keys, self.accounts, self.identities, now_ms)
         self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
         self._rotation = MasterKeyRotation(mirror, self.master_keys)
         self._default_key: AccessKey | None = None
@@ -170,6 +182,7 @@ class MetadataService:
         self.floor = registry.floor
         self.user = self.identities.user
         self.role = self.identities.role
+        self.session = self.sessions.find
         self.data_key = self.data_keys.data_key
 
     def _miss_access_key(self, key: str) -> None:
@@ -189,6 +202,7 @@ class MetadataService:
             await self.registry.start()
             await self._start_keys()
             await self.data_keys.start()
+            await self.session_keys.start()
             self._default_key = await self.accounts.ensure_default(self.account_id)
             if self._others is not None:
                 with suppress(NotNow):  # the store cannot be written now; upkeep tries again
@@ -269,16 +283,22 @@ class MetadataService:
         """
         return await self.data_keys.rotate_receipt_key()
 
+    async def rotate_session_key(self) -> int:
+        """Encrypt session tokens with a new key, once every front end knows it; those given out stay good.
+
+        Returns its id. UnsupportedOperation in a cell of an older format.
+        """
+        return await self.session_keys.rotate()
+
     async def run_upkeep(self) -> None:
-        """Do what is due: a rotation cut short, keys and sessions past their time."""
+        """Do what is due: a rotation cut short, keys past their time."""
         if self._others is not None:
             await self._others.note_own_keys()
         await self._rotation.finish()
         self.data_keys.take_receipt_keys()
         await self.data_keys.drop_old_receipt_keys()
-        if self._others is not None:
-            self.accounts.other_ms = self._others.look_at_clocks()
-        await self.accounts.drop_expired_sessions()
+        await self.session_keys.keep_up(None if self._others is None else self._others.look_at_clocks())
+        await self.accounts.drop_stored_sessions()
         await self.accounts.drop_keys_of_deleted_accounts()
         await self.identities.drop_those_of_deleted_accounts()
         await self.accounts.drop_keys_of_deleted_users()

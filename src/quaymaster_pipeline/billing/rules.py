@@ -5,6 +5,8 @@ They are the public pricing rules of Amazon SQS:
 - Every action is a request, an empty receive too. Each started 64 KiB of payload is one billed request; a batch counts
   its total. So the *chunks* of its usage record
   (`protocol/usage/usage_records.chunks_of`) are what a request is billed.
+- Actions of STS are free, as in AWS: the table of actions says so.
+- Actions of STS are free, as in AWS.
 - Sending, receiving, deleting and changing the visibility of messages of a FIFO queue cost the FIFO rate. All other
   actions cost the standard rate, on FIFO queues too.
 
@@ -29,6 +31,7 @@ BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
 RULE_VERSION: Final = 1
 
 FIFO_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "by queue")
+FREE_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "free")
 ANSWERED_STATUS_MIN: Final = 200
 ANSWERED_STATUS_END: Final = 500
 REFUSED_STATUSES: Final = frozenset({403, 429})
@@ -41,9 +44,11 @@ def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
     return "fifo" if queue_type == "fifo" and action in FIFO_ACTIONS else "standard"
 
 
-def billed_requests_of(account_id: str | None, http_status: int, chunks: int, protocol: str = "json") -> int:
+def billed_requests_of(
+    account_id: str | None, http_status: int, chunks: int, protocol: str = "json", *, action: str = ""
+) -> int:
     """Return how many requests one request is billed as: its chunks, or 0 when it is not billed at all."""
     is_answered = ANSWERED_STATUS_MIN <= http_status < ANSWERED_STATUS_END
-    if protocol == UNBILLED_PROTOCOL:
+    if protocol == UNBILLED_PROTOCOL or action in FREE_ACTIONS:
         return 0
     return chunks if account_id and is_answered and http_status not in REFUSED_STATUSES else 0

@@ -15,11 +15,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster.protocol.actions.table import STS_ACTIONS
 from quaymaster.protocol.usage.usage_records import UsageRecord, hashed_bytes
 from quaymaster_pipeline.billing.rules import (
     ANSWERED_STATUS_END,
     ANSWERED_STATUS_MIN,
     FIFO_ACTIONS,
+    FREE_ACTIONS,
     REFUSED_STATUSES,
     UNBILLED_PROTOCOL,
 )
@@ -201,7 +203,8 @@ def _is_billed(rows: Any) -> Any:
     is_refused = pc.is_in(status, pa.array(sorted(REFUSED_STATUSES), status.type))
     has_account = pc.not_equal(pc.fill_null(rows.column("account_id"), ""), "")
     of_operator = pc.equal(pc.fill_null(rows.column("protocol"), ""), UNBILLED_PROTOCOL)
-    return pc.and_not(pc.and_(has_account, pc.and_not(is_answered, is_refused)), of_operator)
+    is_free = pc.or_(of_operator, pc.is_in(rows.column("action"), pa.array(sorted(FREE_ACTIONS))))
+    return pc.and_not(pc.and_(has_account, pc.and_not(is_answered, is_refused)), is_free)
 
 
 def audit_rows(rows: Any) -> Any:
@@ -213,7 +216,11 @@ def audit_rows(rows: Any) -> Any:
 
     columns = {
         "event_version": repeated(AUDIT_EVENT_VERSION),
-        "event_source": repeated("sqs.amazonaws.com"),
+        "event_source": pc.if_else(
+            pc.is_in(rows.column("action"), pa.array(sorted(STS_ACTIONS))),
+            "sts.amazonaws.com",
+            "sqs.amazonaws.com",
+        ),
         "event_name": rows.column("action"),
         "event_category": repeated("Management"),
         "event_type": repeated("AwsApiCall"),

@@ -401,7 +401,7 @@ def test_requests_of_a_disabled_account_are_refused_as_those_of_a_disabled_key()
             assert {answer.status for answer in refused} == {403}
             assert refused[0].json == of_key.json
             assert "InvalidClientTokenId" in refused[0].headers["x-amzn-query-error"]
-            assert [key["enabled"] for key in keys] == [True, True]
+            assert [key["enabled"] for key in keys] == [True]
             assert [message["body"] for message in peeked.json["messages"]] == ["hello"]
             assert [account["state"] for account in listed.json["accounts"]] == ["enabled", "disabled"]
             assert received.json["Messages"][0]["Body"] == "hello"
@@ -458,7 +458,9 @@ def test_accounts_that_the_server_needs_stay_enabled(method: str, verb: str) -> 
             accounts = port.service.metadata.accounts
             answer = await port.call(method, f"accounts/{ACCOUNT}/{verb}".rstrip("/"))
             path = (method, "accounts", "*", *verb.split())
-            elsewhere = AccountAdmin(accounts, default_account=TEAM).routes()[path]
+            elsewhere = AccountAdmin(accounts, port.service.metadata.sessions, default_account=TEAM).routes()[
+                path
+            ]
 
             assert error_of(answer) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
             assert answer.json["error"]["message"] == (
@@ -529,7 +531,7 @@ def test_session_credentials_are_made_for_a_key() -> None:
     asyncio.run(scenario())
 
 
-def test_sessions_are_listed_behind_the_keys_and_end_with_theirs() -> None:
+def test_sessions_end_with_their_key_and_are_not_listed() -> None:
     async def scenario() -> None:
         async with administered() as port:
             key_id = (await port.call("POST", "keys", {"name": "ci"})).json["access_key_id"]
@@ -537,16 +539,17 @@ def test_sessions_are_listed_behind_the_keys_and_end_with_theirs() -> None:
             client = Client(port.service.client.port, session["access_key_id"], session["secret_access_key"])
             token = {"x-amz-security-token": session["session_token"]}
 
+            taken = await client.json("ListQueues", {}, token)
             listed = (await port.call("GET", "keys")).json["keys"]
             again = await port.call("POST", f"keys/{session['access_key_id']}/session", {})
             await port.call("POST", f"keys/{key_id}/disable")
             refused = await client.json("ListQueues", {}, token)
 
-            assert [key["parent_id"] for key in listed] == [None, None, key_id]
-            assert listed[2]["access_key_id"] == session["access_key_id"]
-            assert listed[2]["expires_ms"] == session["expires_ms"]
+            assert (session["parent_id"], session["name"], session["enabled"]) == (key_id, "ci", True)
+            assert session["expires_ms"] - session["created_ms"] == 900_000
+            assert [key["access_key_id"] for key in listed] == [port.client.key_id, key_id]
             assert again.status == 400
-            assert refused.status == 403
+            assert (taken.status, refused.status) == (200, 403)
 
     asyncio.run(scenario())
 
@@ -573,6 +576,7 @@ def test_keys_of_the_server_are_rotated_and_old_messages_stay_readable() -> None
 
             first_master_key_id = port.service.metadata.master_key_id
             rotated = await port.call("POST", "keys/rotate-receipts")
+            sessions = await port.call("POST", "keys/rotate-sessions")
             deleted = await client.json(
                 "DeleteMessage",
                 {"QueueUrl": "jobs", "ReceiptHandle": got.json["Messages"][0]["ReceiptHandle"]},
@@ -582,6 +586,7 @@ def test_keys_of_the_server_are_rotated_and_old_messages_stay_readable() -> None
             after = await client.json("ReceiveMessage", {"QueueUrl": "jobs"})
 
             assert isinstance(rotated.json["receipt_key_id"], int)
+            assert sessions.json == {"session_key_id": 2}
             assert deleted.status == 200
             assert master.json["master_key_id"] == port.service.metadata.master_key_id != first_master_key_id
             assert master.json["previous_master_key_id"] == first_master_key_id

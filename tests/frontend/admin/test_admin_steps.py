@@ -81,6 +81,7 @@ REQUESTS = [
     Asked("POST", "roles/*/revoke-sessions", "reader"),
     Asked("DELETE", "roles/*", "reader"),
     Asked("POST", "keys/rotate-receipts"),
+    Asked("POST", "keys/rotate-sessions"),
     Asked("POST", "keys/rotate-master"),
     Asked("POST", "clock/accept"),
     Asked("GET", "front-ends"),
@@ -128,7 +129,7 @@ def watch(port: Port, count: int) -> None:
     """Notice when what others have is walked."""
     metadata = port.service.metadata
     tables = metadata.registry.mirror._tables.values()
-    accounts = metadata.accounts, metadata.accounts.known, metadata.accounts._sessions
+    accounts = metadata.accounts, metadata.accounts.known, metadata.sessions, metadata.session_keys
     identities = metadata.identities.known
     holders = (
         *tables,

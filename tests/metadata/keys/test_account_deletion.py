@@ -15,7 +15,7 @@ from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
 from metadata.cell import Cell, run_cell
-from metadata.support import ACCOUNT, ActingStore, World, eventually, run
+from metadata.support import ACCOUNT, ActingStore, World, eventually, is_good, run
 from metadata.test_several_nodes import SlowStore
 from quaymaster.coordination.interface import Coordination, Event, Put
 from quaymaster.coordination.stores.etcd import EtcdCoordination
@@ -58,7 +58,7 @@ def test_account_without_queues_is_deleted_with_its_keys_and_sessions(tmp_path: 
             accounts = service.accounts
             await accounts.create_account("shop", SHOP)
             keys = [await accounts.create_access_key(SHOP) for _ in range(70)]
-            keys += [await accounts.create_session(keys[0].access_key_id, HOUR_MS) for _ in range(70)]
+            session = service.sessions.create(keys[0].access_key_id, HOUR_MS)
             await service.queues.change(CreateQueue(SHOP, "orders"))
             await service.queues.change(DeleteQueue(SHOP, "orders"))
 
@@ -68,6 +68,7 @@ def test_account_without_queues_is_deleted_with_its_keys_and_sessions(tmp_path: 
             assert [account.account_id for account in accounts.list_accounts()] == [ACCOUNT]
             assert accounts.count_accounts() == 1
             assert all(service.access_key(key.access_key_id) is None for key in keys)
+            assert not is_good(service, session)
             assert len(await keys_of(world.store, ACCESS_KEYS)) == 1  # the default account's
 
     run(scenario, tmp_path)
@@ -220,8 +221,8 @@ def test_account_deleted_at_one_front_end_is_gone_at_the_other(tmp_path: Path) -
         async with cell.started() as (a, b):
             await a.accounts.create_account("shop", SHOP)
             key = await a.accounts.create_access_key(SHOP)
-            session = await a.accounts.create_session(key.access_key_id, HOUR_MS)
-            assert await b.look_up(partial(b.access_key, session.access_key_id)) == session
+            session = a.sessions.create(key.access_key_id, HOUR_MS)
+            assert await b.look_up(partial(is_good, b, session))
             await a.queues.change(CreateQueue(SHOP, "orders"))
             with pytest.raises(UnsupportedOperation, match="1 queue"):
                 await a.accounts.delete_account(SHOP)
@@ -229,9 +230,9 @@ def test_account_deleted_at_one_front_end_is_gone_at_the_other(tmp_path: Path) -
 
             await a.accounts.delete_account(SHOP)  # whichever node is asked knows that the queue is gone
 
-            for each in (key, session):
-                await eventually(lambda each=each: b.access_key(each.access_key_id) is None)  # type: ignore[misc]
-                assert await b.look_up(partial(b.access_key, each.access_key_id)) is None
+            await eventually(lambda: b.access_key(key.access_key_id) is None)
+            assert await b.look_up(partial(b.access_key, key.access_key_id)) is None
+            assert not await b.look_up(partial(is_good, b, session))
             with pytest.raises(InvalidClientTokenId):
                 await b.queues.change(CreateQueue(SHOP, "refunds"))
             await eventually(lambda: b.accounts.account(SHOP) is None)
@@ -321,11 +322,7 @@ async def make_key(metadata: MetadataService, key_id: str) -> object:
     return await metadata.accounts.create_access_key(SHOP)
 
 
-async def make_session(metadata: MetadataService, key_id: str) -> object:
-    return await metadata.accounts.create_session(key_id, HOUR_MS)
-
-
-MAKERS = [make_queue, make_key, make_session]
+MAKERS = [make_queue, make_key]
 
 
 async def begin(metadata: Sequence[MetadataService]) -> str:

@@ -1,17 +1,15 @@
-"""Accounts, access keys and session credentials."""
+"""Accounts and access keys."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.core.values.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
-from quaymaster.metadata.keys.accounts import SESSIONS_PER_TRANSACTION, Accounts
 
 
 def test_first_start_makes_an_account_with_an_access_key(tmp_path: Path) -> None:
@@ -23,7 +21,7 @@ def test_first_start_makes_an_account_with_an_access_key(tmp_path: Path) -> None
             assert re.fullmatch(r"AKIA[A-Z2-7]{16}", key.access_key_id)
             assert re.fullmatch(r"[A-Za-z0-9_-]{40}", key.secret)
             assert re.fullmatch(r"AIDA[A-Z2-7]{17}", key.principal_id)
-            assert (key.account_id, key.is_enabled, key.session_token) == (ACCOUNT, True, None)
+            assert (key.account_id, key.is_enabled) == (ACCOUNT, True)
             assert service.access_key(key.access_key_id) == key
             assert [account.account_id for account in service.accounts.list_accounts()] == [ACCOUNT]
 
@@ -142,179 +140,6 @@ def test_rotated_secret_replaces_the_old_one_at_once(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_session_has_a_token_an_end_and_the_users_identity(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            parent = service.default_access_key
-            assert parent is not None
-
-            session = await service.accounts.create_session(parent.access_key_id, 3_600_000)
-
-            assert session.access_key_id.startswith("ASIA")
-            assert session.session_token is not None
-            assert len(session.session_token) > 100
-            assert session.expires_ms == world.clock.ms + 3_600_000
-            assert session.principal_id == parent.principal_id
-            assert service.accounts.list_access_keys(ACCOUNT) == [parent]
-        async with world.service() as service:
-            assert service.access_key(session.access_key_id) == session
-
-    run(scenario, tmp_path)
-
-
-def test_session_of_an_impossible_length_is_refused(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            assert service.default_access_key is not None
-            for duration_ms in (0, 59_999, 36 * 3_600_000 + 1):
-                with pytest.raises(InvalidParameterValue):
-                    await service.accounts.create_session(
-                        service.default_access_key.access_key_id, duration_ms
-                    )
-
-    run(scenario, tmp_path)
-
-
-def test_ended_session_is_dropped_an_hour_later(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            assert service.default_access_key is not None
-            session = await service.accounts.create_session(service.default_access_key.access_key_id, 60_000)
-            world.clock.pass_s(3_659)
-            assert await service.accounts.drop_expired_sessions() == 0
-            assert service.access_key(session.access_key_id) is not None
-
-            world.clock.pass_s(1)
-            await service.run_upkeep()
-
-            assert service.access_key(session.access_key_id) is None
-
-    run(scenario, tmp_path)
-
-
-def test_sessions_that_ended_are_dropped_many_with_each_write(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            assert service.default_access_key is not None
-            accounts = service.accounts
-            for _ in range(70):
-                await accounts.create_session(service.default_access_key.access_key_id, 60_000)
-            world.clock.pass_s(3_661)
-            (_, before) = await world.store.list_all("")
-
-            assert await accounts.drop_expired_sessions() == 70
-
-            (_, after) = await world.store.list_all("")
-            assert after - before == 2  # as many transactions
-            assert await accounts.drop_expired_sessions() == 0
-
-    run(scenario, tmp_path)
-
-
-async def disable(accounts: Accounts, access_key_id: str) -> None:
-    await accounts.set_enabled(access_key_id, enabled=False)
-
-
-async def rotate(accounts: Accounts, access_key_id: str) -> None:
-    await accounts.rotate_secret(access_key_id)
-
-
-async def delete(accounts: Accounts, access_key_id: str) -> None:
-    await accounts.delete_access_key(access_key_id)
-
-
-@pytest.mark.parametrize("end", [disable, rotate, delete])
-def test_sessions_end_with_their_key(tmp_path: Path, end: Callable[[Accounts, str], Awaitable[None]]) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            accounts = service.accounts
-            parent = (await accounts.create_access_key(ACCOUNT)).access_key_id
-            other = (await accounts.create_access_key(ACCOUNT)).access_key_id
-            # more than one transaction ends
-            ours = [
-                await accounts.create_session(parent, 60_000) for _ in range(2 * SESSIONS_PER_TRANSACTION + 1)
-            ]
-            theirs = await accounts.create_session(other, 60_000)
-
-            await end(accounts, parent)
-
-            assert {accounts.access_key(session.access_key_id) for session in ours} == {None}
-            assert accounts.list_sessions(ACCOUNT) == [theirs]
-            assert accounts.access_key(theirs.access_key_id) == theirs
-        async with world.service() as service:
-            assert service.accounts.list_sessions(ACCOUNT) == [theirs]
-
-    run(scenario, tmp_path)
-
-
-def test_session_is_listed_with_its_key_until_it_ends(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            parent = await service.accounts.create_access_key(ACCOUNT)
-
-            session = await service.accounts.create_session(parent.access_key_id, 60_000)
-
-            assert session.parent_id == parent.access_key_id
-            assert service.accounts.list_sessions(ACCOUNT) == [session]
-            assert service.accounts.list_sessions("111111111111") == []
-            world.clock.pass_s(60)
-            assert service.accounts.list_sessions(ACCOUNT) == []
-
-    run(scenario, tmp_path)
-
-
-def test_session_is_made_only_of_an_enabled_key_that_is_no_session(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            accounts = service.accounts
-            parent = await accounts.create_access_key(ACCOUNT)
-            session = await accounts.create_session(parent.access_key_id, 60_000)
-
-            with pytest.raises(UnsupportedOperation, match="temporary itself"):
-                await accounts.create_session(session.access_key_id, 60_000)
-            await accounts.set_enabled(parent.access_key_id, enabled=False)
-            with pytest.raises(UnsupportedOperation, match="disabled"):
-                await accounts.create_session(parent.access_key_id, 60_000)
-
-            assert accounts.list_sessions(ACCOUNT) == []
-
-    run(scenario, tmp_path)
-
-
-def test_session_made_on_a_node_that_has_not_heard_of_the_disabling_is_refused(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as one, world.service() as two:
-            parent = await one.accounts.create_access_key(ACCOUNT)
-            await eventually(lambda: two.access_key(parent.access_key_id) == parent)
-
-            disabling = one.accounts.set_enabled(parent.access_key_id, enabled=False)
-            _, made = await asyncio.gather(
-                disabling,
-                two.accounts.create_session(parent.access_key_id, 60_000),
-                return_exceptions=True,
-            )
-
-            assert isinstance(made, UnsupportedOperation)
-
-    run(scenario, tmp_path)
-
-
-def test_upkeep_ends_a_session_that_outlived_its_key(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            parent = await service.accounts.create_access_key(ACCOUNT)
-            session = await service.accounts.create_session(parent.access_key_id, 3_600_000)
-            # what a crash between two transactions leaves
-            await world.store.transaction([], deletes=[f"/access_keys/{parent.access_key_id}"])
-            await eventually(lambda: service.access_key(parent.access_key_id) is None)
-
-            await service.run_upkeep()
-
-            assert service.access_key(session.access_key_id) is None
-
-    run(scenario, tmp_path)
-
-
 def test_account_of_a_given_id_is_made_once(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
@@ -335,14 +160,14 @@ def test_secrets_are_neither_in_the_store_nor_in_any_repr(tmp_path: Path) -> Non
         async with world.service() as service:
             parent = service.default_access_key
             assert parent is not None
-            session = await service.accounts.create_session(parent.access_key_id, 60_000)
-            assert session.session_token is not None
+            session = service.sessions.create(parent.access_key_id, 60_000)
+            found = service.session(session.content.access_key_id, session.token)
             items, _ = await world.memory.list_all("/")
             stored = b"".join(item.value for item in items)
 
-            for secret in (parent.secret, session.secret, session.session_token):
+            for secret in (parent.secret, session.content.secret, session.token):
                 assert secret.encode() not in stored
-                for shown in (repr(session), str(session), f"{parent}", repr([parent, session])):
+                for shown in (repr([found, session]), f"{found}", f"{session}", f"{parent}", repr([parent])):
                     assert secret not in shown
 
     run(scenario, tmp_path)

@@ -1,118 +1,237 @@
-"""Sessions that are to be deleted are found without a look at the others."""
+"""Sessions: their tokens have all that is known of them, and they end with their key."""
 
 from __future__ import annotations
 
-import msgspec
-from harness.steps import calls_of
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS
-from quaymaster.metadata.keys.sessions import ENDED_TOLD_MS, Sessions
-from quaymaster.metadata.store.rows import AccessKeyRow
+import pytest
 
-NOW_MS = 1_700_000_000_000
+from metadata.support import ACCOUNT, World, eventually, is_good, run
+from quaymaster.coordination.interface import Put
+from quaymaster.core.access.principals import Requester
+from quaymaster.core.values.errors import (
+    ExpiredToken,
+    InvalidClientTokenId,
+    InvalidParameterValue,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.metadata.keys import sessions as sessions_module
+from quaymaster.metadata.keys.accounts import Accounts
+from quaymaster.metadata.store.rows import ACCESS_KEYS, AccessKeyRow, encode_row
+
 HOUR_MS = 3_600_000
 
 
-def row(key_id: str, **changed: object) -> AccessKeyRow:
-    found = AccessKeyRow(key_id, "000000000000", "AIDA", "", b"", True, NOW_MS, NOW_MS)
-    return msgspec.structs.replace(found, **changed)
+def test_session_has_a_token_an_end_and_the_users_identity(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = service.default_access_key
+            assert parent is not None
+            before, _ = await world.store.list_all("/")
+
+            made = service.sessions.create(parent.access_key_id, HOUR_MS)
+
+            found = service.session(made.content.access_key_id, made.token)
+            assert found.access_key_id.startswith("ASIA")
+            assert found.secret == made.content.secret != parent.secret
+            assert found.content.expires_ms == world.clock.ms + HOUR_MS
+            assert found.content.requester == Requester(ACCOUNT)
+            assert (found.account_id, found.principal_id) == (ACCOUNT, parent.principal_id)
+            assert service.session(made.content.access_key_id, made.token) is found
+            assert (await world.store.list_all("/"))[0] == before
+        async with world.service() as service:
+            assert is_good(service, made)
+
+    run(scenario, tmp_path)
 
 
-class Keys:
-    """Rows of access keys as metadata has them."""
+def test_session_of_an_impossible_length_is_refused(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            key_id = service.default_access_key.access_key_id
+            for duration_ms in (0, 59_999, 36 * HOUR_MS + 1):
+                with pytest.raises(InvalidParameterValue):
+                    service.sessions.create(key_id, duration_ms)
+            for duration_ms in (60_000, 36 * HOUR_MS):
+                assert is_good(service, service.sessions.create(key_id, duration_ms))
 
-    def __init__(self) -> None:
-        self.rows: dict[str, AccessKeyRow] = {}
-        self.sessions = Sessions(self.rows.get)
-
-    def put(self, new: AccessKeyRow) -> None:
-        old = self.rows.get(new.access_key_id)
-        self.rows[new.access_key_id] = new
-        self.sessions.note(new.access_key_id, old, new)
-
-    def drop(self, key_id: str) -> None:
-        self.sessions.note(key_id, self.rows.pop(key_id), None)
-
-    def add_session(self, number: int, parent: str = "key", **changed: object) -> None:
-        given = {"parent_id": parent, "expires_ms": NOW_MS + HOUR_MS, **changed}
-        self.put(row(f"session-{number}", **given))
-
-    def over(self, now_ms: int = NOW_MS) -> set[str]:
-        return {one for one in self.sessions.may_be_over(now_ms) if self.sessions.is_over(one, now_ms)}
+    run(scenario, tmp_path)
 
 
-def keys_with(sessions: int) -> Keys:
-    keys = Keys()
-    keys.put(row("key"))
-    for number in range(sessions):
-        keys.add_session(number)
-    return keys
+def test_session_is_good_for_its_time_and_then_has_expired(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            made = service.sessions.create(service.default_access_key.access_key_id, HOUR_MS)
+            world.clock.ms += HOUR_MS - 1
+            assert is_good(service, made)
+            world.clock.ms += 1
+            for _ in range(2):
+                with pytest.raises(ExpiredToken):
+                    service.session(made.content.access_key_id, made.token)
+
+    run(scenario, tmp_path)
 
 
-def test_sessions_are_over_an_hour_after_their_end_to_the_millisecond() -> None:
-    keys = keys_with(1)
-    over_ms = NOW_MS + HOUR_MS + ENDED_TOLD_MS
+def test_token_is_good_for_the_access_key_id_it_was_made_with_alone(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            key_id = service.default_access_key.access_key_id
+            one, two = (service.sessions.create(key_id, HOUR_MS) for _ in range(2))
+            for other in (two.content.access_key_id, key_id, ""):
+                for _ in range(2):
+                    with pytest.raises(InvalidClientTokenId):
+                        service.session(other, one.token)
+                    assert is_good(service, one)
 
-    assert keys.over(over_ms - 1) == set()
-    assert keys.over(over_ms) == {"session-0"}
-
-
-def test_sessions_that_began_far_in_the_future_are_over() -> None:
-    keys = keys_with(0)
-    ahead_ms = CLOCKS_DIFFER_MAX_MS + ENDED_TOLD_MS
-    for number in (0, 1):
-        began_ms = NOW_MS + ahead_ms + number
-        keys.add_session(number, created_ms=began_ms, expires_ms=began_ms + HOUR_MS)
-
-    assert keys.over() == {"session-0", "session-1"}
-    assert keys.over(NOW_MS + 1) == {"session-1"}
+    run(scenario, tmp_path)
 
 
-def test_sessions_that_outlive_their_key_are_over() -> None:
-    keys = keys_with(3)
-    keys.put(row("other"))
-    keys.add_session(3, "other")
-
-    keys.put(row("key", is_enabled=False))
-    keys.drop("other")
-    keys.add_session(4, "never there")
-
-    assert keys.over() == {"session-0", "session-1", "session-2", "session-3", "session-4"}
-    for number in range(5):
-        keys.drop(f"session-{number}")
-    assert keys.over() == set()
+async def disable(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.set_enabled(access_key_id, enabled=False)
 
 
-def test_sessions_of_a_key_that_is_enabled_again_are_judged_once_and_live() -> None:
-    keys = keys_with(3)
-    keys.put(row("key", is_enabled=False))
-    keys.put(row("key"))
-
-    assert list(keys.sessions.may_be_over(NOW_MS)) != []
-    assert keys.over() == set()
-    assert list(keys.sessions.may_be_over(NOW_MS)) == []
+async def disable_for_a_moment(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.set_enabled(access_key_id, enabled=False)
+    await accounts.set_enabled(access_key_id, enabled=True)
 
 
-def test_what_comes_and_goes_leaves_nothing_behind() -> None:
-    keys = keys_with(3)
-    keys.add_session(1, expires_ms=NOW_MS + 2 * HOUR_MS)
-    for key_id in list(keys.rows):
-        keys.drop(key_id)
+async def rotate(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.rotate_secret(access_key_id)
 
-    sessions = keys.sessions
-    assert (sessions._of_key, sessions._ends._ids, sessions._starts._ids, sessions._suspects) == (
-        *({}, {}, {}),
-        set(),
+
+async def delete(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.delete_access_key(access_key_id)
+
+
+@pytest.mark.parametrize("end", [disable, disable_for_a_moment, rotate, delete])
+def test_sessions_end_with_their_key(tmp_path: Path, end: Callable[[Accounts, str], Awaitable[None]]) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = (await service.accounts.create_access_key(ACCOUNT)).access_key_id
+            other = (await service.accounts.create_access_key(ACCOUNT)).access_key_id
+            ours, unused = (service.sessions.create(parent, HOUR_MS) for _ in range(2))
+            theirs = service.sessions.create(other, HOUR_MS)
+            assert is_good(service, ours)
+
+            await end(service.accounts, parent)  # in the millisecond in which the key was made
+
+            assert not is_good(service, ours)
+            assert not is_good(service, unused)
+            assert is_good(service, theirs)
+        async with world.service() as service:
+            assert not is_good(service, ours)
+            assert is_good(service, theirs)
+
+    run(scenario, tmp_path)
+
+
+def test_key_that_is_enabled_again_or_has_a_new_secret_makes_new_sessions(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = (await service.accounts.create_access_key(ACCOUNT)).access_key_id
+            for change in (disable_for_a_moment, rotate, rotate):
+                await change(service.accounts, parent)
+                assert is_good(service, service.sessions.create(parent, HOUR_MS))
+
+    run(scenario, tmp_path)
+
+
+def test_session_is_made_only_of_an_enabled_key_that_is_no_session(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = await service.accounts.create_access_key(ACCOUNT)
+            made = service.sessions.create(parent.access_key_id, HOUR_MS)
+
+            with pytest.raises(UnsupportedOperation, match="temporary itself"):
+                service.sessions.create(made.content.access_key_id, HOUR_MS)
+            with pytest.raises(ResourceNotFound):
+                service.sessions.create("AKIA" + "A" * 16, HOUR_MS)
+            await service.accounts.set_enabled(parent.access_key_id, enabled=False)
+            with pytest.raises(UnsupportedOperation, match="disabled"):
+                service.sessions.create(parent.access_key_id, HOUR_MS)
+
+    run(scenario, tmp_path)
+
+
+def test_session_made_on_a_node_that_has_not_heard_of_the_disabling_ends_when_it_hears(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            parent = await one.accounts.create_access_key(ACCOUNT)
+            await eventually(lambda: two.access_key(parent.access_key_id) == parent)
+            await disable_for_a_moment(one.accounts, parent.access_key_id)
+
+            made = two.sessions.create(parent.access_key_id, HOUR_MS)
+
+            assert not is_good(one, made)
+            await eventually(lambda: not is_good(two, made))
+
+    run(scenario, tmp_path)
+
+
+def test_memory_of_opened_tokens_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "OPENED_MAX", 3)
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            key_id = service.default_access_key.access_key_id
+            made = [service.sessions.create(key_id, HOUR_MS) for _ in range(7)]
+            for session in made:
+                assert is_good(service, session)
+                assert len(service.sessions._opened) <= 3
+            assert all(is_good(service, session) for session in made)
+
+    run(scenario, tmp_path)
+
+
+def stored_session(number: int, parent: AccessKeyRow) -> Put:
+    """Return temporary credentials as programs of cell format 5 stored them."""
+    key_id = f"ASIA{number:016}"
+    row = AccessKeyRow(
+        *(key_id, ACCOUNT, parent.principal_id, "", parent.wrapped_secret, True, 0, 0, b"token", 2**50),
+        parent.access_key_id,
     )
+    return Put(ACCESS_KEYS + key_id, encode_row(row))
 
 
-def test_a_look_for_ended_sessions_takes_as_many_steps_with_100_sessions_as_with_10000() -> None:
-    steps = []
-    for count in (100, 10_000):
-        keys = keys_with(count)
-        keys.add_session(count, expires_ms=NOW_MS - ENDED_TOLD_MS)
-        found: set[str] = set()
-        steps.append(calls_of(lambda keys=keys, found=found: found.update(keys.over())))  # type: ignore[misc]
-        assert found == {f"session-{count}"}
+def test_sessions_that_an_older_program_stored_are_refused_and_deleted_once_no_such_program_runs(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        cell_format = CellFormat(5)
+        async with world.service(cell_format=cell_format) as service:
+            parent = service.accounts._rows.get(
+                (await service.accounts.create_access_key(ACCOUNT)).access_key_id
+            )
+            assert parent is not None
+            keys = service.accounts.list_access_keys(ACCOUNT)
+            puts = [stored_session(number, parent) for number in range(130)]
+            for at in range(0, len(puts), 50):
+                await world.store.transaction([], puts[at : at + 50])
+            await eventually(lambda: service.accounts._rows.get("ASIA" + f"{129:016}") is not None)
 
-    assert steps[0] == steps[1]
+            stored = "ASIA" + f"{7:016}"
+            assert service.access_key(stored) is None
+            assert service.accounts.list_access_keys(ACCOUNT) == keys
+            with pytest.raises(ResourceNotFound):
+                await service.accounts.set_enabled(stored, enabled=False)
+            await service.run_upkeep()
+            assert len(await world.store.list_all(ACCESS_KEYS)) == 2
+            assert len((await world.store.list_all(ACCESS_KEYS))[0]) == 132
+
+            cell_format.raise_to(6)
+            await service.run_upkeep()
+
+            assert len((await world.store.list_all(ACCESS_KEYS))[0]) == 2
+            assert service.accounts.list_access_keys(ACCOUNT) == keys
+            assert await service.accounts.drop_stored_sessions() == 0
+
+    run(scenario, tmp_path)

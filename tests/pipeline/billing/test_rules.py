@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.actions.table import SQS_ACTIONS, STS_ACTIONS
 from quaymaster.protocol.usage.usage_records import chunks_of
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
 
@@ -34,6 +34,12 @@ def test_only_actions_on_messages_of_fifo_queues_cost_the_fifo_rate(action: str)
     assert billing_class_of(action, "standard") == "standard"
     assert billing_class_of(action, "log") == "standard"
     assert billing_class_of(action, None) == "standard"
+
+
+@pytest.mark.parametrize("action", sorted(STS_ACTIONS))
+def test_actions_of_sts_are_free(action: str) -> None:
+    assert billed_requests_of("123456789012", 200, 1, action=action) == 0
+    assert billed_requests_of("123456789012", 200, 1, action="GetQueueUrl") == 1
 
 
 def test_staging_costs_what_sending_does() -> None:

@@ -129,7 +129,8 @@ def test_numbers_of_actions_stay_what_they_are() -> None:
 @pytest.mark.parametrize("http_status", [200, 204, 301, 400, 403, 404, 429, 499, 500, 503])
 @pytest.mark.parametrize("account_id", ["000000000001", ""])
 @pytest.mark.parametrize(
-    ("action", "queue_type"), [("SendMessage", "fifo"), ("TagQueue", "fifo"), ("SendMessage", "log")]
+    ("action", "queue_type"),
+    [("SendMessage", "fifo"), ("TagQueue", "fifo"), ("SendMessage", "log"), ("AssumeRole", "")],
 )
 def test_a_row_is_billed_as_the_rules_of_billing_say(
     http_status: int, account_id: str, action: str, queue_type: str
@@ -141,7 +142,7 @@ def test_a_row_is_billed_as_the_rules_of_billing_say(
     (row,) = refine(rows, now_us=NOON_US, closed_until_us=0).usage.to_pylist()
 
     assert row["chunks"] == 3
-    assert row["billed_requests"] == billed_requests_of(account_id, http_status, 3)
+    assert row["billed_requests"] == billed_requests_of(account_id, http_status, 3, action=action)
     assert row["billing_class"] == billing_class_of(action, queue_type)
 
 

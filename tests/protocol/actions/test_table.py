@@ -24,8 +24,19 @@ def test_an_action_is_about_what_its_input_names(action: Action) -> None:
 
 @each_action
 def test_an_action_on_messages_takes_no_task_and_one_of_management_is_controlled(action: Action) -> None:
-    assert (action.plane == "control") == (action.category == "management")
+    assert (action.plane in ("control", "unsigned")) == (action.category == "management")
     assert (action.plane == "bulk") == (action.service == "quaymaster")
+
+
+def test_one_action_is_for_clients_that_have_signed_nothing() -> None:
+    assert [action.name for action in ACTIONS.values() if action.plane == "unsigned"] == [
+        "AssumeRoleWithWebIdentity"
+    ]
+
+
+@each_action
+def test_actions_of_sts_and_no_others_are_free(action: Action) -> None:
+    assert (action.billing == "free") == (action.service == "sts")
 
 
 def test_permissions_for_others_are_those_of_actions_that_are_not_the_owners() -> None:

@@ -444,6 +444,41 @@ def test_a_header_without_a_time_is_refused(date: Headers) -> None:
 
 
 @pytest.mark.parametrize(
+    ("service", "region", "is_taken"),
+    [
+        ("sqs", _REGION, True),
+        ("sts", _REGION, True),
+        ("sts", "us-east-1", True),
+        ("sqs", "us-east-1", False),
+        ("sts", "us-west-2", False),
+        ("iam", _REGION, False),
+    ],
+)
+def test_a_scope_is_of_sqs_in_its_region_or_of_sts_there_or_in_us_east_1(
+    service: str, region: str, *, is_taken: bool
+) -> None:
+    keys = SigningKeys()
+    headers = _sign(service=service, region=region)
+    if not is_taken:
+        with pytest.raises(SignatureDoesNotMatch, match="scoped to"):
+            keys.parse(headers, b"", region=_REGION)
+        return
+    for _ in range(2):  # as it is read first, and as it is remembered
+        authorization = keys.parse(headers, b"", region=_REGION)
+        assert authorization is not None
+        assert authorization.scope.service == service
+        keys.verify(authorization, method=b"POST", raw_path=b"/", body=b"{}", secret=_SECRET, now_ms=_NOW_MS)
+
+
+def test_a_signature_for_one_service_is_none_for_the_other() -> None:
+    headers = _sign(service="sts")
+    forged = [(name, value.replace(b"/sts/", b"/sqs/")) for name, value in headers]
+
+    with pytest.raises(SignatureDoesNotMatch):
+        _check(forged)
+
+
+@pytest.mark.parametrize(
     ("parts", "complaint"),
     [
         (

@@ -5,21 +5,24 @@ from __future__ import annotations
 import inspect
 import json
 
+import botocore.loaders
+import botocore.model
 import botocore.parsers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.sqs_model import MODEL, json_service, query_service
-from quaymaster.core.values import errors
+from quaymaster.core.values import errors, sts_errors
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS, batch_error_entry, render_error, wire_error
 from quaymaster.protocol.sqs.response import Response, WireForm
 
 _CLASSES = [
     cls
-    for _, cls in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(cls, CallerError | NotNow) and cls not in (CallerError, NotNow)
+    for module in (errors, sts_errors)
+    for _, cls in inspect.getmembers(module, inspect.isclass)
+    if issubclass(cls, CallerError | NotNow) and cls not in (CallerError, NotNow, sts_errors.STSError)
 ]
 
 
@@ -52,6 +55,27 @@ def test_every_error_of_the_model_has_its_type_in_the_table() -> None:
     types = {row.json_type for row in WIRE_ERRORS.values() if row.json_type.startswith("com.amazonaws.sqs#")}
 
     assert types == {f"com.amazonaws.sqs#{name}" for name in modelled}
+
+
+def test_every_error_of_the_sts_model_has_its_code_and_status_in_the_table() -> None:
+    model = botocore.loaders.Loader().load_service_model("sts", "service-2")
+    codes = {row.code: row.status for row in WIRE_ERRORS.values()}
+    needed = {
+        "MalformedPolicyDocument",
+        "PackedPolicyTooLarge",
+        "ExpiredTokenException",
+        "InvalidIdentityToken",
+    }
+    needed |= {"IDPRejectedClaim", "IDPCommunicationError"}
+
+    modelled = {
+        shape["error"]["code"]: shape["error"]["httpStatusCode"]
+        for shape in model["shapes"].values()
+        if shape.get("exception")
+    }
+
+    assert needed <= modelled.keys()
+    assert {code: codes[code] for code in needed} == {code: modelled[code] for code in needed}
 
 
 @pytest.mark.parametrize(

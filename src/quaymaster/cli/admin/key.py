@@ -1,4 +1,7 @@
-"""`quaymaster key`, `master-key`, `receipt-key`: access keys of accounts, and the server's own. Over the admin API."""
+"""`quaymaster key`: access keys of accounts. `master-key`, `receipt-key`, `session-key`: the server's own keys.
+
+All of them go over the admin API.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ ROTATION_WAIT_MS = 600_000
 app = options.new_group("Create, disable and delete access keys.")
 master_key_app = options.new_group("The key that wraps all data keys and secrets.")
 receipt_key_app = options.new_group("The key that signs receipt handles.")
+session_key_app = options.new_group("The key that encrypts session tokens.")
 
 AccessKeyID = Annotated[str, typer.Argument(help="Access key id.", metavar="ACCESS-KEY-ID")]
 AccountID = Annotated[
@@ -29,9 +33,9 @@ def list_keys(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """List the access keys of an account, then the temporary credentials made of them.
+    """List the access keys of an account. Secrets are never shown again.
 
-    Secrets are never shown again.
+    Temporary credentials made of them are stored nowhere, so they cannot be listed.
     """
     from quaymaster.cli.client import AdminClient
 
@@ -42,7 +46,7 @@ def list_keys(
         print_json(result)
     else:
         print_table(
-            ("ACCESS KEY ID", "ACCOUNT ID", "USER", "NAME", "ENABLED", "CREATED", "MADE OF", "ENDS"),
+            ("ACCESS KEY ID", "ACCOUNT ID", "USER", "NAME", "ENABLED", "CREATED"),
             (
                 (
                     key["access_key_id"],
@@ -51,8 +55,6 @@ def list_keys(
                     key["name"] or None,
                     key["enabled"],
                     time_as_text(key["created_ms"]),
-                    key.get("parent_id"),
-                    time_as_text(key["expires_ms"]) if key.get("expires_ms") else None,
                 )
                 for key in result["keys"]
             ),
@@ -172,6 +174,19 @@ def rotate_receipt_key(
 ) -> None:
     """Sign new receipt handles with a new key. Handles given out before stay good for 12 hours."""
     _rotate(data, admin_url, as_json, "rotate-receipts", "Making a receipt key")
+
+
+@session_key_app.command("rotate")
+def rotate_session_key(
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Encrypt new session tokens with a new key. Temporary credentials made before stay good until they end.
+
+    The server renews the key each week by itself.
+    """
+    _rotate(data, admin_url, as_json, "rotate-sessions", "Making a session key")
 
 
 def _print_secret(key: dict[str, Any], as_json: bool) -> None:

@@ -55,6 +55,7 @@ class Operation(StrEnum):
     ROTATE_ACCESS_KEY = "RotateAccessKey"
     ROTATE_MASTER_KEY = "RotateMasterKey"
     ROTATE_RECEIPT_KEY = "RotateReceiptKey"
+    ROTATE_SESSION_KEY = "RotateSessionKey"
     SEAL_FRONT_END = "SealFrontEnd"
     SET_CONSUMER_GROUP_OFFSET = "SetConsumerGroupOffset"
     UPDATE_ROLE = "UpdateRole"

@@ -1,4 +1,4 @@
-"""What operators do with accounts, their access keys and sessions: routes of the admin API."""
+"""What operators do with accounts and their access keys: routes of the admin API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
+from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 from quaymaster.frontend.authentication import VerifyingKey
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
@@ -36,8 +37,6 @@ class StoredKey(VerifyingKey, Protocol):
     def name(self) -> str: ...
     @property
     def created_ms(self) -> int: ...
-    @property
-    def parent_id(self) -> str | None: ...
 
 
 class AccountService(Protocol):
@@ -59,15 +58,11 @@ class AccountService(Protocol):
 
     def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
 
-    def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
-
     def list_user_keys(self, account_id: str, user: str) -> Sequence[StoredKey]: ...
 
     async def create_access_key(self, account_id: str, name: str = "", *, user: str = "") -> StoredKey: ...
 
     async def drop_keys_of_deleted_users(self) -> None: ...
-
-    async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
 
     async def set_enabled(
         self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
@@ -81,8 +76,9 @@ class AccountService(Protocol):
 class AccountAdmin:
     """Answers requests about accounts and keys. Operators have keys of the account `default_account`."""
 
-    def __init__(self, accounts: AccountService, default_account: str) -> None:
+    def __init__(self, accounts: AccountService, sessions: SessionService, default_account: str) -> None:
         self._accounts = accounts
+        self._sessions = sessions
         self._default_account = default_account
 
     def routes(self) -> dict[tuple[str, ...], AdminRoute]:
@@ -143,8 +139,7 @@ class AccountAdmin:
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.query.get("account_id") or call.account_id
-        keys = [*self._accounts.list_access_keys(account_id), *self._accounts.list_sessions(account_id)]
-        return {"keys": [_key_row(key) for key in keys]}
+        return {"keys": [_key_row(key) for key in self._accounts.list_access_keys(account_id)]}
 
     async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
         key = await self._accounts.create_access_key(
@@ -173,11 +168,19 @@ class AccountAdmin:
         duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
         if not isinstance(duration_s, int):
             raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
-        key = await self._accounts.create_session(call.name, duration_s * 1000)
+        session = self._sessions.create(call.name, duration_s * 1000)
+        content = session.content
+        parent = self._accounts.access_key(content.parent_id)
         return {
-            **_key_row(key),
-            "secret_access_key": key.secret,
-            "session_token": key.session_token,
+            "access_key_id": content.access_key_id,
+            "account_id": content.account_id,
+            "name": "" if parent is None else parent.name,
+            "enabled": True,
+            "created_ms": content.issued_ms,
+            "parent_id": content.parent_id,
+            "expires_ms": content.expires_ms,
+            "secret_access_key": content.secret,
+            "session_token": session.token,
         }
 
 
@@ -199,6 +202,4 @@ def _key_row(key: StoredKey) -> dict[str, Any]:
         "user": key.user or None,
         "enabled": key.is_enabled,
         "created_ms": key.created_ms,
-        "parent_id": key.parent_id,
-        "expires_ms": key.expires_ms,
     }

@@ -14,14 +14,14 @@
     GET    /admin/v1/accounts                ?limit= &next_token= &deleted= ; POST: a new one with a first key
     POST   /admin/v1/accounts/ID/enable      also disable
     DELETE /admin/v1/accounts/ID             one without queues, with its keys
-    GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
-    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
-    DELETE /admin/v1/keys/ID                 session: temporary credentials
+    GET    /admin/v1/keys                    ?account_id= ; POST: a new one, its secret is shown once
+    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session (temporary credentials)
+    DELETE /admin/v1/keys/ID                 for good
     GET    /admin/v1/users                   ?account_id= &limit= &next_token= ; also roles; POST: a new one
     GET    /admin/v1/users/NAME              ?account_id= ; its policies; DELETE; of roles, POST: trust policy, time
     POST   /admin/v1/users/NAME/policy       an identity policy; DELETE: ?policy_name= ; also roles
     POST   /admin/v1/users/NAME/revoke-sessions   its temporary credentials are refused; also roles
-    POST   /admin/v1/keys/rotate-master      also rotate-receipts
+    POST   /admin/v1/keys/rotate-master      also rotate-receipts, rotate-sessions
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
     GET    /admin/v1/front-ends              those that ever recorded usage; POST NAME/seal: one is gone for good
     GET    /admin/v1/backup                  how far the running or last one is; POST: make one
@@ -63,6 +63,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import group_name
 from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
@@ -70,7 +71,7 @@ from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
-from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
+from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
@@ -135,6 +136,14 @@ class AdminMetadata(Protocol):
     async def rotate_master_key(self) -> str: ...
 
     async def rotate_receipt_key(self) -> int: ...
+
+    async def rotate_session_key(self) -> int: ...
+
+    @property
+    def sessions(self) -> SessionService: ...
+
+    @property
+    def session(self) -> FindSession: ...
 
 
 class Operations(Protocol):
@@ -215,10 +224,11 @@ class Admin:
             ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
             ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
             **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
-            **AccountAdmin(metadata.accounts, settings.account_id).routes(),
+            **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
+            ("POST", "keys", "rotate-sessions"): AdminRoute(self._rotate_session_key, "RotateSessionKey"),
             ("POST", "clock", "accept"): AdminRoute(self._accept_clock, "AcceptClock"),
             ("GET", "front-ends"): AdminRoute(self._list_front_ends, looks_at=Operation.LIST_FRONT_ENDS),
             ("POST", "front-ends", "*", "seal"): AdminRoute(self._seal_front_end, "SealFrontEnd"),
@@ -521,6 +531,9 @@ class Admin:
         receipt_key_id = await self._metadata.rotate_receipt_key()
         return {"receipt_key_id": receipt_key_id}
 
+    async def _rotate_session_key(self, call: AdminCall) -> Mapping[str, Any]:
+        return {"session_key_id": await self._metadata.rotate_session_key()}
+
     async def _list_front_ends(self, call: AdminCall) -> Mapping[str, Any]:
         rows = {} if self._incarnations is None else await self._incarnations.rows()
         return {"front_ends": [_front_end_row(name, row) for name, row in sorted(rows.items())]}
@@ -588,6 +601,7 @@ def make_admin(
     authentication = Signed(
         metadata.accounts.access_key,
         metadata.identities.user,
+        metadata.session,
         region=settings.region,
         skew_ms=settings.clock_skew_s * 1000,
         now_ms=now_ms,

@@ -58,6 +58,9 @@ JSON_CHARS_MAX: Final = 4_096
 OMITTED: Final = '{"omitted":true}'
 """In place of parameters or an answer that is longer than that."""
 
+STS_SECRETS: Final = frozenset({"WebIdentityToken", "ExternalId"})
+"""Parameters of STS that records leave out."""
+
 REFUSED_INTERVAL_MS: Final = 60_000
 """Requests refused before it was known who asks are one record for each kind and so long."""
 REFUSED_KINDS_MAX: Final = 64
@@ -424,10 +427,24 @@ def asked_queue_name(given: Shape | None) -> str:
 
 
 def describe_change(action: Action, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
-    """Return what was asked and answered, as JSON, of an action that changes a queue; None of others."""
+    """Return what was asked and answered, as JSON, of an action that changes a queue, or of STS; None of others."""
+    if action.service == "sts":
+        return _without_secrets(given), _without_secrets(output)
     if not action.is_change:
         return None
     return _as_json(given), _as_json(output)
+
+
+def _without_secrets(shape: Shape | None) -> str:
+    """Return what was asked of STS, or what it answered: tokens and secrets are never recorded."""
+    if shape is None:
+        return ""
+    told = {name: getattr(shape, name) for name in shape.__struct_fields__ if name not in STS_SECRETS}
+    credentials = told.pop("Credentials", None)
+    if credentials is not None:
+        told |= {name: getattr(credentials, name) for name in ("AccessKeyId", "Expiration")}
+    told = {name: value for name, value in told.items() if value is not None}
+    return bounded_json(told) if told else ""
 
 
 def _as_json(shape: Shape | None) -> str:

@@ -1,16 +1,15 @@
-"""Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr.
+"""Accounts and their access keys. Secrets are stored wrapped and shown in no repr.
 
-access key ──create_session──▶ session ──its end, or the key's disabling, new secret or deletion──▶ gone
-
-While an account is disabled, its keys and sessions are refused, whatever their own state.
+While an account is disabled, its keys are refused, and their sessions, whatever their own state. Programs of cell
+formats before FRONT_DOOR stored temporary credentials as keys with an end: those are refused, and deleted by upkeep.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -29,13 +28,12 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import ACCOUNT_STATES, CellFormat
-from quaymaster.metadata.keys.data_keys import secret_purpose, session_token_purpose
+from quaymaster.core.values.formats import ACCOUNT_STATES, FRONT_DOOR, CellFormat
+from quaymaster.metadata.keys.data_keys import secret_purpose
 from quaymaster.metadata.keys.known_accounts import Account, KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities, suffix_of
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.random_ids import random_id
-from quaymaster.metadata.keys.sessions import Sessions, has_ended
 from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
@@ -51,12 +49,10 @@ from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 
 ACCOUNT_DIGITS: Final = 12
 NAME_CHARS_MAX: Final = 128
-SESSION_MIN_MS: Final = 60_000
-SESSION_MAX_MS: Final = 36 * 3_600_000
-LOOKED_AT_AT_A_TIME: Final = 1_000
-"""So many sessions are judged in one turn of the event loop."""
-SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
-"""Sessions ended together; the rest of the transaction is their key's."""
+STORED_SESSIONS_AT_ONCE: Final = 1_024
+"""Temporary credentials of older programs that one turn of the upkeep deletes."""
+DELETED_TOGETHER: Final = TRANSACTION_OPERATIONS_MAX // 2
+"""Keys deleted in one transaction."""
 
 QueueCounter = Callable[[str, int], Awaitable[CountedQueues]]
 """Tells how many queues and consumer groups an account has at a revision of the store or later; NotNow."""
@@ -65,10 +61,9 @@ QueueCounter = Callable[[str, int], Awaitable[CountedQueues]]
 class AccessKey(msgspec.Struct, frozen=True):
     """An access key with its secret.
 
-    `session_token`, `expires_ms` and `parent_id`, the key it was made of, are set for session credentials only.
-
     `user` is the name of the user it belongs to, empty for a root key. `principal_id` is the user's id, a root key's
-    own one: receivers see it as SenderId.
+    own one: receivers see it as SenderId. `rotated_ms`: when its secret was set last, or it was disabled last: sessions
+    of before have ended.
     """
 
     access_key_id: str
@@ -79,9 +74,6 @@ class AccessKey(msgspec.Struct, frozen=True):
     is_enabled: bool
     created_ms: int
     rotated_ms: int
-    session_token: str | None = None
-    expires_ms: int | None = None
-    parent_id: str | None = None
     user: str = ""
 
     def __repr__(self) -> str:
@@ -124,9 +116,10 @@ class Accounts:
         self._rows: MirrorTable[AccessKeyRow] = mirror.table(
             ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
         )
-        self._sessions = Sessions(self._rows.get)
         self._ids_of: dict[str, set[str]] = {}
-        """The access keys and sessions of each account."""
+        """The access keys of each account."""
+        self._stored_sessions: set[str] = set()
+        """Temporary credentials that older programs stored."""
         self._deleted_with_keys: set[str] = set()
         """Accounts that were deleted while keys of theirs are left."""
         self._ids_of_user: dict[str, set[str]] = {}
@@ -135,8 +128,6 @@ class Accounts:
         """Users with keys that may be another's of the same name, which is gone."""
         # Unwrapped once each: bounded by the keys that exist.
         self._keys: dict[str, AccessKey] = {}
-        self.other_ms: int | None = None
-        """What another clock said last: a session is deleted when it has ended by both. None: there is no other."""
 
     # Accounts
 
@@ -164,7 +155,7 @@ class Accounts:
             return account
 
     async def set_account_enabled(self, account_id: str, *, enabled: bool) -> Account:
-        """Switch an account off or on. Off, its keys and sessions are refused, and stay as they are.
+        """Switch an account off or on. Off, its keys are refused, with their sessions, and stay as they are.
 
         ResourceNotFound when there is no such account; UnsupportedOperation in a cell of an older format.
         """
@@ -179,7 +170,7 @@ class Accounts:
                 return changed
 
     async def delete_account(self, account_id: str) -> None:
-        """Delete an account that has no queues, for good, with its keys and sessions. Its id is never given again.
+        """Delete an account that has no queues, for good, with its keys. Its id is never given again.
 
         Creations of queues compare the account's row, and disabled accounts get none. So an enabled account is disabled
         first: from that revision on it gets no queue, and what is counted later is all that it has.
@@ -222,7 +213,7 @@ class Accounts:
             )
 
     async def drop_keys_of_deleted_accounts(self) -> None:
-        """Delete the keys and sessions that were left when accounts were deleted: by a crash, or as they were new."""
+        """Delete the keys that were left when accounts were deleted: by a crash, or as they were new."""
         for account_id in tuple(self._deleted_with_keys):
             await self._delete_keys_of(account_id)
 
@@ -251,7 +242,7 @@ class Accounts:
             self._users_to_look_at.add(suffix)
 
     async def _delete_keys_of(self, account_id: str) -> None:
-        await self._end([ACCESS_KEYS + key for key in self._ids_of.get(account_id, ())])
+        await self._delete(self._ids_of.get(account_id, ()))
 
     def _note_keys(self, account_id: str) -> None:
         """Keep in mind whether a deleted account has keys."""
@@ -314,7 +305,7 @@ class Accounts:
     def access_key(self, access_key_id: str) -> AccessKey | None:
         """Return an access key, or None, also where its account is disabled or deleted.
 
-        Whether the key is enabled and not expired is for the caller to judge.
+        Whether the key is enabled is for the caller to judge.
         """
         key = self._keys.get(access_key_id)
         if key is None:
@@ -323,11 +314,13 @@ class Accounts:
                 if self._on_missing is not None:
                     self._on_missing(ACCESS_KEYS + access_key_id)
                 return None
+            if row.expires_ms is not None:
+                return None  # temporary credentials that an older program stored
             key = self._keys[access_key_id] = self._unwrap(row)
         return None if key.account_id in self.known.closed else key
 
     def list_access_keys(self, account_id: str) -> list[AccessKey]:
-        """Return an account's keys, oldest first, session credentials left out."""
+        """Return an account's keys, oldest first."""
         return self._list(row for row in self._rows_of(account_id) if row.expires_ms is None)
 
     def list_user_keys(self, account_id: str, user: str) -> list[AccessKey]:
@@ -335,20 +328,10 @@ class Accounts:
         ids = self._ids_of_user.get(suffix_of(account_id, user), ())
         return self._list(row for row in map(self._rows.get, ids) if row is not None)
 
-    def list_sessions(self, account_id: str) -> list[AccessKey]:
-        """Return an account's session credentials that have not ended, oldest first."""
-        now_ms = self._now_ms()
-        return self._list(
-            row
-            for row in self._rows_of(account_id)
-            if row.expires_ms is not None and not has_ended(row, now_ms)
-        )
-
     async def create_access_key(self, account_id: str, name: str = "", *, user: str = "") -> AccessKey:
         """Make a key of an account's user; a root key unless a user is named. ResourceNotFound, LimitExceeded."""
         _check_name("Name", name)
         while True:
-            await self._make_room(account_id)
             self._check_room(account_id)
             unchanged = [self._accounts.compare(account_id)]
             key = self._new_key(account_id, name)
@@ -366,7 +349,7 @@ class Accounts:
         now_ms = self._now_ms()
         return AccessKey(
             access_key_id=random_id("AKIA", 16),
-            secret=_random_secret(),
+            secret=random_secret(),
             account_id=account_id,
             principal_id=random_id("AIDA", 17),
             name=name,
@@ -375,106 +358,61 @@ class Accounts:
             rotated_ms=now_ms,
         )
 
-    async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
-        """Make temporary credentials of the same user as a key: they need their session token, and end.
-
-        UnsupportedOperation for a key that is disabled or itself temporary, since a session must not outlive its key,
-        and for one of a disabled account.
-        """
-        if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
-            raise InvalidParameterValue.of(
-                "DurationSeconds",
-                duration_ms // 1000,
-                f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
-            )
-        while True:
-            await self._make_room(self._existing(access_key_id).account_id)
-            parent = self._existing(access_key_id)
-            if parent.expires_ms is not None:
-                raise UnsupportedOperation(
-                    f"{access_key_id} is temporary itself; use the key it was made of."
-                )
-            if not parent.is_enabled:
-                raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
-            self._check_room(parent.account_id)
-            if parent.account_id in self.known.closed:
-                raise UnsupportedOperation(f"The account {parent.account_id} is disabled.")
-            now_ms = self._now_ms()
-            session = AccessKey(
-                access_key_id=random_id("ASIA", 16),
-                secret=_random_secret(),
-                account_id=parent.account_id,
-                principal_id=parent.principal_id,
-                name=parent.name,
-                is_enabled=True,
-                created_ms=now_ms,
-                rotated_ms=now_ms,
-                session_token=secrets.token_urlsafe(96),
-                expires_ms=now_ms + duration_ms,
-                parent_id=access_key_id,
-                user=parent.user,
-            )
-            # Whoever changes the key, or the account, ends the sessions there are: none may be added behind his back.
-            unchanged = [self._rows.compare(access_key_id), self._accounts.compare(parent.account_id)]
-            with suppress(RevisionMismatch):
-                await self._store_new(session, unchanged)
-                return session
-
     async def set_enabled(
         self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
     ) -> AccessKey:
-        """Switch a key off or on. Off, its sessions end for good.
+        """Switch a key off or on. Off, its sessions end for good, also where it is enabled again.
 
         UnsupportedOperation where it is the last enabled key of the account `not_last_of` that would be off.
         """
-        return await self._change(
-            access_key_id,
-            lambda _: {"is_enabled": enabled},
-            ends_sessions=not enabled,
-            not_last_of=None if enabled else not_last_of,
-        )
+
+        def switch(row: AccessKeyRow) -> dict[str, object]:
+            return (
+                {"is_enabled": True}
+                if enabled
+                else {"is_enabled": False, "rotated_ms": self._ends_sessions_ms(row)}
+            )
+
+        return await self._change(access_key_id, switch, not_last_of=None if enabled else not_last_of)
 
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
         """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
 
         def new_secret(row: AccessKeyRow) -> dict[str, object]:
-            wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), _random_secret().encode())
-            return {"wrapped_secret": wrapped, "rotated_ms": self._now_ms()}
+            wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), random_secret().encode())
+            return {"wrapped_secret": wrapped, "rotated_ms": self._ends_sessions_ms(row)}
 
-        return await self._change(access_key_id, new_secret, ends_sessions=True)
+        return await self._change(access_key_id, new_secret)
+
+    def _ends_sessions_ms(self, row: AccessKeyRow) -> int:
+        """Return a time of the last change that no session of a key has: two changes may be in one millisecond."""
+        return max(self._now_ms(), row.rotated_ms + 1)
 
     async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None:
-        """Delete a key for good, with its sessions; ResourceNotFound when there is none.
+        """Delete a key for good; its sessions end. ResourceNotFound when there is none.
 
         UnsupportedOperation for the last enabled key of the account `not_last_of`.
         """
         while True:
             self._existing(access_key_id)
-            sessions = self._sessions_of(access_key_id)
-            try:
+            with suppress(RevisionMismatch):
                 await self._mirror.transact(
                     [self._rows.compare(access_key_id), *self._another_stays(access_key_id, not_last_of)],
                     raised_floor(self._cell_format),
-                    deletes=[ACCESS_KEYS + access_key_id, *sessions[:SESSIONS_PER_TRANSACTION]],
+                    deletes=[ACCESS_KEYS + access_key_id],
                 )
-            except RevisionMismatch:
-                continue
-            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
-            return
+                return
 
-    async def drop_expired_sessions(self) -> int:
-        """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
-        # The hour lets a caller be told "expired" rather than "unknown".
-        now_ms = self._now_ms()
-        other_ms = now_ms if self.other_ms is None else self.other_ms
-        expired: dict[str, None] = {}
-        for number, session in enumerate(self._sessions.may_be_over(now_ms), 1):
-            if self._sessions.is_over(session, now_ms) and self._sessions.is_over(session, other_ms):
-                expired[ACCESS_KEYS + session] = None
-            if not number % LOOKED_AT_AT_A_TIME:
-                await asyncio.sleep(0)
-        await self._end(list(expired))
-        return len(expired)
+    async def drop_stored_sessions(self) -> int:
+        """Delete temporary credentials that older programs stored, once no such program runs; return how many."""
+        is_due = bool(self._cell_format.version_of(FRONT_DOOR))
+        stored = list(islice(self._stored_sessions, STORED_SESSIONS_AT_ONCE)) if is_due else []
+        await self._delete(stored)
+        return len(stored)
+
+    def existing_key(self, access_key_id: str) -> AccessKey:
+        """Return an access key in whatever state; ResourceNotFound."""
+        return self._unwrap(self._existing(access_key_id))
 
     async def _store_new(self, key: AccessKey, compares: Sequence[Compare]) -> None:
         while True:
@@ -494,24 +432,18 @@ class Accounts:
         access_key_id: str,
         changes: Callable[[AccessKeyRow], dict[str, object]],
         *,
-        ends_sessions: bool,
         not_last_of: str | None = None,
     ) -> AccessKey:
         while True:
             row = self._existing(access_key_id)
             others = self._another_stays(access_key_id, not_last_of)
             new = msgspec.structs.replace(row, **changes(row))
-            sessions = self._sessions_of(access_key_id) if ends_sessions else []
-            try:
+            with suppress(RevisionMismatch):
                 await self._mirror.transact(
                     [self._master_keys.compare(), self._rows.compare(access_key_id), *others],
                     [Put(ACCESS_KEYS + access_key_id, encode_row(new)), *raised_floor(self._cell_format)],
-                    sessions[:SESSIONS_PER_TRANSACTION],
                 )
-            except RevisionMismatch:
-                continue
-            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
-            return self._unwrap(new)
+                return self._unwrap(new)
 
     def _another_stays(self, access_key_id: str, account_id: str | None) -> list[Compare]:
         """Return the condition that another enabled key of an account stays as it is; none where none has to.
@@ -542,43 +474,30 @@ class Accounts:
         ordered = sorted(rows, key=lambda row: (row.created_ms, row.access_key_id))
         return [self._unwrap(row) for row in ordered]
 
-    def _sessions_of(self, access_key_id: str) -> list[str]:
-        """Return where the sessions made of a key are stored."""
-        return [ACCESS_KEYS + session for session in self._sessions.of_key(access_key_id)]
-
-    async def _end(self, sessions: list[str]) -> None:
-        for at in range(0, len(sessions), SESSIONS_PER_TRANSACTION):
-            await self._mirror.transact([], deletes=sessions[at : at + SESSIONS_PER_TRANSACTION])
+    async def _delete(self, access_key_ids: Iterable[str]) -> None:
+        keys = [ACCESS_KEYS + access_key_id for access_key_id in access_key_ids]
+        for at in range(0, len(keys), DELETED_TOGETHER):
+            await self._mirror.transact([], deletes=keys[at : at + DELETED_TOGETHER])
 
     def _existing(self, access_key_id: str) -> AccessKeyRow:
         row = self._rows.get(access_key_id)
-        if row is None:
+        if row is None or row.expires_ms is not None:
             raise ResourceNotFound(f"The access key {access_key_id} does not exist.")
         return row
-
-    async def _make_room(self, account_id: str) -> None:
-        """Delete an account's sessions that have ended, if it has as many keys as it may."""
-        if len(self._ids_of.get(account_id, ())) >= self._keys_max:
-            now_ms = self._now_ms()
-            other_ms = now_ms if self.other_ms is None else self.other_ms
-            ended = [
-                row
-                for row in self._rows_of(account_id)
-                if has_ended(row, now_ms) and has_ended(row, other_ms)
-            ]
-            await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
 
     def _check_room(self, account_id: str) -> None:
         self._present(account_id)
         if len(self._ids_of.get(account_id, ())) >= self._keys_max:
             raise LimitExceeded(
-                f"Cannot exceed quota for AccessKeysPerAccount: {self._keys_max} (account_access_keys_max), "
-                "temporary credentials included."
+                f"Cannot exceed quota for AccessKeysPerAccount: {self._keys_max} (account_access_keys_max)."
             )
 
     def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
         self._keys.pop(access_key_id, None)
-        self._sessions.note(access_key_id, old, new)
+        if new is not None and new.expires_ms is not None:
+            self._stored_sessions.add(access_key_id)
+        else:
+            self._stored_sessions.discard(access_key_id)
         self._note_key_of_user(access_key_id, old, new)
         if old is not None and new is None:
             ids = self._ids_of[old.account_id]
@@ -609,47 +528,34 @@ class Accounts:
             self._users_to_look_at.add(suffix)
 
     def _wrap(self, key: AccessKey) -> AccessKeyRow:
-        wrap = self._master_keys.wrap
-        token = key.session_token
         return AccessKeyRow(
             access_key_id=key.access_key_id,
             account_id=key.account_id,
             principal_id=key.principal_id,
             name=key.name,
-            wrapped_secret=wrap(secret_purpose(key.access_key_id), key.secret.encode()),
+            wrapped_secret=self._master_keys.wrap(secret_purpose(key.access_key_id), key.secret.encode()),
             is_enabled=key.is_enabled,
             created_ms=key.created_ms,
             rotated_ms=key.rotated_ms,
-            wrapped_session_token=(
-                None if token is None else wrap(session_token_purpose(key.access_key_id), token.encode())
-            ),
-            expires_ms=key.expires_ms,
-            parent_id=key.parent_id,
             user=key.user,
         )
 
     def _unwrap(self, row: AccessKeyRow) -> AccessKey:
-        unwrap = self._master_keys.unwrap
-        token = row.wrapped_session_token
         return AccessKey(
             access_key_id=row.access_key_id,
-            secret=unwrap(secret_purpose(row.access_key_id), row.wrapped_secret).decode(),
+            secret=self._master_keys.unwrap(secret_purpose(row.access_key_id), row.wrapped_secret).decode(),
             account_id=row.account_id,
             principal_id=row.principal_id,
             name=row.name,
             is_enabled=row.is_enabled,
             created_ms=row.created_ms,
             rotated_ms=row.rotated_ms,
-            session_token=(
-                None if token is None else unwrap(session_token_purpose(row.access_key_id), token).decode()
-            ),
-            expires_ms=row.expires_ms,
-            parent_id=row.parent_id,
             user=row.user,
         )
 
 
-def _random_secret() -> str:
+def random_secret() -> str:
+    """Return a new secret."""
     return secrets.token_urlsafe(30)  # 40 characters
 
 

@@ -24,9 +24,11 @@ from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     DATA_KEYS,
     RECEIPT_KEYS,
+    SESSION_KEYS,
     AccessKeyRow,
     DataKeyRow,
     ReceiptKeyRow,
+    SessionKeyRow,
     encode_row,
     id_text,
     row_decoder,
@@ -191,13 +193,18 @@ def receipt_key_purpose(key_id: int) -> str:
     return f"receipt-key/{key_id}"
 
 
+def session_key_purpose(key_id: int) -> str:
+    """Return what a wrapped key of session tokens is bound to."""
+    return f"session-key/{key_id}"
+
+
 def secret_purpose(access_key_id: str) -> str:
     """Return what the wrapped secret of an access key is bound to."""
     return f"access-key/{access_key_id}"
 
 
 def session_token_purpose(access_key_id: str) -> str:
-    """Return what the wrapped session token of an access key is bound to."""
+    """Return what a wrapped session token is bound to that an older program stored."""
     return f"session-token/{access_key_id}"
 
 
@@ -263,6 +270,7 @@ class MasterKeyRotation:
 _WRAPPED_TABLES: Final[dict[str, Callable[[bytes], msgspec.Struct]]] = {
     DATA_KEYS: row_decoder(DataKeyRow),
     RECEIPT_KEYS: row_decoder(ReceiptKeyRow),
+    SESSION_KEYS: row_decoder(SessionKeyRow),
     ACCESS_KEYS: row_decoder(AccessKeyRow),
 }
 
@@ -274,6 +282,8 @@ def _secrets_of(row: msgspec.Struct) -> Iterator[tuple[str, str, bytes]]:
             yield "wrapped", data_key_purpose(row.key_id), row.wrapped
         case ReceiptKeyRow():
             yield "wrapped", receipt_key_purpose(row.key_id), row.wrapped
+        case SessionKeyRow():
+            yield "wrapped", session_key_purpose(row.key_id), row.wrapped
         case AccessKeyRow():
             yield "wrapped_secret", secret_purpose(row.access_key_id), row.wrapped_secret
             if row.wrapped_session_token is not None:

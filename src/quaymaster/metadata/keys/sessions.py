@@ -1,124 +1,270 @@
-"""Session credentials: those made of a key, and those that are to be deleted, found without a walk.
+"""Sessions: temporary credentials, whose token has all that is known of them. Nothing of a session is stored.
 
-    session comes ──▶ under its key, its end's minute, its start's minute
-    key is switched off or goes ──▶ its sessions are suspects
-    look: minutes that have passed, starts that are far ahead, suspects ──▶ judged one by one
+    create, of_caller, begin ──token──▶ client ──signs, and sends the token along──▶ find ──▶ Session
+                                                                                        │
+                                    the rows of today: access key · account · user or role
 
-A start far ahead was written by a clock that was wrong: such a session is over, too.
+A session ends at its time, and at once when its access key is disabled, deleted, or given a new secret, when its user
+or role is deleted or its sessions are revoked, or when its account is disabled. An enabled key begins new sessions;
+those of before stay ended.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from quaymaster.core.access.errors import PolicyError
+from quaymaster.core.access.kinds import PolicyKind
+from quaymaster.core.access.policies import CompiledPolicy, PolicyInForce, compile_policy
+from quaymaster.core.access.principals import Requester
+from quaymaster.core.values.errors import (
+    ExpiredToken,
+    InvalidClientTokenId,
+    InvalidParameterValue,
+    UnsupportedOperation,
+)
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.metadata.store.rows import AccessKeyRow
+from quaymaster.metadata.keys.accounts import AccessKey, Accounts, random_secret
+from quaymaster.metadata.keys.identities import Identities
+from quaymaster.metadata.keys.known_identities import Role, User
+from quaymaster.metadata.keys.random_ids import random_id
+from quaymaster.metadata.keys.session_keys import SessionKeys
+from quaymaster.protocol.tokens.session_tokens import SessionContent, unpack_policy
 
-ENDED_TOLD_MS: Final = 3_600_000
-"""So long after its end a session's caller is told that it has expired."""
-MINUTE_MS: Final = 60_000
+SESSION_MIN_MS: Final = 60_000
+SESSION_MAX_MS: Final = 36 * 3_600_000
+SESSION_PREFIX: Final = "ASIA"
+"""Of the access key ids of sessions."""
+OPENED_MAX: Final = 4_096
+"""Tokens that are remembered with their content, of 10 KB each."""
 
 
-class Minutes:
-    """Ids by the minute of a time. A session lasts 36 h at most, so there are few minutes however many sessions."""
+class Session(msgspec.Struct, frozen=True):
+    """Temporary credentials that are good now. `principal_id` is what receivers see as SenderId.
 
-    def __init__(self) -> None:
-        self._ids: defaultdict[int, set[str]] = defaultdict(set)
+    `identity` is the user or role whose they are, None for a root key's; `policy` the session policy.
+    """
 
-    def add(self, time_ms: int, name: str) -> None:
-        """Note an id under a time."""
-        self._ids[time_ms // MINUTE_MS].add(name)
+    content: SessionContent
+    requester: Requester
+    principal_id: str
+    identity: User | Role | None
+    policy: CompiledPolicy | None
 
-    def discard(self, time_ms: int, name: str) -> None:
-        """Forget an id that was noted under a time."""
-        minute = time_ms // MINUTE_MS
-        self._ids[minute].discard(name)
-        if not self._ids[minute]:
-            del self._ids[minute]
+    def __repr__(self) -> str:
+        return f"Session({self.content!r})"
 
-    def up_to(self, time_ms: int) -> list[str]:
-        """Return the ids of times up to this one, and perhaps of the rest of its minute."""
-        last = time_ms // MINUTE_MS
-        return [name for minute, ids in self._ids.items() if minute <= last for name in ids]
+    __str__ = __repr__
 
-    def since(self, time_ms: int) -> list[str]:
-        """Return the ids of times from this one on, and perhaps of its minute before."""
-        first = time_ms // MINUTE_MS
-        return [name for minute, ids in self._ids.items() if minute >= first for name in ids]
+    @property
+    def access_key_id(self) -> str:
+        return self.content.access_key_id
+
+    @property
+    def account_id(self) -> str:
+        return self.content.account_id
+
+    @property
+    def secret(self) -> str:
+        return self.content.secret
+
+    @property
+    def policies(self) -> tuple[PolicyInForce, ...]:
+        """The policies of the user or role."""
+        return () if self.identity is None else self.identity.policies
+
+    @property
+    def issued_ms(self) -> int:
+        return self.content.issued_ms
+
+    @property
+    def parent_id(self) -> str:
+        return self.content.parent_id
+
+    @property
+    def parent_rotated_ms(self) -> int:
+        return self.content.parent_rotated_ms
+
+
+class NewSession(msgspec.Struct, frozen=True):
+    """Temporary credentials that were just made."""
+
+    content: SessionContent
+    token: str
+
+    def __repr__(self) -> str:
+        return f"NewSession({self.content!r})"
+
+    __str__ = __repr__
 
 
 class Sessions:
-    """Follows the rows of access keys. `row_of` gives one as it is now, or None."""
+    """Makes sessions, and finds those of tokens. `now_ms` is the wall clock."""
 
-    def __init__(self, row_of: Callable[[str], AccessKeyRow | None]) -> None:
-        self._row_of = row_of
-        self._of_key: dict[str, set[str]] = {}
-        self._ends = Minutes()
-        self._starts = Minutes()
-        self._suspects: set[str] = set()
-        """Sessions whose key was perhaps disabled or deleted."""
+    def __init__(
+        self, keys: SessionKeys, accounts: Accounts, identities: Identities, now_ms: Callable[[], int]
+    ) -> None:
+        self._keys = keys
+        self._accounts = accounts
+        self._identities = identities
+        self._now_ms = now_ms
+        self._opened: dict[str, Session] = {}
 
-    def of_key(self, access_key_id: str) -> list[str]:
-        """Return the ids of the sessions made of a key."""
-        return list(self._of_key.get(access_key_id, ()))
+    def find(self, access_key_id: str, token: str) -> Session:
+        """Return the session of a token, which a request has with this access key id. Answers from RAM.
 
-    def note(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
-        """A row came, changed or went."""
-        if old is not None and old.expires_ms is not None:
-            self._forget(access_key_id, old, old.expires_ms)
-        if new is not None and new.expires_ms is not None:
-            self._add(access_key_id, new, new.expires_ms)
-        elif new is None or not new.is_enabled:
-            self._suspects.update(self._of_key.get(access_key_id, ()))
+        The same object while nothing has changed.
 
-    def may_be_over(self, now_ms: int) -> Iterator[str]:
-        """Yield the ids of sessions that `is_over` is to judge; others are not over."""
-        yield from self._ends.up_to(now_ms - ENDED_TOLD_MS)
-        yield from self._starts.since(now_ms + CLOCKS_DIFFER_MAX_MS + ENDED_TOLD_MS)
-        yield from tuple(self._suspects)
+        Raises:
+            InvalidClientTokenId: the token is none of this server, or its session has ended with its key or identity.
+            ExpiredToken: its session has ended by its time.
+            NotYetKnown: something is being asked for.
+        """
+        session = self._opened.get(token)
+        content = self._keys.open(token) if session is None else session.content
+        if content.access_key_id != access_key_id:
+            raise InvalidClientTokenId
+        length_ms = content.expires_ms - content.issued_ms
+        if has_passed(content.issued_ms, length_ms, self._now_ms(), ahead_max_ms=CLOCKS_DIFFER_MAX_MS):
+            self._opened.pop(token, None)
+            raise ExpiredToken
+        parent = self._parent_of(content)
+        identity = self._identity_of(content)
+        if session is not None and session.identity is identity:
+            return session
+        session = _session(content, parent, identity)
+        if len(self._opened) >= OPENED_MAX:
+            self._opened.clear()
+        self._opened[token] = session
+        return session
 
-    def is_over(self, access_key_id: str, now_ms: int) -> bool:
-        """Tell whether a session ended so long ago that it is deleted, or outlived its key."""
-        row = self._row_of(access_key_id)
-        if row is None:
-            return False
-        if has_ended(row, now_ms, told_ms=ENDED_TOLD_MS) or self._is_orphan(row):
-            return True
-        self._suspects.discard(access_key_id)
-        return False
+    def _parent_of(self, content: SessionContent) -> AccessKey | None:
+        """Return the key that a session goes back to, None for a web identity's; InvalidClientTokenId if it ended."""
+        if content.account_id in self._accounts.known.closed:
+            raise InvalidClientTokenId
+        if not content.parent_id:
+            return None
+        parent = self._accounts.access_key(content.parent_id)
+        if parent is None or not parent.is_enabled or parent.rotated_ms != content.parent_rotated_ms:
+            raise InvalidClientTokenId
+        return parent
 
-    def _is_orphan(self, row: AccessKeyRow) -> bool:
-        """Tell whether a session was left over when its key was disabled or deleted: by a crash, or by a node
-        that did not know it yet."""
-        if row.parent_id is None:
-            return False
-        parent = self._row_of(row.parent_id)
-        return parent is None or not parent.is_enabled
+    def _identity_of(self, content: SessionContent) -> User | Role | None:
+        """Return the user or role whose session it is, None for root; InvalidClientTokenId if it is gone or revoked."""
+        if content.kind == "root":
+            return None
+        find = self._identities.user if content.kind == "user" else self._identities.role
+        identity: User | Role | None = find(content.account_id, content.name.rpartition("/")[2])
+        if (
+            identity is None
+            or identity.unique_id != content.unique_id
+            or identity.row.sessions_generation != content.generation
+        ):
+            raise InvalidClientTokenId
+        return identity
 
-    def _add(self, access_key_id: str, row: AccessKeyRow, expires_ms: int) -> None:
-        self._ends.add(expires_ms, access_key_id)
-        self._starts.add(row.created_ms, access_key_id)
-        if row.parent_id is not None:
-            self._of_key.setdefault(row.parent_id, set()).add(access_key_id)
-            if self._is_orphan(row):
-                self._suspects.add(access_key_id)
+    def create(self, access_key_id: str, duration_ms: int) -> NewSession:
+        """Make temporary credentials of a key: of whom the key belongs to, with all its permissions.
 
-    def _forget(self, access_key_id: str, row: AccessKeyRow, expires_ms: int) -> None:
-        self._ends.discard(expires_ms, access_key_id)
-        self._starts.discard(row.created_ms, access_key_id)
-        self._suspects.discard(access_key_id)
-        if row.parent_id is not None:
-            of_key = self._of_key[row.parent_id]
-            of_key.discard(access_key_id)
-            if not of_key:
-                del self._of_key[row.parent_id]
+        Raises:
+            InvalidParameterValue: they cannot last so long.
+            ResourceNotFound: there is no such key.
+            UnsupportedOperation: it is disabled, temporary, of a user that is gone or of a disabled account, or the
+                cell is of an older format.
+            NotYetKnown: its user is being asked for.
+        """
+        if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
+            raise InvalidParameterValue.of(
+                "DurationSeconds",
+                duration_ms // 1000,
+                f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
+            )
+        if access_key_id.startswith(SESSION_PREFIX):
+            raise UnsupportedOperation(f"{access_key_id} is temporary itself; use the key it was made of.")
+        key = self._accounts.existing_key(access_key_id)
+        if not key.is_enabled:
+            raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
+        if key.account_id in self._accounts.known.closed:
+            raise UnsupportedOperation(f"The account {key.account_id} is disabled.")
+        requester = Requester(key.account_id)
+        if key.user:
+            user = self._identities.user(key.account_id, key.user)
+            if user is None or user.unique_id != key.principal_id:
+                raise UnsupportedOperation(f"The user {key.user} of {access_key_id} was deleted.")
+            requester = Requester(key.account_id, "user", user.unique_id, user.full_name)
+        return self.of_caller(requester, (access_key_id, key.rotated_ms), duration_ms)
+
+    def of_caller(self, requester: Requester, parent: tuple[str, int], duration_ms: int) -> NewSession:
+        """Make temporary credentials of a user or root that asks with a key. Raises as `create`.
+
+        `parent`: the key, and when it was changed last.
+        """
+        generation = 0
+        if requester.kind == "user":
+            user = self._identities.user(requester.account_id, requester.name.rpartition("/")[2])
+            if user is None or user.unique_id != requester.unique_id:
+                raise InvalidClientTokenId
+            generation = user.row.sessions_generation
+        return self.begin(requester, parent, duration_ms, generation)
+
+    def find_role(self, account_id: str, full_name: str) -> Role | None:
+        """Return a role of an account that is not disabled, by its name with its path; NotYetKnown."""
+        if account_id in self._accounts.known.closed:
+            return None
+        role = self._identities.role(account_id, full_name.rpartition("/")[2])
+        return None if role is None or role.full_name != full_name else role
+
+    def begin(
+        self,
+        requester: Requester,
+        parent: tuple[str, int],
+        duration_ms: int,
+        generation: int,
+        packed_policy: bytes = b"",
+    ) -> NewSession:
+        """Make a session of a requester: of root, a user, or of a role that somebody may assume.
+
+        `parent`: as of `of_caller`; ("", 0) for a web identity. `generation`: of the user's or role's sessions.
+        UnsupportedOperation in a cell of an older format.
+        """
+        assert requester.kind != "web identity", "a web identity gets the session of a role"
+        now_ms = self._now_ms()
+        content = SessionContent(
+            access_key_id=random_id(SESSION_PREFIX, 16),
+            secret=random_secret(),
+            account_id=requester.account_id,
+            kind=requester.kind,
+            unique_id=requester.unique_id,
+            name=requester.name,
+            session=requester.session,
+            parent_id=parent[0],
+            parent_rotated_ms=parent[1],
+            issued_ms=now_ms,
+            expires_ms=now_ms + duration_ms,
+            generation=generation,
+            packed_policy=packed_policy,
+        )
+        return NewSession(content, self._keys.mint(content))
 
 
-def has_ended(row: AccessKeyRow, now_ms: int, *, told_ms: int = 0) -> bool:
-    """Tell whether a session is over, for `told_ms` at least; one that a clock far ahead has made is, too."""
-    if row.expires_ms is None:
-        return False
-    lasts_ms = row.expires_ms - row.created_ms + told_ms
-    return has_passed(row.created_ms, lasts_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS + told_ms)
+def _session(content: SessionContent, parent: AccessKey | None, identity: User | Role | None) -> Session:
+    requester = content.requester
+    match requester.kind:
+        case "root" if parent is not None and not parent.user:
+            principal_id = parent.principal_id
+        case "user" if parent is not None:
+            principal_id = requester.unique_id
+        case "session":
+            principal_id = f"{requester.unique_id}:{requester.session}"
+        case _:
+            raise InvalidClientTokenId
+    policy = None
+    if content.packed_policy:
+        try:
+            policy = compile_policy(unpack_policy(content.packed_policy), PolicyKind.IDENTITY)
+        except PolicyError:  # a program of another version took it
+            raise InvalidClientTokenId from None
+    return Session(content, requester, principal_id, identity, policy)

@@ -33,6 +33,7 @@ from quaymaster.metadata.store.rows import (
     DATA_KEYS,
     QUEUES,
     ROLES,
+    SESSION_KEYS,
     USERS,
 )
 from quaymaster.net.routing.metadata_client import MetadataClient, looked_up
@@ -155,6 +156,7 @@ class CacheLoader:
             USERS: _Kind(remembers=True),
             ROLES: _Kind(remembers=True),
             DATA_KEYS: _Kind(remembers=True),
+            SESSION_KEYS: _Kind(remembers=True),
         }
         self._refreshed = _Kind(remembers=False, is_stored=True)
         self._refresh_rests_until_s = 0.0

@@ -26,6 +26,7 @@ from quaymaster.metadata.store.rows import (
     READERS,
     RECEIPT_KEYS,
     ROLES,
+    SESSION_KEYS,
     USERS,
 )
 from quaymaster.net.routing.metadata_client import MetadataClient
@@ -45,7 +46,7 @@ LIST_MS: Final = 30_000
 
 _FOLLOWED: Final = (
     *(AUTHORIZATION_FLOOR, MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
-    *(DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS),
+    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, QUEUES, READERS),
 )
 
 

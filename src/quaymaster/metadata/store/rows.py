@@ -13,6 +13,7 @@
     /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
+    /session_keys/ID            SessionKeyRow                          key wrapped
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
     /readers/NAME               ReaderRow: a front end, and which master keys it has
     /master_key                 MasterKeyRow: which master key wraps
@@ -53,6 +54,7 @@ DATA_KEYS_KEPT_MAX: Final = 16_384
 ACCOUNT_KEYS: Final = "/account_keys/"
 KEY_SWEEP: Final = "/data_key_sweep"
 RECEIPT_KEYS: Final = "/receipt_keys/"
+SESSION_KEYS: Final = "/session_keys/"
 MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
@@ -128,7 +130,8 @@ class AccountRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An access key with its wrapped secret.
 
-    Session credentials also have a wrapped token, an end, and the key they were made of.
+    `rotated_ms`: when its secret was set last, or it was disabled last: temporary credentials of before have ended. The
+    three fields behind it are of temporary credentials that older programs stored; they are refused, and deleted.
 
     `user` is the name of the user whose key it is, and `principal_id` the user's id; empty: a root key. Only cells of
     format 6 have keys of users, since older programs take them for root keys.
@@ -210,6 +213,14 @@ class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A wrapped key that receipt handles are signed with."""
+
+    key_id: int
+    wrapped: bytes
+    created_ms: int
+
+
+class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A wrapped key that session tokens are encrypted with."""
 
     key_id: int
     wrapped: bytes

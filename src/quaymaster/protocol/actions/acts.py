@@ -69,6 +69,7 @@ ACTS: Final = {
         OperatorAct("DeleteRolePolicy", 70, ("admin",)),
         OperatorAct("RevokeRoleSessions", 71, ("admin",)),
         OperatorAct("DeleteRole", 72, ("admin",)),
+        OperatorAct("RotateSessionKey", 77, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

@@ -1,6 +1,6 @@
 """AWS JSON 1.0: `X-Amz-Target: AmazonSQS.<Action>`, a JSON object in, a JSON object out.
 
-The actions that SQS does not have are targets of `Quaymaster`.
+The actions that SQS does not have are targets of `Quaymaster`; those of STS have no form in JSON.
 
 What real clients send decodes in one call to a typed decoder. Only when that refuses, the body is read again
 as plain JSON and walked member by member: it then either turns out acceptable after all (a null is an absent
@@ -24,7 +24,9 @@ from quaymaster.protocol.sqs.shapes import Shape, missing_member
 TARGET_PREFIXES: dict[Service, bytes] = {"sqs": b"AmazonSQS.", "quaymaster": b"Quaymaster."}
 
 _ACTION_BY_TARGET: dict[bytes, Action] = {
-    TARGET_PREFIXES[action.service] + action.name.encode(): action for action in ACTIONS.values()
+    TARGET_PREFIXES[action.service] + action.name.encode(): action
+    for action in ACTIONS.values()
+    if action.service in TARGET_PREFIXES
 }
 _DECODE: dict[str, Callable[[bytes], Shape]] = {
     action.name: msgspec.json.Decoder(action.input).decode for action in ACTIONS.values()

@@ -4,7 +4,8 @@ Wire decoding, validation, authorization, usage, audit, billing, metrics and the
 is no other list of names of actions. An action is added here, with its shapes and its handler, a method of its name in
 `frontend/actions`.
 
-Source: the public SQS service model, 2012-11-05; Amazon SQS Developer Guide, "Amazon SQS API permissions".
+Source: the public SQS and STS service models, 2012-11-05 and 2011-06-15; Amazon SQS Developer Guide, "Amazon SQS API
+permissions".
 """
 
 from __future__ import annotations
@@ -34,20 +35,24 @@ from quaymaster.protocol.actions.transaction_shapes import (
 )
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.shapes import Shape
+from quaymaster.protocol.sts import shapes as sts_shapes
+from quaymaster.protocol.sts.validation import check_assume_role, check_session_token, check_web_identity
 from quaymaster.protocol.usage.usage_records import Category
 
-Service = Literal["sqs", "quaymaster"]
-"""Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only."""
-Plane = Literal["message", "bulk", "control"]
-"""How it is carried out: as a callback; as a task, many in each second; as a task, rarely."""
+Service = Literal["sqs", "quaymaster", "sts"]
+"""Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only; those of STS come in its
+own Query form."""
+Plane = Literal["message", "bulk", "control", "unsigned"]
+"""How it is carried out: as a callback; as a task, many in each second; as a task, rarely; as a task of a
+client that has signed nothing."""
 Scope = Literal["account", "name", "queue", "counted", "consumed", "source"]
 """What it is about: the account; a queue by its name; a queue by its URL; such a queue and how many messages it has, in
 a log those of its default group; the messages of such a queue, in a log those of a group; the source of a message move
 task, by its ARN."""
 QueueState = Literal["any", "no group", "log", "group of a log"]
 """What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
-BillingRate = Literal["standard", "by queue"]
-"""What each of its 64 KiB costs: always the standard rate; on a FIFO queue the FIFO rate."""
+BillingRate = Literal["standard", "by queue", "free"]
+"""What each of its 64 KiB costs: always the standard rate; on a FIFO queue the FIFO rate; nothing."""
 UsageColumn = Literal["payload_bytes", "message_count", "duplicate_count"]
 """Columns of its usage record that are otherwise 0."""
 QueueSum = Literal["sends", "deletions"]
@@ -475,9 +480,65 @@ ACTIONS: Final[dict[str, Action]] = {
             writes=True,
             permissions=(Permission.SEND_MESSAGE,),
         ),
+        Action(
+            name="GetCallerIdentity",
+            usage_op=73,
+            input=sts_shapes.GetCallerIdentityRequest,
+            output=sts_shapes.GetCallerIdentityResult,
+            service="sts",
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="account",
+            permissions=(),
+            billing="free",
+        ),
+        Action(
+            name="GetSessionToken",
+            usage_op=74,
+            input=sts_shapes.GetSessionTokenRequest,
+            output=sts_shapes.GetSessionTokenResult,
+            service="sts",
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="account",
+            check=check_session_token,
+            permissions=(),
+            billing="free",
+        ),
+        Action(
+            name="AssumeRole",
+            usage_op=75,
+            input=sts_shapes.AssumeRoleRequest,
+            output=sts_shapes.AssumeRoleResult,
+            service="sts",
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="account",
+            check=check_assume_role,
+            permissions=(),
+            billing="free",
+        ),
+        Action(
+            name="AssumeRoleWithWebIdentity",
+            usage_op=76,
+            input=sts_shapes.AssumeRoleWithWebIdentityRequest,
+            output=sts_shapes.AssumeRoleWithWebIdentityResult,
+            service="sts",
+            category="management",
+            read_only=True,
+            plane="unsigned",
+            scope="account",
+            check=check_web_identity,
+            permissions=(),
+            billing="free",
+        ),
     )
 }
 SQS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sqs"}
+STS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sts"}
 
 UNKNOWN_ACTION: Final = Action(
     name="Unknown", usage_op=0, input=Shape, category="data", plane="control", scope="account", permissions=()

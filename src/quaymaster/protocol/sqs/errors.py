@@ -1,8 +1,8 @@
 """What each failure looks like on the wire: one table, and the rendering of it in every wire form.
 
-`WIRE_ERRORS` has a row for every class of `core/values/errors.py`; a test keeps it complete and equal to the service
-model. Of the "not now" family a caller sees only that trying again may help: 503, or 500 for a failure of
-ours.
+`WIRE_ERRORS` has a row for every class of `core/values/errors.py` and `sts_errors.py`; a test keeps it complete and
+equal to the service models. Of the "not now" family a caller sees only that trying again may help: 503, or 500 for a
+failure of ours.
 
 Source: the public SQS service model and the query error codes of the public SDK schemas; for errors outside
 the model, the types and codes the service is known to send.
@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import msgspec
 
-from quaymaster.core.values import errors
+from quaymaster.core.values import errors, sts_errors
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.protocol.sqs.response import XML_NAMESPACE, Response, WireForm, response_headers
+from quaymaster.protocol.sqs.response import (
+    STS_XML_NAMESPACE,
+    XML_NAMESPACE,
+    Response,
+    WireForm,
+    response_headers,
+)
 from quaymaster.protocol.sqs.shapes import BatchResultErrorEntry
 from quaymaster.protocol.sqs.xml_text import escape_anything
 
 _MODELLED = "com.amazonaws.sqs#"
 _COMMON = "com.amazon.coral.service#"
+_OF_STS = "com.amazonaws.sts#"
 _QUERY_PREFIX = "AWS.SimpleQueueService."
 
 # The Query protocol kept the wording of its first days for this one.
@@ -50,6 +57,10 @@ def _prefixed(shape: str, status: int = 400) -> WireError:
 
 def _common(shape: str, code: str, status: int = 400) -> WireError:
     return WireError(_COMMON + shape, code, status)
+
+
+def _of_sts(shape: str, code: str | None = None, status: int = 400) -> WireError:
+    return WireError(_OF_STS + shape, shape if code is None else code, status)
 
 
 _UNAVAILABLE = WireError(
@@ -117,6 +128,16 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.KmsThrottled: _modelled("KmsThrottled", "KMS.ThrottlingException"),
     errors.KmsAccessDenied: _modelled("KmsAccessDenied", "KMS.AccessDeniedException"),
     errors.KmsInvalidKeyUsage: _modelled("KmsInvalidKeyUsage", "KMS.InvalidKeyUsageException"),
+    # STS
+    sts_errors.ValidationError: _of_sts("ValidationError"),
+    sts_errors.MalformedPolicyDocument: _of_sts(
+        "MalformedPolicyDocumentException", "MalformedPolicyDocument"
+    ),
+    sts_errors.PackedPolicyTooLarge: _of_sts("PackedPolicyTooLargeException", "PackedPolicyTooLarge"),
+    sts_errors.ExpiredIdentityToken: _of_sts("ExpiredTokenException"),
+    sts_errors.InvalidIdentityToken: _of_sts("InvalidIdentityTokenException", "InvalidIdentityToken"),
+    sts_errors.IDPRejectedClaim: _of_sts("IDPRejectedClaimException", "IDPRejectedClaim", 403),
+    sts_errors.IDPCommunicationError: _of_sts("IDPCommunicationErrorException", "IDPCommunicationError"),
     # Not now
     errors.NotLeader: _UNAVAILABLE,
     errors.StaleEpoch: _UNAVAILABLE,
@@ -169,6 +190,12 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
     if form is WireForm.QUERY_JSON:
         fields = {"Code": row.code, "Message": _encodable(message), "Type": row.fault}
         return Response(row.status, headers, msgspec.json.encode({"Error": fields, "RequestId": request_id}))
+    if form is WireForm.STS:
+        text = (
+            f'<ErrorResponse xmlns="{STS_XML_NAMESPACE}"><Error><Type>{row.fault}</Type><Code>{row.code}</Code>'
+            f"<Message>{escape_anything(message)}</Message></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
+        )
+        return Response(row.status, headers, text.encode())
     text = (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{XML_NAMESPACE}"><Error><Type>{row.fault}</Type>'
         f"<Code>{row.code}</Code><Message>{escape_anything(message)}</Message><Detail/></Error>"

@@ -6,6 +6,7 @@ import enum
 from typing import NamedTuple
 
 XML_NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
+STS_XML_NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 
 
 class WireForm(enum.Enum):
@@ -20,11 +21,15 @@ class WireForm(enum.Enum):
     QUERY_JSON = "query-json"
     """AWS Query asked with `Accept: application/json`: form parameters in, the service's older JSON out."""
 
+    STS = "sts"
+    """AWS Query of STS: form parameters in, XML in its namespace out."""
+
 
 CONTENT_TYPE: dict[WireForm, bytes] = {
     WireForm.JSON: b"application/x-amz-json-1.0",
     WireForm.QUERY: b"text/xml",
     WireForm.QUERY_JSON: b"application/json",
+    WireForm.STS: b"text/xml",
 }
 
 

@@ -22,6 +22,7 @@ from email.utils import parsedate_tz
 from hashlib import sha256
 from hmac import compare_digest
 from operator import itemgetter
+from typing import Final, Literal
 
 import msgspec
 
@@ -29,7 +30,6 @@ from quaymaster.core.values.errors import IncompleteSignature, SignatureDoesNotM
 from quaymaster.protocol.sqs.canonical_requests import (
     ALGORITHM,
     EMPTY_SHA256,
-    SERVICE,
     TERMINATOR,
     Headers,
     canonical_path,
@@ -52,6 +52,18 @@ _NO_QUERY = (b"",)
 _REMEMBERED_PREFIX_BYTES_MAX = 1_024
 _YEAR_10000_S = 253_402_300_800
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
+
+
+Service = Literal["sqs", "sts"]
+"""Which service a request is signed for."""
+_SERVICES: Final[dict[str, Service]] = {"sqs": "sqs", "sts": "sts"}
+STS_GLOBAL_REGION: Final = "us-east-1"
+"""Requests to STS may be signed for this region everywhere: clients do so for its global endpoint."""
+
+
+def wrong_service(service: Service) -> str:
+    """Return what a request is told that is signed for another service than the one it asks."""
+    return f"Credential should be scoped to correct service: '{service}'."
 
 
 def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -77,6 +89,7 @@ class CredentialScope(msgspec.Struct):
     access_key_id: str
     date: str
     region: str
+    service: Service
     date_bytes: bytes
     signed_values: Callable[[dict[bytes, bytes]], tuple[bytes, ...]]
     signs_target: bool
@@ -130,7 +143,8 @@ class SigningKeys:
         """Return what the request claims, None when it is not signed at all.
 
         `headers` have lower-case names, and `first` the first value of each, if the caller has them already;
-        `raw_query` is the part of the URL after `?`, as sent. `region`, when given, is the only one accepted.
+        `raw_query` is the part of the URL after `?`, as sent. `region`, when given, is the only one accepted;
+        for STS also us-east-1.
         Raises IncompleteSignature or SignatureDoesNotMatch for what no secret can help.
         """
         joined = dict(headers) if first is None else first
@@ -166,7 +180,7 @@ class SigningKeys:
         self._check_time(authorization, now_ms)
         scope = authorization.scope
         if scope.key_secret != secret or scope.key_contexts is None:
-            scope.key_contexts = _hmac_contexts(derive_key(secret, scope.date, scope.region))
+            scope.key_contexts = _hmac_contexts(derive_key(secret, scope.date, scope.region, scope.service))
             scope.key_secret = secret
         inner_context, outer_context = scope.key_contexts
         headers = authorization.headers
@@ -372,8 +386,9 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> CredentialScope:
         )
     access_key_id, date, region, service, terminator = parts
     complaints = []
-    if service != SERVICE:
-        complaints.append(f"Credential should be scoped to correct service: '{SERVICE}'.")
+    found = _SERVICES.get(service)
+    if found is None:
+        complaints.append(wrong_service("sqs"))
     if terminator != TERMINATOR:
         complaints.append(f"Credential should be scoped with a valid terminator: '{TERMINATOR}'.")
     names = tuple(name.strip() for name in signed_headers.lower().split(b";"))
@@ -381,7 +396,7 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> CredentialScope:
         complaints.append("'Host' or ':authority' must be a 'SignedHeader' in the AWS Authorization.")
     if len(set(names)) < len(names):  # a long value named a thousand times would be hashed a thousand times
         complaints.append("'SignedHeaders' must name each header once.")
-    if complaints:
+    if complaints or found is None:
         raise SignatureDoesNotMatch(" ".join(complaints))
     escaped_names = [name.replace(b"%", b"%%") for name in names]
     lines = [b"%b\n%b\n%b", *(name + b":%b" for name in escaped_names), b"", b";".join(escaped_names), b"%b"]
@@ -390,6 +405,7 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> CredentialScope:
         access_key_id,
         date,
         region,
+        found,
         date.encode("latin-1"),
         itemgetter(*names) if len(names) > 1 else lambda headers: (headers[names[0]],),
         b"x-amz-target" in names,
@@ -407,7 +423,8 @@ def _check_scope(
             "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: "
             f"'{scope.date}' != '{text[:8]}', from '{text}'."
         )
-    if region is not None and scope.region != region:
+    is_global = scope.service == "sts" and scope.region == STS_GLOBAL_REGION
+    if region is not None and scope.region != region and not is_global:
         raise SignatureDoesNotMatch(f"Credential should be scoped to a valid Region, not '{scope.region}'.")
     if not scope.signs_target and b"x-amz-target" in headers:
         # The header says what to do: left out of the signature, anyone on the way could change it.

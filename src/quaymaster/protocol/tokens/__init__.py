@@ -1,0 +1,1 @@
+"""Tokens that carry their own content, encrypted: session tokens."""
