@@ -1,1 +1,1 @@
-"""Tokens that carry their own content, encrypted: session tokens."""
+"""Tokens that clients carry: session tokens, which the server encrypts, and web identity tokens of other issuers."""
