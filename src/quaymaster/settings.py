@@ -148,6 +148,10 @@ class Settings(BaseSettings):
     until something is revoked."""
     allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
     """Allow `authentication = "open"` on an address that others can reach."""
+    oidc_issuers: bool = Field(False, json_schema_extra=AUTHENTICATION)
+    """Take web identity tokens of the issuers that operators have set (`quaymaster oidc`) for
+    [sessions of roles](../guides/temporary-credentials.md). These requests are not signed, so this is off by
+    default."""
     clock_skew_s: Count = Field(900, json_schema_extra=AUTHENTICATION)
     """How far the time in a signature may be from ours."""
 
@@ -269,7 +273,7 @@ class Settings(BaseSettings):
     """Open stages of transactions that the queues of one account have in one journal; one more is refused with
     `OverLimit`."""
     account_access_keys_max: Count = Field(1_000, json_schema_extra=LIMITS)
-    """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
+    """Access keys of one account; one more is refused with `LimitExceeded`."""
     account_users_max: Count = Field(5_000, json_schema_extra=LIMITS)
     """Users of one account; one more is refused with `LimitExceeded`."""
     account_roles_max: Count = Field(1_000, json_schema_extra=LIMITS)

@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "role": "quaymaster.cli.admin.role:app",
     "identity": "quaymaster.cli.admin.identity:app",
     "key": "quaymaster.cli.admin.key:app",
+    "oidc": "quaymaster.cli.admin.oidc:app",
     "profile": "quaymaster.cli.profile:app",
     "local": "quaymaster.cli.local.commands:app",
     "backup": "quaymaster.cli.server:backup",

@@ -15,7 +15,7 @@ from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.actions.message_preparation import MessagePreparation
 from quaymaster.frontend.actions.move_actions import MoveActions
 from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
-from quaymaster.frontend.actions.sts_actions import SessionService, STSActions
+from quaymaster.frontend.actions.sts_actions import IssuerService, SessionService, STSActions
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
@@ -70,6 +70,9 @@ class Metadata(Protocol):
 
     @property
     def session(self) -> FindSession: ...
+
+    @property
+    def issuers(self) -> IssuerService: ...
 
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
@@ -128,7 +131,12 @@ def make_front_end(
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
     roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
-    sts = STSActions(metadata.sessions, roles.may_assume)
+    sts = STSActions(
+        metadata.sessions,
+        roles.may_assume,
+        issuers=metadata.issuers if settings.oidc_issuers else None,
+        now_ms=now_ms,
+    )
     front_end = FrontEnd(
         Calls(
             broker,
@@ -167,6 +175,7 @@ def make_front_end(
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
             "unsigned": TaskBudget(UNSIGNED_ACTIONS_MAX, settings.control_timeout_ms),
         },
+        takes_web_identities=settings.oidc_issuers,
     )
     floor.listeners.append(front_end.polls.look_again)
     return front_end

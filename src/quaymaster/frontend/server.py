@@ -28,6 +28,7 @@ from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
     InvalidAction,
+    MissingAuthenticationToken,
     NotNow,
     NotYetKnown,
     Overloaded,
@@ -68,6 +69,9 @@ _PREFLIGHT_MAX_AGE_S: Final = 3600
 _STS_VERSION: Final = b"Version=" + sts_query.VERSION.encode()
 _STS_SCOPE: Final = b"/sts/aws4_request"
 _STS_SCOPE_IN_QUERY: Final = re.compile(b"X-Amz-Credential=[^&]*(?:/|%2[Ff])sts(?:/|%2[Ff])aws4_request")
+WEB_IDENTITY_BYTES_MAX: Final = 32 * 1024
+"""Of the body of a request that has a web identity token in place of a signature."""
+_LENGTH_DIGITS_MAX: Final = 9
 UNKNOWN_WAITING_MAX: Final = 10_000
 """Requests that wait at once until metadata has been asked for what they name."""
 
@@ -216,8 +220,13 @@ class FrontEnd:
         handlers: Handlers,
         allow: Callable[[Call], None],
         budgets: Mapping[Plane, TaskBudget],
+        takes_web_identities: bool = False,
     ) -> None:
-        """`allow`: the step of `frontend/allow`. `budgets`: of each plane whose actions run as tasks."""
+        """`allow`: the step of `frontend/allow`. `budgets`: of each plane whose actions run as tasks.
+
+        `takes_web_identities`: clients may ask for a session of a role with a token in place of a signature.
+        """
+        self._takes_web_identities = takes_web_identities
         self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._budgets = budgets
         self.calls = calls
@@ -260,7 +269,9 @@ class FrontEnd:
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request whose body is not worth reading: its head shows that it is not signed as it must be."""
         error = self._authentication.judge_head(request)
-        if error is None:
+        if error is None or (
+            isinstance(error, MissingAuthenticationToken) and self._may_be_web_identity(request)
+        ):
             return None
         form = WireForm.JSON
         if request.header(b"x-amz-target") is None:
@@ -273,6 +284,17 @@ class FrontEnd:
         origin = request.header(b"origin")
         cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
         return response.status, render_headers(response) + cors, response.body
+
+    def _may_be_web_identity(self, request: HTTPRequest) -> bool:
+        """Tell whether an unsigned request may be one for a session of a role, whose body says who asks.
+
+        What it takes is of strangers' share: its connection is one.
+        """
+        if not self._takes_web_identities or request.header(b"x-amz-target") is not None:
+            return False
+        length = request.header(b"content-length") or (b"0" if request.method == b"GET" else b"")
+        is_short = length.isdigit() and len(length) <= _LENGTH_DIGITS_MAX
+        return request.path in (b"/", b"") and is_short and int(length) <= WEB_IDENTITY_BYTES_MAX
 
     def handle(self, requests: list[HTTPRequest]) -> None:
         """Answer the requests of a pass, each now or later."""
@@ -419,6 +441,9 @@ class FrontEnd:
     def _authenticate(self, call: Call) -> None:
         request = call.request
         service: Service = "sts" if call.form is WireForm.STS else "sqs"
+        if service == "sts" and self._is_unsigned(request):
+            request.doubt()
+            return
         call.principal = principal = self._authentication.authenticate(request, service)
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
@@ -430,6 +455,15 @@ class FrontEnd:
         self._allow(call)
         call.floor = floor
 
+    def _is_unsigned(self, request: HTTPRequest) -> bool:
+        """Tell whether a request is without a signature, and may be: which action it asks for is judged later."""
+        return (
+            not self._cors.is_open
+            and b"authorization" not in request.first
+            and b"X-Amz-Signature=" not in request.query
+            and self._may_be_web_identity(request)
+        )
+
     def _decode(self, call: Call) -> None:
         request = call.request
         target = request.first.get(b"x-amz-target")
@@ -439,7 +473,10 @@ class FrontEnd:
             call.given = sqs_json.decode_request(action, request.body)
         elif call.form is WireForm.STS:
             parameters = parse_parameters(call.encoded)
-            call.action = action = sts_query.action_of(parameters)
+            action = sts_query.action_of(parameters)
+            if call.principal is NOBODY and action.plane != "unsigned":
+                raise MissingAuthenticationToken
+            call.action = action
             call.counted = self._counted[action.name]
             call.given = sts_query.decode_request(action, parameters)
         else:

@@ -47,6 +47,7 @@ from quaymaster.metadata.store.rows import (
     AUTHORIZATION_FLOOR,
     DATA_KEYS,
     IDS,
+    ISSUERS,
     MASTER_KEY,
     NODES,
     QUEUES,
@@ -98,7 +99,7 @@ NEVER_MS: Final = 10**12
 
 _WRITABLE: Final = (
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
-    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, MASTER_KEY, IDS, READERS),
+    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS),
 )
 """What front ends change by transactions of their own. Queues are changed by requests that know the rules."""
 

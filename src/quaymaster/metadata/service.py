@@ -28,6 +28,7 @@ from quaymaster.metadata.keyed_queues import KeyedQueues, RegisteredQueues
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import DataKeys, MasterKeyRotation
 from quaymaster.metadata.keys.identities import Identities
+from quaymaster.metadata.keys.issuers import Issuers
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
@@ -170,6 +171,7 @@ class MetadataService:
             lead_ms=lead_ms,
             on_missing=registry.miss,
         )
+        self.issuers = Issuers(mirror, now_ms, cell_format=options.cell_format)
         self.sessions = Sessions(self.session_keys, self.accounts, self.identities, now_ms)
         self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
         self._rotation = MasterKeyRotation(mirror, self.master_keys)

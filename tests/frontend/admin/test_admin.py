@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from harness.waiting import PATIENCE_S
+from metadata.keys.test_issuers import KEYS
 
 from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded, until
 from quaymaster.core.access.operations import Operation
@@ -550,6 +551,32 @@ def test_sessions_end_with_their_key_and_are_not_listed() -> None:
             assert [key["access_key_id"] for key in listed] == [port.client.key_id, key_id]
             assert again.status == 400
             assert (taken.status, refused.status) == (200, 403)
+
+    asyncio.run(scenario())
+
+
+def test_issuers_of_web_identity_tokens_are_set_listed_and_deleted() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            given = {"issuer": "https://oidc.example.com/ci", "audiences": ["a", "b"], "keys": KEYS}
+            made = (await port.call("POST", "oidc", given)).json
+            listed = (await port.call("GET", "oidc")).json
+            wrong = [
+                await port.call("POST", "oidc", {**given, "audiences": audiences})
+                for audiences in ("a", [7], None, [])
+            ]
+            deleted = (await port.call("DELETE", "oidc/oidc.example.com%2Fci")).json
+            again = await port.call("DELETE", "oidc/oidc.example.com%2Fci")
+
+            assert listed == {"issuers": [made]}
+            assert (made["name"], made["audiences"], made["key_count"]) == (
+                "oidc.example.com/ci",
+                ["a", "b"],
+                1,
+            )
+            assert {error_of(answer) for answer in wrong} == {(400, "InvalidParameterValue")}
+            assert deleted == {"name": "oidc.example.com/ci", "deleted": True}
+            assert error_of(again)[0] == 404
 
     asyncio.run(scenario())
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from harness.steps import forbid_walks
+from metadata.keys.test_issuers import KEYS
 
 from frontend.admin.test_admin import Port, administered
 from frontend.support import ACCOUNT
@@ -82,6 +83,9 @@ REQUESTS = [
     Asked("DELETE", "roles/*", "reader"),
     Asked("POST", "keys/rotate-receipts"),
     Asked("POST", "keys/rotate-sessions"),
+    Asked("POST", "oidc", fields={"issuer": "https://oidc.example.com", "audiences": ["a"], "keys": KEYS}),
+    Asked("GET", "oidc"),
+    Asked("DELETE", "oidc/*", "oidc.example.com"),
     Asked("POST", "keys/rotate-master"),
     Asked("POST", "clock/accept"),
     Asked("GET", "front-ends"),

@@ -22,6 +22,7 @@ class Operation(StrEnum):
     CREATE_USER = "CreateUser"
     DELETE_ACCESS_KEY = "DeleteAccessKey"
     DELETE_ACCOUNT = "DeleteAccount"
+    DELETE_OIDC_ISSUER = "DeleteOIDCIssuer"
     DELETE_QUEUE = "DeleteQueue"
     DELETE_ROLE = "DeleteRole"
     DELETE_ROLE_POLICY = "DeleteRolePolicy"
@@ -42,6 +43,7 @@ class Operation(StrEnum):
     LIST_ACCOUNTS = "ListAccounts"
     LIST_CONSUMER_GROUPS = "ListConsumerGroups"
     LIST_FRONT_ENDS = "ListFrontEnds"
+    LIST_OIDC_ISSUERS = "ListOIDCIssuers"
     LIST_QUEUES = "ListQueues"
     LIST_ROLES = "ListRoles"
     LIST_USERS = "ListUsers"
@@ -58,6 +60,7 @@ class Operation(StrEnum):
     ROTATE_SESSION_KEY = "RotateSessionKey"
     SEAL_FRONT_END = "SealFrontEnd"
     SET_CONSUMER_GROUP_OFFSET = "SetConsumerGroupOffset"
+    SET_OIDC_ISSUER = "SetOIDCIssuer"
     UPDATE_ROLE = "UpdateRole"
 
 

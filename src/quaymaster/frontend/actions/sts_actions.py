@@ -19,13 +19,17 @@ from quaymaster.core.access.permissions import RolePermission
 from quaymaster.core.access.policies import PolicyInForce
 from quaymaster.core.access.principals import Requester
 from quaymaster.core.values.errors import AccessDenied
+from quaymaster.core.values.sts_errors import InvalidIdentityToken
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.principal import Principal
 from quaymaster.protocol.sts import shapes
 from quaymaster.protocol.sts.validation import RoleAsked, check_duration_of_role, session_seconds
 from quaymaster.protocol.tokens.session_tokens import SessionContent, packed_policy_percent
+from quaymaster.protocol.tokens.web_identity import Claimed, KeySet, WebIdentity, read_claim, verify
 
 _MS: Final = 1_000
+_NO_PARENT: Final = ("", 0)
+"""A web identity has no access key."""
 
 Parent = tuple[str, int]
 """The long-lived access key that asks, and when it was changed last."""
@@ -85,12 +89,37 @@ class SessionService(Protocol):
     ) -> NewSession: ...
 
 
+class IssuerInForce(Protocol):
+    """An issuer of web identity tokens as metadata keeps it."""
+
+    @property
+    def audiences(self) -> tuple[str, ...]: ...
+    @property
+    def keys(self) -> KeySet: ...
+
+
+class IssuerService(Protocol):
+    """The part of the metadata service that finds issuers."""
+
+    def find(self, issuer: str) -> IssuerInForce | None: ...
+
+
 class STSActions:
     """The handlers of the actions of STS."""
 
-    def __init__(self, sessions: SessionService, may_assume: MayAssume) -> None:
+    def __init__(
+        self,
+        sessions: SessionService,
+        may_assume: MayAssume,
+        *,
+        issuers: IssuerService | None,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`issuers`: those of web identity tokens; None: none are taken. `now_ms` is the wall clock."""
         self._sessions = sessions
         self._may_assume = may_assume
+        self._issuers = issuers
+        self._now_ms = now_ms
 
     async def get_caller_identity(
         self, call: Call, given: shapes.GetCallerIdentityRequest
@@ -148,8 +177,52 @@ class STSActions:
     async def assume_role_with_web_identity(
         self, call: Call, given: shapes.AssumeRoleWithWebIdentityRequest
     ) -> shapes.AssumeRoleWithWebIdentityResult:
-        """Return a session of a role, for a token of an identity provider."""
-        raise AccessDenied("Not authorized to perform sts:AssumeRoleWithWebIdentity")
+        """Return a session of a role, for a token of an issuer that operators have set."""
+        asked: RoleAsked = call.meant
+        claimed, identity = self._identity_of(given.WebIdentityToken)
+        permission = RolePermission.ASSUME_ROLE_WITH_WEB_IDENTITY
+        role = self._sessions.find_role(asked.account_id, asked.path_name)
+        keys = {**identity.keys, "sts:rolesessionname": (asked.session,)}
+        requester = Requester("", "web identity", "", identity.issuer, identity.subject)
+        subject = Principal("", "", "", requester, is_root=False)
+        if role is None or not self._may_assume(
+            call, subject, permission, role.trust_policy, asked.role_arn, keys
+        ):
+            raise AccessDenied(f"Not authorized to perform sts:{permission}")
+        check_duration_of_role(asked.duration_s, role_s_max=role.row.session_max_s, is_chained=False)
+        session = self._begin(asked, role, _NO_PARENT)
+        content = session.content
+        # The record of this call is of whom it made known.
+        call.principal = Principal(
+            asked.account_id,
+            content.access_key_id,
+            user_id_of(content.requester),
+            content.requester,
+            is_root=False,
+        )
+        return shapes.AssumeRoleWithWebIdentityResult(
+            credentials_of(session),
+            identity.subject,
+            _user_of(session),
+            claimed.issuer,
+            identity.audience,
+            packed_percent(asked),
+        )
+
+    def _identity_of(self, token: str) -> tuple[Claimed, WebIdentity]:
+        """Return whom a token names; InvalidIdentityToken, ExpiredIdentityToken."""
+        if self._issuers is None:
+            raise AccessDenied("Web identity tokens are not taken here: the setting oidc_issuers is off.")
+        claimed = read_claim(token)
+        issuer = self._issuers.find(claimed.issuer)
+        if issuer is None:
+            raise InvalidIdentityToken(
+                f"No OpenIDConnect provider found in your account for {claimed.issuer}"
+            )
+        key = issuer.keys.find(claimed)
+        if key is None:
+            raise InvalidIdentityToken("The issuer has no key of the id that the web identity token names.")
+        return claimed, verify(token, key, claimed, issuer.audiences, self._now_ms())
 
 
 def credentials_of(session: NewSession) -> shapes.Credentials:

@@ -21,6 +21,7 @@
     GET    /admin/v1/users/NAME              ?account_id= ; its policies; DELETE; of roles, POST: trust policy, time
     POST   /admin/v1/users/NAME/policy       an identity policy; DELETE: ?policy_name= ; also roles
     POST   /admin/v1/users/NAME/revoke-sessions   its temporary credentials are refused; also roles
+    GET    /admin/v1/oidc                    issuers of web identity tokens; POST: one is set; DELETE oidc/NAME
     POST   /admin/v1/keys/rotate-master      also rotate-receipts, rotate-sessions
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
     GET    /admin/v1/front-ends              those that ever recorded usage; POST NAME/seal: one is gone for good
@@ -69,6 +70,7 @@ from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
+from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
@@ -144,6 +146,9 @@ class AdminMetadata(Protocol):
 
     @property
     def session(self) -> FindSession: ...
+
+    @property
+    def issuers(self) -> IssuerService: ...
 
 
 class Operations(Protocol):
@@ -226,6 +231,7 @@ class Admin:
             **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
+            **IssuerAdmin(metadata.issuers).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
             ("POST", "keys", "rotate-sessions"): AdminRoute(self._rotate_session_key, "RotateSessionKey"),

@@ -14,6 +14,7 @@
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
     /session_keys/ID            SessionKeyRow                          key wrapped
+    /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
     /readers/NAME               ReaderRow: a front end, and which master keys it has
     /master_key                 MasterKeyRow: which master key wraps
@@ -55,6 +56,7 @@ ACCOUNT_KEYS: Final = "/account_keys/"
 KEY_SWEEP: Final = "/data_key_sweep"
 RECEIPT_KEYS: Final = "/receipt_keys/"
 SESSION_KEYS: Final = "/session_keys/"
+ISSUERS: Final = "/oidc/"
 MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
@@ -225,6 +227,18 @@ class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key_id: int
     wrapped: bytes
     created_ms: int
+
+
+class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An issuer of web identity tokens: its URL, those for whom its tokens may be, and its public keys.
+
+    `key_set` is a JSON Web Key Set.
+    """
+
+    issuer: str
+    audiences: tuple[str, ...]
+    key_set: str
+    changed_ms: int
 
 
 class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -70,6 +70,8 @@ ACTS: Final = {
         OperatorAct("RevokeRoleSessions", 71, ("admin",)),
         OperatorAct("DeleteRole", 72, ("admin",)),
         OperatorAct("RotateSessionKey", 77, ("admin",)),
+        OperatorAct("SetOIDCIssuer", 78, ("admin",)),
+        OperatorAct("DeleteOIDCIssuer", 79, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
