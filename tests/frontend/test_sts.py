@@ -182,6 +182,31 @@ def test_a_request_that_is_signed_for_one_service_asks_nothing_of_the_other() ->
     asyncio.run(scenario())
 
 
+def test_messages_that_look_like_requests_to_sts_are_messages() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            url = service.client.url("jobs")
+            for text in ("Action=AssumeRole&Version=2011-06-15", "Version=2011-06-15"):
+                encoded = urlencode({"Action": "SendMessage", "QueueUrl": url, "MessageBody": text}).encode()
+                plain = f"Action=SendMessage&QueueUrl={url}&MessageBody=a{text.rpartition('&')[2]}".encode()
+                for body in (encoded, plain):
+                    answer = await service.client.request("POST", "/", FORM, body)
+                    assert b"<SendMessageResponse" in answer.body
+
+    asyncio.run(scenario())
+
+
+def test_sts_is_at_the_root_of_the_endpoint() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            body = urlencode({"Action": "GetCallerIdentity", "Version": "2011-06-15"}).encode()
+            answer = await service.client.request("POST", f"/{ACCOUNT}/jobs", FORM, body, service="sts")
+            assert answer.status == 404
+
+    asyncio.run(scenario())
+
+
 def test_sts_takes_us_east_1_besides_its_own_region() -> None:
     async def scenario() -> None:
         async with serving(region="eu-west-1") as service:

@@ -27,7 +27,6 @@ from typing import Final
 from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
-    InvalidAction,
     MissingAuthenticationToken,
     NotNow,
     NotYetKnown,
@@ -41,15 +40,21 @@ from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
 from quaymaster.frontend.parked_polls import ParkedPolls
+from quaymaster.frontend.wire_forms import (
+    is_for_sts,
+    is_signed_for_sts,
+    query_form,
+    query_parameters,
+    queue_of_path,
+)
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action, Plane
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Plane
 from quaymaster.protocol.sqs.errors import render_error, wire_error
-from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
-from quaymaster.protocol.sqs.queue_urls import parse_queue_path
+from quaymaster.protocol.sqs.form_parameters import parse_parameters
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 from quaymaster.protocol.sqs.sigv4 import Service
@@ -66,9 +71,6 @@ _ALLOWED: Final = (
     b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
 )
 _PREFLIGHT_MAX_AGE_S: Final = 3600
-_STS_VERSION: Final = b"Version=" + sts_query.VERSION.encode()
-_STS_SCOPE: Final = b"/sts/aws4_request"
-_STS_SCOPE_IN_QUERY: Final = re.compile(b"X-Amz-Credential=[^&]*(?:/|%2[Ff])sts(?:/|%2[Ff])aws4_request")
 WEB_IDENTITY_BYTES_MAX: Final = 32 * 1024
 """Of the body of a request that has a web identity token in place of a signature."""
 _LENGTH_DIGITS_MAX: Final = 9
@@ -275,7 +277,7 @@ class FrontEnd:
             return None
         form = WireForm.JSON
         if request.header(b"x-amz-target") is None:
-            form = WireForm.STS if _is_signed_for_sts(request) else WireForm.QUERY
+            form = WireForm.STS if is_signed_for_sts(request) else WireForm.QUERY
         request_id = self._next_id()
         response = render_error(error, form, request_id)
         code = wire_error(error).code
@@ -336,7 +338,7 @@ class FrontEnd:
 
     def _throttle(self, request: HTTPRequest, hold_ms: int) -> None:
         fields = request.first
-        form = WireForm.JSON if b"x-amz-target" in fields else _query_form(request)
+        form = WireForm.JSON if b"x-amz-target" in fields else query_form(request)
         request_id = self._next_id()
         status, headers, body = self._throttled.reply(form, request_id, hold_ms)
         origin = fields.get(b"origin")
@@ -422,7 +424,7 @@ class FrontEnd:
             call.cors = self._cors.headers(origin.decode("latin-1"))
         target = fields.get(b"x-amz-target")
         if target is None:
-            call.form = _query_form(request)
+            call.form = query_form(request)
         if origin is not None and request.method == b"OPTIONS":
             call.is_done = True
             self._answer_preflight(request, origin.decode("latin-1"))
@@ -432,8 +434,8 @@ class FrontEnd:
             if why_refused is not None:
                 raise AccessDenied(why_refused)
         if target is None:
-            call.encoded = encoded = _query_parameters(request)
-            if _STS_VERSION in encoded or _is_signed_for_sts(request):
+            call.encoded = encoded = query_parameters(request)
+            if is_for_sts(request, encoded):
                 call.form = WireForm.STS
         elif request.method != b"POST":
             raise UnknownOperation
@@ -472,6 +474,8 @@ class FrontEnd:
             call.counted = self._counted[action.name]
             call.given = sqs_json.decode_request(action, request.body)
         elif call.form is WireForm.STS:
+            if request.path not in (b"/", b""):
+                raise UnknownOperation
             parameters = parse_parameters(call.encoded)
             action = sts_query.action_of(parameters)
             if call.principal is NOBODY and action.plane != "unsigned":
@@ -483,7 +487,7 @@ class FrontEnd:
             parameters = parse_parameters(call.encoded)
             call.action = action = sqs_query.action_of(parameters)
             call.counted = self._counted[action.name]
-            call.given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
+            call.given = sqs_query.decode_request(action, parameters, queue_of_path(request, action))
         if action.check is not None:
             call.meant = action.check(call.given)
 
@@ -549,51 +553,3 @@ def _is_of_browser(request: HTTPRequest) -> bool:
     if (request.header(b"user-agent") or b"").startswith(b"Mozilla/"):
         return True
     return request.header(b"accept-language") is not None and request.header(b"sec-fetch-mode") is None
-
-
-def _is_signed_for_sts(request: HTTPRequest) -> bool:
-    """Tell whether a request's credential scope is that of STS: in its Authorization header, or its query."""
-    signed = request.first.get(b"authorization")
-    return (
-        _STS_SCOPE in signed if signed is not None else _STS_SCOPE_IN_QUERY.search(request.query) is not None
-    )
-
-
-def _query_form(request: HTTPRequest) -> WireForm:
-    if request.header(b"accept") == b"application/json":
-        return WireForm.QUERY_JSON
-    content_type = request.header(b"content-type")
-    if content_type is not None and content_type.startswith(b"application/x-amz-json"):
-        return WireForm.JSON
-    return WireForm.QUERY
-
-
-def _query_parameters(request: HTTPRequest) -> bytes:
-    """Return the encoded parameters of a Query request; UnknownOperation when they name no action at all.
-
-    That is said without looking at the signature, as the service does to a browser that opens its address.
-    """
-    if request.method == b"POST":
-        encoded = request.body
-        if request.query:
-            encoded = encoded + b"&" + request.query if encoded else request.query
-    elif request.method == b"GET":
-        encoded = request.query
-    else:
-        raise UnknownOperation
-    if b"Action=" not in encoded:
-        raise UnknownOperation
-    return encoded
-
-
-def _queue_of_path(request: HTTPRequest, action: Action) -> str | None:
-    """Return the path if it is a queue's, where it stands for the QueueUrl; InvalidAction if it may not."""
-    path = request.path
-    if path in (b"/", b""):
-        return None
-    decoded = percent_decode(path.replace(b"+", b"%2B")).decode("utf-8", "replace")
-    if parse_queue_path(decoded) is None:
-        return None
-    if action.scope == "account":
-        raise InvalidAction(action.name)
-    return decoded
