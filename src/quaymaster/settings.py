@@ -84,6 +84,13 @@ def parse_addresses(text: str) -> list[Address]:
     return addresses
 
 
+def _parse_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ValueError(f"{error}; write networks as 10.0.0.0/8,fd00::/8") from None
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -132,6 +139,9 @@ class Settings(BaseSettings):
     `allow_open_on_network`, only requests that name their page (Origin) are refused."""
     http_idle_timeout_ms: Count = Field(75_000, json_schema_extra=NETWORK)
     """How long a connection is kept between requests."""
+    outbound_networks: str | None = Field(None, json_schema_extra=NETWORK)
+    """Networks that are not public, but that URLs of customers may reach, also by plain http: `10.0.0.0/8,fd00::/8`.
+    Unset: loopback if `listen` is on loopback, else none. URLs in settings are not checked."""
 
     authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=AUTHENTICATION_COMMON)
     """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
@@ -379,6 +389,12 @@ class Settings(BaseSettings):
         parse_addresses(value)
         return value
 
+    @field_validator("outbound_networks")
+    @classmethod
+    def _networks(cls, value: str | None) -> str | None:
+        _parse_networks(value or "")
+        return value
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if (
@@ -430,6 +446,13 @@ class Settings(BaseSettings):
     def etcd_endpoint_list(self) -> list[str]:
         """The addresses of etcd, taken apart."""
         return [endpoint.strip() for endpoint in self.etcd_endpoints.split(",") if endpoint.strip()]
+
+    @property
+    def outbound_network_list(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """The networks that are not public and that customers' URLs may reach."""
+        if self.outbound_networks is None:
+            return _parse_networks("127.0.0.0/8,::1/128") if self.listen_address.is_loopback else ()
+        return _parse_networks(self.outbound_networks)
 
     @property
     def admin_address(self) -> Address:
