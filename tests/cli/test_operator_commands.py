@@ -110,12 +110,12 @@ def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
 
 
 def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
-    session = {**KEY, "access_key_id": "AS", "parent_id": "AK", "expires_ms": 1_700_000_060_000}
-    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, session]}
+    of_user = {**KEY, "access_key_id": "AU", "user": "ann"}
+    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, of_user]}
 
     assert run("key", "list", "--data", data).out.splitlines() == [
-        "AK\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\t-\t-",
-        "AS\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\tAK\t2023-11-14 22:14:20Z",
+        "AK\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z",
+        "AU\t000000000000\tann\t-\ttrue\t2023-11-14 22:13:20Z",
     ]
 
 
@@ -168,6 +168,57 @@ def test_rotation_says_what_was_done(run: Run, data: Path, server: PlayedServer)
     assert rotated.err.endswith("Backups made before this need the old master key mk-1: keep a copy of it.\n")
     assert as_json.json["previous_master_key_id"] == "mk-1"
     assert run("receipt-key", "rotate", "--data", data).code == 0
+
+
+def test_the_key_of_session_tokens_is_rotated(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["POST /admin/v1/keys/rotate-sessions"] = {"session_key_id": 2}
+
+    assert run("session-key", "rotate", "--data", data).out == "session_key_id 2\n"
+    assert run("session-key", "rotate", "--data", data, "--json").json == {"session_key_id": 2}
+
+
+def test_issuers_of_web_identity_tokens_are_set_listed_and_deleted(
+    run: Run, data: Path, server: PlayedServer, tmp_path: Path
+) -> None:
+    issuer = {"name": "oidc.example.com/ci", "audiences": ["a", "b"], "keys_url": None, "changed_ms": 0}
+    server.answers["POST /admin/v1/oidc"] = {**issuer, "key_count": 1}
+    server.answers["GET /admin/v1/oidc"] = {
+        "issuers": [
+            {**issuer, "key_count": 7},
+            {**issuer, "key_count": None},
+            {**issuer, "key_count": None, "keys_url": "https://keys"},
+        ]
+    }
+    server.answers["DELETE /admin/v1/oidc/oidc.example.com%2Fci"] = {"deleted": True}
+    keys = tmp_path / "jwks.json"
+    keys.write_text('{"keys": []}')
+    setting = (
+        "oidc",
+        "set",
+        "https://oidc.example.com/ci",
+        "--audience",
+        "a",
+        "--audience",
+        "b",
+        "--data",
+        data,
+    )
+
+    given = run(*setting, "--keys", keys)
+    fetched = run(*setting, "--keys-url", "https://keys", "--json")
+    listed = run("oidc", "list", "--data", data)
+    missing = run(*setting, "--keys", tmp_path / "none")
+    deleted = run("oidc", "delete", "https://oidc.example.com/ci", "--data", data)
+
+    assert given.out == "Tokens of oidc.example.com/ci are taken.\n"
+    assert fetched.json["key_count"] == 1
+    sent = [call.fields for call in server.calls if call.what == "POST /admin/v1/oidc"]
+    common = {"issuer": "https://oidc.example.com/ci", "audiences": ["a", "b"]}
+    assert sent == [{**common, "keys": '{"keys": []}'}, {**common, "keys_url": "https://keys"}]
+    for shown in ("7", "by discovery", "from https://keys"):
+        assert shown in listed.out
+    assert missing.code == 2
+    assert deleted.out == "Deleted the issuer https://oidc.example.com/ci.\n"
 
 
 def test_an_error_of_the_admin_api_is_one_line(run: Run, data: Path, server: PlayedServer) -> None:

@@ -23,6 +23,7 @@ from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.issuer_keys import IssuerKeys, KeyFetcher
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.role_authorization import RoleAuthorization
@@ -33,6 +34,7 @@ from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
@@ -131,10 +133,12 @@ def make_front_end(
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
     roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
+    fetcher = KeyFetcher(lambda: OutboundClient(rules=None))
     sts = STSActions(
         metadata.sessions,
         roles.may_assume,
         issuers=metadata.issuers if settings.oidc_issuers else None,
+        issuer_keys=IssuerKeys(fetcher.fetch, lambda: time.monotonic() * 1_000),
         now_ms=now_ms,
     )
     front_end = FrontEnd(
@@ -176,6 +180,7 @@ def make_front_end(
             "unsigned": TaskBudget(UNSIGNED_ACTIONS_MAX, settings.control_timeout_ms),
         },
         takes_web_identities=settings.oidc_issuers,
+        on_stop=fetcher.close,
     )
     floor.listeners.append(front_end.polls.look_again)
     return front_end

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -223,11 +223,14 @@ class FrontEnd:
         allow: Callable[[Call], None],
         budgets: Mapping[Plane, TaskBudget],
         takes_web_identities: bool = False,
+        on_stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`allow`: the step of `frontend/allow`. `budgets`: of each plane whose actions run as tasks.
 
-        `takes_web_identities`: clients may ask for a session of a role with a token in place of a signature.
+        `takes_web_identities`: clients may ask for a session of a role with a token in place of a signature. `on_stop`
+        is called when all requests have ended.
         """
+        self._on_stop = on_stop
         self._takes_web_identities = takes_web_identities
         self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._budgets = budgets
@@ -267,6 +270,8 @@ class FrontEnd:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._on_stop is not None:
+            await self._on_stop()
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request whose body is not worth reading: its head shows that it is not signed as it must be."""

@@ -561,6 +561,7 @@ def test_issuers_of_web_identity_tokens_are_set_listed_and_deleted() -> None:
             given = {"issuer": "https://oidc.example.com/ci", "audiences": ["a", "b"], "keys": KEYS}
             made = (await port.call("POST", "oidc", given)).json
             listed = (await port.call("GET", "oidc")).json
+            discovered = (await port.call("POST", "oidc", {**given, "keys": ""})).json
             wrong = [
                 await port.call("POST", "oidc", {**given, "audiences": audiences})
                 for audiences in ("a", [7], None, [])
@@ -575,6 +576,7 @@ def test_issuers_of_web_identity_tokens_are_set_listed_and_deleted() -> None:
                 1,
             )
             assert {error_of(answer) for answer in wrong} == {(400, "InvalidParameterValue")}
+            assert (discovered["key_count"], discovered["keys_url"]) == (None, None)
             assert deleted == {"name": "oidc.example.com/ci", "deleted": True}
             assert error_of(again)[0] == 404
 

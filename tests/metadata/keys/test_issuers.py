@@ -44,7 +44,8 @@ def test_issuer_is_found_by_its_url_and_stays_after_a_restart(tmp_path: Path) ->
                 assert service.issuers.find(other) is None
         async with world.service() as service:
             (found,) = service.issuers.list_all()
-            assert (found.row.issuer, found.audiences, len(found.keys)) == (ISSUER, ("sts.amazonaws.com",), 1)
+            assert found.keys is not None
+            assert (found.url, found.audiences, len(found.keys)) == (ISSUER, ("sts.amazonaws.com",), 1)
 
             await service.issuers.put(ISSUER, ["a", "b"], KEYS)
             changed = service.issuers.find(ISSUER)
@@ -80,6 +81,20 @@ def test_issuer_that_cannot_be_used_is_refused(
             with pytest.raises(InvalidParameterValue):
                 await service.issuers.put(issuer, audiences, keys)
             assert service.issuers.list_all() == []
+
+    run(scenario, tmp_path)
+
+
+def test_keys_of_an_issuer_are_given_or_fetched(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            found = await service.issuers.put(ISSUER, ["a"])
+            assert (found.keys, found.keys_url) == (None, "")
+            found = await service.issuers.put(ISSUER, ["a"], keys_url="https://keys.example.com/jwks")
+            assert (found.keys, found.keys_url) == (None, "https://keys.example.com/jwks")
+            for keys, keys_url in ((KEYS, "https://a"), ("", "http://a"), ("", "https://user@a")):
+                with pytest.raises(InvalidParameterValue, match="keys_url"):
+                    await service.issuers.put(ISSUER, ["a"], keys, keys_url)
 
     run(scenario, tmp_path)
 

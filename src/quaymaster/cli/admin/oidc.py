@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,10 +31,16 @@ def list_issuers(
     print_table(
         ("NAME", "AUDIENCES", "KEYS", "CHANGED"),
         (
-            (one["name"], ", ".join(one["audiences"]), one["key_count"], time_as_text(one["changed_ms"]))
+            (one["name"], ", ".join(one["audiences"]), _keys_of(one), time_as_text(one["changed_ms"]))
             for one in found["issuers"]
         ),
     )
+
+
+def _keys_of(issuer: dict[str, Any]) -> str:
+    if issuer["key_count"] is not None:
+        return str(issuer["key_count"])
+    return f"from {issuer['keys_url']}" if issuer["keys_url"] else "by discovery"
 
 
 @app.command("set")
@@ -49,25 +55,35 @@ def set_issuer(
         ),
     ],
     keys: Annotated[
-        Path, typer.Option("--keys", help="File with the issuer's JSON Web Key Set.", metavar="FILE")
-    ],
+        Path | None,
+        typer.Option("--keys", help="File with the issuer's JSON Web Key Set.", metavar="FILE"),
+    ] = None,
+    keys_url: Annotated[
+        str | None,
+        typer.Option("--keys-url", help="Where front ends fetch the key set, by https.", metavar="URL"),
+    ] = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """Set an issuer, or change its audiences and keys.
 
+    With neither --keys nor --keys-url, front ends find its keys by its discovery document.
     Roles whose trust policies name it can then be assumed with its tokens, where the setting `oidc_issuers` is on.
     """
     from quaymaster.cli.client import AdminClient
 
-    try:
-        text = keys.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{keys} cannot be read: {reason_of(error)}") from None
+    fields: dict[str, object] = {"issuer": issuer, "audiences": audience}
+    if keys is not None:
+        try:
+            fields["keys"] = keys.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WrongUsage(f"{keys} cannot be read: {reason_of(error)}") from None
+    if keys_url is not None:
+        fields["keys_url"] = keys_url
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "oidc", fields={"issuer": issuer, "audiences": audience, "keys": text})
-    print_done(result, f"Tokens of {result['name']} are taken; it has {result['key_count']} keys.", as_json)
+        result = admin.call("POST", "oidc", fields=fields)
+    print_done(result, f"Tokens of {result['name']} are taken.", as_json)
 
 
 @app.command()

@@ -21,11 +21,12 @@ from quaymaster.core.access.principals import Requester
 from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.sts_errors import InvalidIdentityToken
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.issuer_keys import IssuerInForce, IssuerKeys
 from quaymaster.frontend.principal import Principal
 from quaymaster.protocol.sts import shapes
 from quaymaster.protocol.sts.validation import RoleAsked, check_duration_of_role, session_seconds
 from quaymaster.protocol.tokens.session_tokens import SessionContent, packed_policy_percent
-from quaymaster.protocol.tokens.web_identity import Claimed, KeySet, WebIdentity, read_claim, verify
+from quaymaster.protocol.tokens.web_identity import Claimed, WebIdentity, read_claim, verify
 
 _MS: Final = 1_000
 _NO_PARENT: Final = ("", 0)
@@ -89,19 +90,17 @@ class SessionService(Protocol):
     ) -> NewSession: ...
 
 
-class IssuerInForce(Protocol):
-    """An issuer of web identity tokens as metadata keeps it."""
+class AudienceIssuer(IssuerInForce, Protocol):
+    """An issuer of web identity tokens as metadata keeps it, with those for whom its tokens may be."""
 
     @property
     def audiences(self) -> tuple[str, ...]: ...
-    @property
-    def keys(self) -> KeySet: ...
 
 
 class IssuerService(Protocol):
     """The part of the metadata service that finds issuers."""
 
-    def find(self, issuer: str) -> IssuerInForce | None: ...
+    def find(self, issuer: str) -> AudienceIssuer | None: ...
 
 
 class STSActions:
@@ -113,12 +112,14 @@ class STSActions:
         may_assume: MayAssume,
         *,
         issuers: IssuerService | None,
+        issuer_keys: IssuerKeys,
         now_ms: Callable[[], int],
     ) -> None:
         """`issuers`: those of web identity tokens; None: none are taken. `now_ms` is the wall clock."""
         self._sessions = sessions
         self._may_assume = may_assume
         self._issuers = issuers
+        self._issuer_keys = issuer_keys
         self._now_ms = now_ms
 
     async def get_caller_identity(
@@ -179,7 +180,7 @@ class STSActions:
     ) -> shapes.AssumeRoleWithWebIdentityResult:
         """Return a session of a role, for a token of an issuer that operators have set."""
         asked: RoleAsked = call.meant
-        claimed, identity = self._identity_of(given.WebIdentityToken)
+        claimed, identity = await self._identity_of(given.WebIdentityToken)
         permission = RolePermission.ASSUME_ROLE_WITH_WEB_IDENTITY
         role = self._sessions.find_role(asked.account_id, asked.path_name)
         keys = {**identity.keys, "sts:rolesessionname": (asked.session,)}
@@ -209,8 +210,8 @@ class STSActions:
             packed_percent(asked),
         )
 
-    def _identity_of(self, token: str) -> tuple[Claimed, WebIdentity]:
-        """Return whom a token names; InvalidIdentityToken, ExpiredIdentityToken."""
+    async def _identity_of(self, token: str) -> tuple[Claimed, WebIdentity]:
+        """Return whom a token names; InvalidIdentityToken, ExpiredIdentityToken, IDPCommunicationError."""
         if self._issuers is None:
             raise AccessDenied("Web identity tokens are not taken here: the setting oidc_issuers is off.")
         claimed = read_claim(token)
@@ -219,7 +220,7 @@ class STSActions:
             raise InvalidIdentityToken(
                 f"No OpenIDConnect provider found in your account for {claimed.issuer}"
             )
-        key = issuer.keys.find(claimed)
+        key = await self._issuer_keys.find(issuer, claimed)
         if key is None:
             raise InvalidIdentityToken("The issuer has no key of the id that the web identity token names.")
         return claimed, verify(token, key, claimed, issuer.audiences, self._now_ms())

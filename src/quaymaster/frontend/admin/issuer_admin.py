@@ -30,7 +30,9 @@ class Issuer(Protocol):
     @property
     def audiences(self) -> tuple[str, ...]: ...
     @property
-    def keys(self) -> KeySet: ...
+    def keys(self) -> KeySet | None: ...
+    @property
+    def keys_url(self) -> str: ...
 
 
 class IssuerService(Protocol):
@@ -38,7 +40,9 @@ class IssuerService(Protocol):
 
     def list_all(self) -> Sequence[Issuer]: ...
 
-    async def put(self, issuer: str, audiences: Sequence[str], key_set: str) -> Issuer: ...
+    async def put(
+        self, issuer: str, audiences: Sequence[str], key_set: str = "", keys_url: str = ""
+    ) -> Issuer: ...
 
     async def delete(self, name: str) -> None: ...
 
@@ -64,7 +68,8 @@ class IssuerAdmin:
         audiences = call.fields.get("audiences")
         if not isinstance(audiences, list) or not all(isinstance(one, str) for one in audiences):
             raise InvalidParameterValue.of("audiences", audiences, "Must be a list of texts.")
-        return _row(await self._issuers.put(call.text("issuer"), audiences, call.text("keys")))
+        keys, keys_url = call.text("keys", ""), call.text("keys_url", "")
+        return _row(await self._issuers.put(call.text("issuer"), audiences, keys, keys_url))
 
     async def _delete(self, call: AdminCall) -> Mapping[str, Any]:
         await self._issuers.delete(call.name)
@@ -76,6 +81,7 @@ def _row(issuer: Issuer) -> dict[str, Any]:
         "name": issuer.name,
         "issuer": issuer.row.issuer,
         "audiences": list(issuer.audiences),
-        "key_count": len(issuer.keys),
+        "key_count": None if issuer.keys is None else len(issuer.keys),
+        "keys_url": issuer.keys_url or None,
         "changed_ms": issuer.row.changed_ms,
     }

@@ -44,10 +44,20 @@ class Issuer:
         """Those for whom its tokens may be."""
         return self.row.audiences
 
+    @property
+    def url(self) -> str:
+        """The issuer as its tokens have it in iss."""
+        return self.row.issuer
+
+    @property
+    def keys_url(self) -> str:
+        """Where its keys are fetched; empty: where its discovery document says."""
+        return self.row.keys_url
+
     @cached_property
-    def keys(self) -> KeySet:
-        """The keys that its tokens are signed with."""
-        return parse_key_set(self.row.key_set)
+    def keys(self) -> KeySet | None:
+        """The keys that its tokens are signed with; None: they are fetched."""
+        return parse_key_set(self.row.key_set) if self.row.key_set else None
 
 
 class Issuers:
@@ -68,10 +78,13 @@ class Issuers:
         """Return all of them in order of their names."""
         return [issuer for _, issuer in sorted(self._rows.items())]
 
-    async def put(self, issuer: str, audiences: Sequence[str], key_set: str) -> Issuer:
+    async def put(
+        self, issuer: str, audiences: Sequence[str], key_set: str = "", keys_url: str = ""
+    ) -> Issuer:
         """Set an issuer, or change it; InvalidParameterValue, LimitExceeded.
 
-        UnsupportedOperation in a cell of an older format.
+        Its keys are in `key_set`, or at `keys_url`, or where its discovery document says. UnsupportedOperation in a
+        cell of an older format.
         """
         if not self._cell_format.version_of(FRONT_DOOR):
             raise UnsupportedOperation(
@@ -89,13 +102,18 @@ class Issuers:
                 raise InvalidParameterValue.of(
                     "audiences", audience, f"An audience has 1 to {AUDIENCE_CHARS_MAX} characters."
                 )
+        if keys_url and (key_set or not is_issuer(keys_url)):
+            raise InvalidParameterValue.of(
+                "keys_url", keys_url, "Must be an https URL without query, and not be given with keys."
+            )
         try:
-            parse_key_set(key_set)
+            if key_set:
+                parse_key_set(key_set)
         except BadKeySet as error:
             raise InvalidParameterValue.of("keys", "(not shown)", str(error)) from None
         if self.find(issuer) is None and len(self._rows) >= ISSUERS_MAX:
             raise LimitExceeded(f"There may be {ISSUERS_MAX} issuers of web identity tokens.")
-        row = IssuerRow(issuer, tuple(audiences), key_set, self._now_ms())
+        row = IssuerRow(issuer, tuple(audiences), key_set, self._now_ms(), keys_url)
         made = Issuer(row)
         await self._mirror.transact([], [Put(ISSUERS + made.name, encode_row(row))])
         return made

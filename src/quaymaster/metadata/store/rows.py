@@ -232,13 +232,15 @@ class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An issuer of web identity tokens: its URL, those for whom its tokens may be, and its public keys.
 
-    `key_set` is a JSON Web Key Set.
+    `key_set` is a JSON Web Key Set; empty: it is fetched from `keys_url`, or from where the issuer's discovery document
+    says that it is.
     """
 
     issuer: str
     audiences: tuple[str, ...]
     key_set: str
     changed_ms: int
+    keys_url: str = ""
 
 
 class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
