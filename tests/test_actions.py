@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quaymaster.core.access.permissions import Permission
-from quaymaster.core.values.errors import CallerError, InvalidAction
+from quaymaster.core.access.permissions import Permission, RolePermission
+from quaymaster.core.values.errors import CallerError, InvalidAction, UnknownOperation
 from quaymaster.frontend.usage.recorder import category_of
-from quaymaster.protocol.actions import sqs_json, sqs_query, table
+from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query, table
 from quaymaster.protocol.actions.permission_rules import check_permission
 from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.shapes import AddPermissionRequest
@@ -27,7 +27,18 @@ each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIO
 
 
 @each_action
-def test_an_action_is_decoded_from_its_target_and_only_one_of_sqs_from_a_query(action: Action) -> None:
+def test_an_action_is_decoded_in_the_forms_of_its_service_alone(action: Action) -> None:
+    of_sts = {"Action": action.name, "Version": sts_query.VERSION}
+    if action.service == "sts":
+        assert sts_query.action_of(of_sts) is action
+        for prefix in sqs_json.TARGET_PREFIXES.values():
+            with pytest.raises(UnknownOperation):
+                sqs_json.parse_target(prefix + action.name.encode())
+        with pytest.raises(InvalidAction):
+            sqs_query.action_of({"Action": action.name})
+        return
+    with pytest.raises(InvalidAction):
+        sts_query.action_of(of_sts)
     target = sqs_json.TARGET_PREFIXES[action.service] + action.name.encode()
 
     assert sqs_json.parse_target(target) is action
@@ -51,7 +62,11 @@ def test_an_action_can_be_permitted_unless_it_is_the_owners_or_not_of_sqs(action
 
 
 @each_action
-def test_an_action_takes_permissions_that_sqs_has(action: Action) -> None:
+def test_an_action_takes_permissions_that_sqs_has_or_is_judged_by_roles(action: Action) -> None:
+    if action.service == "sts":
+        assert not action.permissions
+        assert action.name in set(RolePermission)
+        return
     assert action.permissions
     assert set(action.permissions) <= SQS_ACTIONS.keys()
 

@@ -161,7 +161,7 @@ LOOKS = {
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("frontend", "list")),
-    *(("broker", "list"), ("journal", "list"), ("journal", "show")),
+    *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
 }
 """Commands that change nothing but messages."""
 
