@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import pytest
+from metadata.support import eventually
 
 from frontend.support import ACCOUNT, Client, Service, serving
 from frontend.test_sts import Temporary, Told, told
+from quaymaster.core.values.commands import Receive
+from quaymaster.frontend.parked_polls import RECHECK_DELAY_S
 from quaymaster.metadata.keys.identities import Identities
 
 OTHER = "111122223333"
@@ -306,6 +309,45 @@ def test_sessions_of_a_role_end_with_what_they_were_made_of(end: Callable[[Peopl
 
         refused = await worker.json("ListQueues", {}, worker.token)
         assert refused.headers["x-amzn-query-error"] == "InvalidClientTokenId;Sender"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", [revoke_role, disable_key])
+def test_a_poll_of_a_session_ends_when_the_session_does(end: Callable[[People], Awaitable[None]]) -> None:
+    async def scenario(service: Service) -> None:
+        await service.add_queue("jobs")
+        asked = await people(service)
+        worker = await asked.assumed()
+        given = {"QueueUrl": "jobs", "WaitTimeSeconds": 20}
+        poll = asyncio.create_task(worker.json("ReceiveMessage", given, worker.token))
+        await eventually(lambda: any(isinstance(one, Receive) for one in service.broker.commands))
+
+        await end(asked)
+
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert answer.headers["x-amzn-query-error"] == "InvalidClientTokenId;Sender"
+
+    run(scenario)
+
+
+def test_a_poll_of_a_session_goes_on_when_others_end() -> None:
+    async def scenario(service: Service) -> None:
+        await service.add_queue("jobs")
+        asked = await people(service)
+        worker = await asked.assumed()
+        given = {"QueueUrl": "jobs", "WaitTimeSeconds": 20}
+        poll = asyncio.create_task(worker.json("ReceiveMessage", given, worker.token))
+        await eventually(lambda: any(isinstance(one, Receive) for one in service.broker.commands))
+
+        await revoke_user(asked)
+        await asyncio.sleep(2 * RECHECK_DELAY_S)
+        assert not poll.done()
+        await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "work"})
+
+        async with asyncio.timeout(10):
+            assert [message["Body"] for message in (await poll).json["Messages"]] == ["work"]
 
     run(scenario)
 

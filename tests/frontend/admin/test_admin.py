@@ -532,6 +532,22 @@ def test_session_credentials_are_made_for_a_key() -> None:
     asyncio.run(scenario())
 
 
+def test_temporary_credentials_of_the_default_account_operate_the_server() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            session = (await port.call("POST", f"keys/{port.client.key_id}/session", {})).json
+            client = Client(port.client.port, session["access_key_id"], session["secret_access_key"])
+            token = {"x-amz-security-token": session["session_token"]}
+
+            taken = await client.request("GET", "/admin/v1/status", token)
+            without = await client.request("GET", "/admin/v1/status")
+            for_sts = await client.request("GET", "/admin/v1/status", token, service="sts")
+
+            assert (taken.status, without.status, for_sts.status) == (200, 403, 403)
+
+    asyncio.run(scenario())
+
+
 def test_sessions_end_with_their_key_and_are_not_listed() -> None:
     async def scenario() -> None:
         async with administered() as port:
