@@ -14,10 +14,12 @@ import pytest
 from metadata.cell import Cell, FrontEnd
 
 from frontend.support import ACCOUNT, Client, FakeBroker, Service, now_ms, serving_with, until
+from frontend.test_sts import Temporary
+from frontend.test_sts_roles import people
 from quaymaster.frontend import server as server_module
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.metadata.store.rows import ACCOUNTS
+from quaymaster.metadata.store.rows import ACCOUNTS, ROLES
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.protocol.rpc.metadata_messages import FindRows
@@ -132,6 +134,27 @@ def test_account_disabled_at_one_front_end_is_refused_at_the_other_once_it_has_h
             assert created.status == 403
             assert "InvalidClientTokenId" in created.headers["x-amzn-query-error"]
             assert while_disabled == [(403, "InvalidClientTokenId")] * 2
+
+    asyncio.run(scenario())
+
+
+def test_role_that_a_front_end_has_not_heard_of_is_assumed_there_and_its_session_is_good_everywhere() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            asked = await people(pair.one)
+            at_two = Client(pair.two.client.port, asked.ann.key_id, asked.ann.secret)
+
+            answer = await asked.assume(at_two)
+
+            assert answer.status == 200
+            worker = Temporary(at_two, answer.texts)
+            elsewhere = Temporary(asked.ann, answer.texts)
+            for client in (worker, elsewhere):
+                assert (await client.json("ListQueues", {}, client.token)).status == 200
+            await asked.identities.revoke_role_sessions(ACCOUNT, "worker")
+            assert (await elsewhere.json("ListQueues", {}, elsewhere.token)).status == 403
+            await pair.metadata.registry.mirror.refresh_all(ROLES)
+            assert (await worker.json("ListQueues", {}, worker.token)).status == 403
 
     asyncio.run(scenario())
 
