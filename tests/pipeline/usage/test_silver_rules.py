@@ -157,6 +157,18 @@ def test_acts_of_operators_are_audit_events_and_not_billed() -> None:
     assert billed_requests_of(used["account_id"], 200, 1, "admin") == 0
 
 
+def test_requests_to_sts_are_audit_events_of_sts_and_free() -> None:
+    rows = bronze(1, action="AssumeRole", category="management", queue_id=0, queue_type="", chunks=1)
+
+    silver = refine(rows, now_us=NOON_US, closed_until_us=0)
+
+    (used,), (event,) = silver.usage.to_pylist(), silver.audit.to_pylist()
+    assert (used["action"], used["billed_requests"]) == ("AssumeRole", 0)
+    assert (event["event_name"], event["event_source"]) == ("AssumeRole", "sts.amazonaws.com")
+    others = refine(bronze(1, category="management"), now_us=NOON_US, closed_until_us=0)
+    assert others.audit.column("event_source").to_pylist() == ["sqs.amazonaws.com"]
+
+
 def test_numbers_of_all_that_records_can_name_are_known() -> None:
     assert set(OP_NAMES) >= ACTIONS.keys() | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
 

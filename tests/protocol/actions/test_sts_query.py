@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import botocore.loaders
@@ -9,8 +10,10 @@ import botocore.model
 import botocore.parsers
 import botocore.serialize
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from quaymaster.core.values.errors import InvalidAction, QueueDoesNotExist, UnknownOperation
+from quaymaster.core.values.errors import CallerError, InvalidAction, QueueDoesNotExist, UnknownOperation
 from quaymaster.core.values.sts_errors import MalformedPolicyDocument, ValidationError
 from quaymaster.protocol.actions import sts_query
 from quaymaster.protocol.actions.table import SQS_ACTIONS, STS_ACTIONS
@@ -113,6 +116,21 @@ def test_actions_are_those_of_sts_in_its_version() -> None:
     with pytest.raises(InvalidAction):
         sts_query.action_of({"Action": "GetCallerIdentity"})
     assert not SQS_ACTIONS.keys() & STS_ACTIONS.keys()
+
+
+@given(st.data())
+def test_any_parameters_are_taken_or_refused_in_words(data: st.DataObject) -> None:
+    action = data.draw(st.sampled_from(sorted(STS_ACTIONS.values(), key=lambda action: action.name)))
+    names = st.sampled_from([*action.input.__struct_fields__, "Tags.member.1.Key", "X-Amz-Date", ""])
+    values = st.text(max_size=40) | st.sampled_from(
+        [*ROLE.values(), "{}", "3600", "-1", '{"Statement":[]}', "[" * 99]
+    )
+    parameters = data.draw(st.dictionaries(names, values))
+
+    with contextlib.suppress(CallerError):
+        given_input = sts_query.decode_request(action, parameters)
+        if action.check is not None:
+            action.check(given_input)
 
 
 def test_a_client_reads_the_answers() -> None:
