@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +35,18 @@ from harness.process import Environment, QuaymasterProcess
 from process.strangers import resident_bytes
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
-from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS, STS_ACTIONS
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 FUZZERS: Final = 3
 REPLY_TIMEOUT_S: Final = 0.1
 DRAIN_TIMEOUT_S: Final = 300.0
-SETTINGS: Final = {"purge_interval_s": "0", "queue_name_reuse_s": "0", "slow_request_ms": "0"}
+SETTINGS: Final = {
+    "purge_interval_s": "0",
+    "queue_name_reuse_s": "0",
+    "slow_request_ms": "0",
+    "oidc_issuers": "true",
+}
 FINDINGS_MAX: Final = 20
 QUEUE: Final = "fuzzed"
 WORDS: Final = (
@@ -145,6 +151,8 @@ class Nonsense:
             )
             query = random.choice(["", "count=5", "limit=-1", "prefix=%ff", "account_id=x&next_token=%00"])
             return self._rendered(port, "GET", path, query, [], b"")
+        if random.random() < 0.1:
+            return self._sts_request(port)
         action = random.choice(tuple(SQS_ACTIONS))
         if random.random() < 0.7:
             fields = json.dumps(self._fields(action)).encode()
@@ -161,11 +169,32 @@ class Nonsense:
         headers = [("content-type", "application/x-www-form-urlencoded")]
         return self._rendered(port, "POST", "/", "", headers, self.mutated(text))
 
+    def _sts_request(self, port: int) -> bytes:
+        random = self._random
+        action = random.choice(tuple(STS_ACTIONS))
+        role = f"arn:aws:iam::{self._environment.account_id}:role/fuzzed"
+        token = ".".join(
+            b64encode(part).decode() for part in (b'{"alg":"RS256"}', b'{"iss":"https://a"}', b"x")
+        )
+        likely = {"RoleArn": role, "RoleSessionName": "fuzzed", "WebIdentityToken": token}
+        given: dict[str, Any] = {
+            name: value
+            for name, value in likely.items()
+            if name in STS_ACTIONS[action].input.__struct_fields__
+        }
+        given |= {name: value for name, value in self._fields(action).items() if random.random() < 0.2}
+        query = "&".join(f"{name}={value}" for name, value in given.items() if isinstance(value, str))
+        text = f"Action={action}&Version=2011-06-15&{query}".encode("utf-8", "replace")
+        if random.random() < 0.3:
+            text = self.mutated(text)
+        headers = [("content-type", "application/x-www-form-urlencoded")]
+        return self._rendered(port, "POST", "/", "", headers, text, service="sts")
+
     def _fields(self, action: str) -> dict[str, Any]:
         random = self._random
         url = f"{self._environment.endpoint_url}/{self._environment.account_id}/{QUEUE}"
         fields: dict[str, Any] = {"QueueUrl": url, "QueueName": QUEUE, "MessageBody": "x"}
-        for name in SQS_ACTIONS[action].input.__struct_fields__:
+        for name in ACTIONS[action].input.__struct_fields__:
             if random.random() < 0.5:
                 fields.setdefault(name, random.choice(VALUES))
             if random.random() < 0.1:
@@ -173,7 +202,15 @@ class Nonsense:
         return fields
 
     def _rendered(
-        self, port: int, method: str, path: str, query: str, headers: Sequence[tuple[str, str]], body: bytes
+        self,
+        port: int,
+        method: str,
+        path: str,
+        query: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        *,
+        service: str = "sqs",
     ) -> bytes:
         random = self._random
         every = [
@@ -188,6 +225,7 @@ class Nonsense:
                         self._environment.access_key_id,
                         self._environment.secret_access_key,
                         self._environment.region,
+                        service=service,
                     ),
                     now_ms=time.time_ns() // 1_000_000,
                 )
