@@ -11,11 +11,14 @@ from urllib.parse import urlencode
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from metadata.support import eventually
 
 from frontend.support import ACCOUNT, Client, Service, serving, serving_recorded
 from frontend.test_strangers import connected
 from frontend.test_sts import FORM, Temporary, Told, told
 from frontend.test_sts_roles import policy, run
+from quaymaster.frontend.assembly import UNSIGNED_ACTIONS_MAX
+from quaymaster.frontend.issuer_keys import KeyFetcher
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
 
@@ -212,6 +215,39 @@ def test_a_web_identity_leaves_its_connection_a_strangers() -> None:
             assert len(strangers) == 1
 
     asyncio.run(main())
+
+
+def test_unsigned_requests_that_wait_for_an_issuer_keep_no_signed_one_from_being_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def never(fetcher: KeyFetcher, url: str) -> bytes:
+        asked.append(url)
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr(KeyFetcher, "fetch", never)
+
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        await service.metadata.issuers.put(ISSUER, ["sts.amazonaws.com"], keys_url="https://keys.example.com")
+        waiting = [asyncio.create_task(assume(client, token())) for _ in range(UNSIGNED_ACTIONS_MAX)]
+        budget = service.front_end._budgets["unsigned"]
+        await eventually(lambda: len(budget.tasks) == UNSIGNED_ACTIONS_MAX)
+
+        refused = await assume(client, token())
+        signed = told(await service.client.sts("GetCallerIdentity", {}))
+        listed = await service.client.json("ListQueues", {})
+
+        assert (refused.status, refused.code) == (503, "ServiceUnavailable")
+        assert (signed.status, listed.status) == (200, 200)
+        assert asked == ["https://keys.example.com"]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(scenario, oidc_issuers=True)
 
 
 def test_a_signed_request_with_a_token_is_judged_by_its_token() -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.core.values.sts_errors import ExpiredIdentityToken, InvalidIdentityToken
+from quaymaster.core.values.sts_errors import ExpiredIdentityToken, IDPRejectedClaim, InvalidIdentityToken
 from quaymaster.protocol.tokens.web_identity import (
     CLAIMS_MAX,
     KEY_SET_CHARS_MAX,
@@ -181,9 +181,9 @@ def test_another_key_of_the_set_or_a_changed_claim_is_refused() -> None:
         ({"aud": "someone else"}, InvalidIdentityToken, "audience"),
         ({"aud": None}, InvalidIdentityToken, "audience"),
         ({"aud": [7, {}]}, InvalidIdentityToken, "audience"),
-        ({"sub": ""}, InvalidIdentityToken, "sub"),
-        ({"sub": "x" * 256}, InvalidIdentityToken, "sub"),
-        ({"sub": None}, InvalidIdentityToken, "sub"),
+        ({"sub": ""}, IDPRejectedClaim, "sub"),
+        ({"sub": "x" * 256}, IDPRejectedClaim, "sub"),
+        ({"sub": None}, IDPRejectedClaim, "sub"),
     ],
 )
 def test_a_token_that_is_not_for_now_for_us_or_for_somebody_is_refused(

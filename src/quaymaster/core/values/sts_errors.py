@@ -50,7 +50,7 @@ class InvalidIdentityToken(STSError):
 
 
 class IDPRejectedClaim(STSError):
-    """The identity provider does not vouch for a claim of the token."""
+    """A claim of the token cannot be used, although the identity provider vouches for it."""
 
 
 class IDPCommunicationError(STSError):

@@ -20,7 +20,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from quaymaster.core.values.sts_errors import ExpiredIdentityToken, InvalidIdentityToken
+from quaymaster.core.values.sts_errors import ExpiredIdentityToken, IDPRejectedClaim, InvalidIdentityToken
 
 KEYS_MAX: Final = 32
 """Keys of a set that are looked at."""
@@ -153,7 +153,8 @@ def verify(token: str, key: Any, claimed: Claimed, audiences: tuple[str, ...], n
     """Return whom a token of `claimed.issuer` names, whose key `key` is.
 
     Raises:
-        InvalidIdentityToken: that key did not sign it, it is for another audience, not valid yet, or lacks a claim.
+        InvalidIdentityToken: that key did not sign it, it is for another audience, not valid yet, or has no end.
+        IDPRejectedClaim: it names no subject that policies could ask for.
         ExpiredIdentityToken: it was valid once.
     """
     try:
@@ -175,7 +176,7 @@ def verify(token: str, key: Any, claimed: Claimed, audiences: tuple[str, ...], n
         raise InvalidIdentityToken("Incorrect token audience")
     subject = claims.get("sub")
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARS_MAX:
-        raise InvalidIdentityToken(
+        raise IDPRejectedClaim(
             f"The web identity token has no subject (sub) of up to {SUBJECT_CHARS_MAX} characters."
         )
     issuer = claimed.issuer.removeprefix(SCHEME)
