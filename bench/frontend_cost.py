@@ -28,7 +28,7 @@ from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider
+from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService

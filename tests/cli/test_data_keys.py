@@ -21,7 +21,7 @@ from quaymaster.core.values.messages import MessageContent, decode_message, join
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.messaging.encryption import MessageCipher
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.queues import known_queues

@@ -48,7 +48,7 @@ from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.monitoring.metrics import Metrics

@@ -17,7 +17,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import ConnectionLost, Timeout, Unreachable
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds

@@ -23,7 +23,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
-from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
 from quaymaster.metadata.keys.sessions import NewSession
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry

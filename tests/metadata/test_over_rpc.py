@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S
 from metadata.support import ACCOUNT, REGION, Clock, FakeJournal, eventually
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import QueueDoesNotExist, QueueNameExists
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.remote.registry import RemoteRegistry

@@ -13,7 +13,7 @@ from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import CoordinationUnavailable, Event, Put, StoreUnusable
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
@@ -42,7 +42,7 @@ def test_everything_is_there_after_the_file_was_closed_and_opened_again(tmp_path
             assert service.find_queue(ACCOUNT, "gone") is None
             assert service.data_key(created.data_key_id) == key
             assert service.default_access_key == access_key
-            assert service.master_keys.row.current_key_id == master_key_id
+            assert service.master_key_id == master_key_id
             service.receipt_handles.parse(handle, created.queue_id)
             later = await service.queues.change(CreateQueue(ACCOUNT, "later"))
             assert later.queue_id > created.queue_id

@@ -24,7 +24,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.certificates import CertificateAuthority

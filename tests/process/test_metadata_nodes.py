@@ -18,7 +18,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.core.values.errors import NotNow
 from quaymaster.metadata.keys.accounts import AccessKey
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.node.metadata_roles import start_remote_metadata

@@ -57,6 +57,7 @@ from quaymaster.metadata.store.rows import (
     ROOT,
     SESSION_KEYS,
     USERS,
+    WRAPPING_KEYS,
     NodeRow,
     encode_row,
     id_text,
@@ -98,6 +99,7 @@ FIND_KEYS_MAX: Final = 128
 NEVER_MS: Final = 10**12
 
 _WRITABLE: Final = (
+    WRAPPING_KEYS,
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS),
 )

@@ -11,7 +11,7 @@ from typing import Final
 
 from quaymaster.coordination.interface import Put
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable
+from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable
 from quaymaster.metadata.options import UPKEEP_INTERVAL_MS
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.other_clocks import OtherClocks

@@ -29,9 +29,10 @@ from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import DataKeys, MasterKeyRotation
 from quaymaster.metadata.keys.identities import Identities
 from quaymaster.metadata.keys.issuers import Issuers
+from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
-from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
+from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.session_keys import SessionKeys
 from quaymaster.metadata.keys.sessions import Sessions
 from quaymaster.metadata.options import MetadataOptions
@@ -134,6 +135,7 @@ class MetadataService:
             mirror,
             check_new=None if self._others is None else self._others.check_all_have,
             retires_with_others=self._others is not None,
+            cell_format=options.cell_format,
         )
         lead_ms = 0 if self._others is None else KEY_LEAD_MS
         self.data_keys = DataKeys(
@@ -230,6 +232,7 @@ class MetadataService:
     async def close(self) -> None:
         """Stop following the store, which stays open."""
         await self._upkeep.close()
+        await self.master_keys.close()
         await self.registry.close()
 
     @property
@@ -265,7 +268,7 @@ class MetadataService:
     @property
     def master_key_id(self) -> str:
         """The id of the master key that wraps everything now."""
-        return self.master_keys.row.current_key_id
+        return self.master_keys.master_key_id
 
     async def rotate_master_key(self) -> str:
         """Make a new master key, or take the one that was made and copied; wrap everything with it; retire the old.

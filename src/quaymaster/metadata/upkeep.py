@@ -9,7 +9,7 @@ from typing import Final
 
 from quaymaster.coordination.interface import RevisionMismatch, StoreUnusable
 from quaymaster.core.values.errors import NotNow
-from quaymaster.metadata.keys.master_keys import KeysUnusable
+from quaymaster.metadata.keys.key_providers import KeysUnusable
 from quaymaster.monitoring.supervision import supervise
 
 FAILS: Final = (NotNow, RevisionMismatch, KeysUnusable, StoreUnusable, TimeoutError, OSError)

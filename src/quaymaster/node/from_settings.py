@@ -8,7 +8,7 @@ from pathlib import Path
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY

@@ -20,7 +20,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.metadata.keys.master_keys import KeyProvider
+from quaymaster.metadata.keys.key_providers import KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.queues.declared_queues import note_nothing
 from quaymaster.metadata.queues.placement import CellJournals

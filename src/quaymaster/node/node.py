@@ -29,7 +29,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, UnknownFormat
 from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
-from quaymaster.metadata.keys.master_keys import KeysUnusable
+from quaymaster.metadata.keys.key_providers import KeysUnusable
 from quaymaster.metadata.queues.declared_queues import DeclaredQueuesError
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure

@@ -13,7 +13,7 @@ from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
-from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeyMissing
+from quaymaster.metadata.keys.key_providers import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.node.from_settings import key_provider, metadata_options

@@ -16,7 +16,7 @@ from quaymaster.core.values.commands import CountMessages, QueueCounts
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.keyed_queues import KeyedQueues
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.node.broker_routing import route_to_brokers

@@ -7,6 +7,7 @@ import base64
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,22 @@ import pytest
 from metadata.support import ACCOUNT, World, eventually, is_good, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, UnsupportedOperation
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import MessageContent, encode_moved
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.messaging.encryption import MessageCipher
-from quaymaster.metadata.keys.master_keys import (
+from quaymaster.metadata.keys.key_providers import (
+    CombinedKeyProvider,
     EnvironmentKeyProvider,
     FileKeyProvider,
     KeysUnusable,
-    wrapping_key_id,
 )
+from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.store.rows import WRAPPING_KEYS, WrappingKeyRow, row_decoder
+from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
 CONTENT = MessageContent("the body", b"m" * 16, [], None, "sender")
@@ -163,7 +168,8 @@ def test_wrapped_secret_opens_for_its_purpose_only(tmp_path: Path) -> None:
             for at in range(len(wrapped)):
                 damaged = bytearray(wrapped)
                 damaged[at] ^= 1
-                with pytest.raises(KeysUnusable):
+                # A wrapping key that is not known is asked for first.
+                with pytest.raises((KeysUnusable, NotYetKnown)):
                     service.master_keys.unwrap("data-key/1", bytes(damaged))
 
     run(scenario, tmp_path)
@@ -172,7 +178,7 @@ def test_wrapped_secret_opens_for_its_purpose_only(tmp_path: Path) -> None:
 def test_store_whose_master_key_is_missing_does_not_open(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            key_id = service.master_keys.row.current_key_id
+            key_id = service.master_key_id
         remove_key(tmp_path, key_id)
 
         with pytest.raises(KeysUnusable, match=f"{key_id}.key is not in"):
@@ -202,7 +208,7 @@ def test_first_start_that_stopped_after_making_a_key_uses_that_key(tmp_path: Pat
 
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            assert service.master_keys.row.current_key_id == left_over
+            assert service.master_key_id == left_over
             assert keys_in(tmp_path) == [left_over]
 
     run(scenario, tmp_path)
@@ -220,7 +226,7 @@ def remove_key(directory: Path, key_id: str) -> None:
 
 
 async def wrapping_keys(store: MemoryCoordination, service: MetadataService) -> set[str]:
-    """Return the ids of all master keys that wrap anything in the store."""
+    """Return the ids of all keys that wrap anything in the store."""
     current = service.master_keys.row.current_key_id
     found = set()
     for prefix in ("/data_keys/", "/receipt_keys/", "/session_keys/", "/access_keys/"):
@@ -235,7 +241,7 @@ async def wrapping_keys(store: MemoryCoordination, service: MetadataService) -> 
 def test_rotation_wraps_everything_anew_and_retires_the_old_key(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            old = service.master_keys.row.current_key_id
+            old = service.master_key_id
             queues = [
                 await service.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(130)
             ]
@@ -248,7 +254,8 @@ def test_rotation_wraps_everything_anew_and_retires_the_old_key(tmp_path: Path) 
 
             assert new != old
             assert keys_in(tmp_path) == [new]
-            assert await wrapping_keys(world.memory, service) == {new}
+            assert service.master_key_id == new
+            assert await wrapping_keys(world.memory, service) == {service.master_keys.row.current_key_id}
             assert service.master_keys.row.retiring_key_ids == ()
             service.receipt_handles.parse(handle, 1)
         async with world.service() as service:
@@ -350,19 +357,24 @@ async def check_after_crash(
 
 
 # Two steps of the provider (make, retire); four transactions (switch, rewrap 60 and 12 secrets, over).
+@pytest.mark.parametrize("cell_format", [5, 6])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("part", "step"), [("provider", 0), ("provider", 1), *(("store", step) for step in range(4))]
 )
 def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
-    tmp_path: Path, part: str, step: int, after: bool
+    tmp_path: Path, part: str, step: int, after: bool, cell_format: int
 ) -> None:
+    """With format 5 the store has no wrapping key yet: the rotation that dies is also its migration."""
+
     async def scenario(world: World) -> None:
         store = world.memory = CrashingStore()
         world.store = store
         provider = CrashingProvider(tmp_path)
         world.provider = provider
-        async with world.service() as service:
+        number = CellFormat(cell_format)
+        async with world.service(cell_format=number) as service:
+            assert (service.master_keys.row.current_key_id == service.master_key_id) == (cell_format < 6)
             own_key = {"KmsMasterKeyId": "alias/own"}
             queues = [
                 await service.queues.change(CreateQueue(ACCOUNT, f"q{number}", own_key))
@@ -374,6 +386,7 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
             died = provider if part == "provider" else store
             died.after = after
             died.crash_at = step
+            number.raise_to(6)
             with pytest.raises((Crash, CoordinationUnavailable)):
                 await service.rotate_master_key()
         provider.crash_at = store.crash_at = -1
@@ -390,7 +403,7 @@ def test_queues_and_keys_made_during_a_rotation_are_wrapped_with_the_new_key(tmp
             # The other node has wrapped a secret with the old key and is about to store it.
             late = await two.data_keys.new_data_key()
 
-            new = await one.rotate_master_key()
+            await one.rotate_master_key()
 
             # Its transaction fails, because it compares what the rotation changed; it tries again.
             with pytest.raises(DataKeyStale):
@@ -399,7 +412,7 @@ def test_queues_and_keys_made_during_a_rotation_are_wrapped_with_the_new_key(tmp
             await two.accounts.create_access_key(ACCOUNT)
             await eventually(lambda: one.find_queue(ACCOUNT, "orders") is not None)
             assert one.data_key(made.data_key_id) == two.data_key(made.data_key_id)
-            assert await wrapping_keys(world.memory, one) == {new}
+            assert await wrapping_keys(world.memory, one) == {one.master_keys.row.current_key_id}
             assert late.key_id != made.data_key_id
 
     run(scenario, tmp_path)
@@ -410,12 +423,12 @@ def test_rotations_at_once_end_with_one_key(tmp_path: Path) -> None:
         async with world.service() as service:
             await asyncio.gather(service.rotate_master_key(), service.rotate_master_key())
 
-            assert keys_in(tmp_path) == [service.master_keys.row.current_key_id]
+            assert keys_in(tmp_path) == [service.master_key_id]
 
     run(scenario, tmp_path)
 
 
-def test_wrapped_bytes_name_their_master_key(tmp_path: Path) -> None:
+def test_wrapped_bytes_name_the_key_that_wraps_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             wrapped = service.master_keys.wrap("x", b"")
@@ -423,5 +436,153 @@ def test_wrapped_bytes_name_their_master_key(tmp_path: Path) -> None:
             assert wrapping_key_id(wrapped) == service.master_keys.row.current_key_id
             with pytest.raises(KeysUnusable):
                 wrapping_key_id(b"\x02" + wrapped[1:])
+
+    run(scenario, tmp_path)
+
+
+# Wrapping keys
+
+
+def test_new_store_has_one_wrapping_key_and_it_is_not_in_the_clear(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            (item,), _ = await world.memory.list_all(WRAPPING_KEYS)
+            row = row_decoder(WrappingKeyRow)(item.value)
+            master = FileKeyProvider(tmp_path).key(row.master_key_id)
+
+            assert row.key_id == service.master_keys.row.current_key_id
+            assert row.master_key_id == service.master_key_id
+            assert master not in item.value
+            with pytest.raises(KeysUnusable, match="it is damaged"):
+                await FileKeyProvider(tmp_path).unwrap(
+                    row.master_key_id, "wrapping-key/wk-other", row.wrapped
+                )
+
+    run(scenario, tmp_path)
+
+
+def test_old_store_is_served_as_it_is_and_gets_its_wrapping_key_by_the_first_rotation(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(cell_format=CellFormat(5)) as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            data_key = service.data_key(queue.data_key_id)
+            old = await service.rotate_master_key()
+            assert service.master_keys.row.current_key_id == old
+        async with world.service() as service:
+            assert service.data_key(queue.data_key_id) == data_key
+            assert (await world.memory.list_all(WRAPPING_KEYS))[0] == []
+            key = service.default_access_key
+
+            new = await service.rotate_master_key()
+
+            assert len((await world.memory.list_all(WRAPPING_KEYS))[0]) == 1
+            assert keys_in(tmp_path) == [new] != [old]
+        async with world.service() as service:
+            assert service.data_key(queue.data_key_id) == data_key
+            assert service.default_access_key == key
+
+    run(scenario, tmp_path)
+
+
+def test_rotation_leaves_one_wrapping_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            before = service.master_keys.row.current_key_id
+            await service.rotate_master_key()
+            (item,), _ = await world.memory.list_all(WRAPPING_KEYS)
+
+            assert item.key == WRAPPING_KEYS + service.master_keys.row.current_key_id
+            assert service.master_keys.row.current_key_id != before
+
+    run(scenario, tmp_path)
+
+
+class AskedProvider(FileKeyProvider):
+    """Keeps its keys to itself, as a service does: who needs one unwrapped must ask, and may not get an answer."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.asked = 0
+        self.is_silent = False
+
+    def holds(self, key_id: str) -> bool:
+        return False
+
+    async def unwrap(self, key_id: str, purpose: str, wrapped: bytes) -> bytes:
+        self.asked += 1
+        if self.is_silent:
+            raise NotNow("The key service does not answer.")
+        await asyncio.sleep(0)
+        return await super().unwrap(key_id, purpose, wrapped)
+
+
+def test_provider_that_gives_no_keys_away_is_asked_once_at_the_start(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        provider = AskedProvider(tmp_path)
+        world.provider = provider
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "first"))
+        provider.asked = 0
+        async with world.service() as service:
+            provider.is_silent = True
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.accounts.create_access_key(ACCOUNT)
+
+            assert len(service.data_key(queue.data_key_id)) == 32
+            assert provider.asked == 1
+        with pytest.raises(NotNow, match="does not answer"):
+            async with world.service():
+                raise AssertionError("started without its wrapping key")
+
+    run(scenario, tmp_path)
+
+
+def test_keys_that_another_process_rotated_are_asked_for_when_they_are_needed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.provider = AskedProvider(tmp_path)
+        async with world.service() as one, world.service() as two:
+            await one.rotate_master_key()
+            await one.rotate_receipt_key()
+            queue = await one.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await eventually(lambda: two.find_queue(ACCOUNT, "orders") is not None)
+
+            key = await when_known(lambda: two.data_key(queue.data_key_id))
+
+            assert key == one.data_key(queue.data_key_id)
+            handle = one.receipt_handles.mint(queue.queue_id, 0, 1, 1, 1)
+            await eventually(lambda: parses(two, handle, queue.queue_id))
+            await two.accounts.create_access_key(ACCOUNT)
+
+    run(scenario, tmp_path)
+
+
+def parses(service: MetadataService, handle: str, queue_id: int) -> bool:
+    with suppress(CallerError):
+        service.receipt_handles.parse(handle, queue_id)
+        return True
+    return False
+
+
+def test_store_moves_from_one_provider_to_another_at_the_next_start(tmp_path: Path) -> None:
+    in_environment = EnvironmentKeyProvider(base64.b64encode(os.urandom(32)).decode())
+
+    async def scenario(world: World) -> None:
+        files = FileKeyProvider(tmp_path)
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            data_key = service.data_key(queue.data_key_id)
+        for provider, owner in (
+            (CombinedKeyProvider(in_environment, [files]), in_environment),
+            (CombinedKeyProvider(files, [in_environment]), files),
+        ):
+            world.provider = provider
+            async with world.service() as service:
+                await service.run_upkeep()
+                assert owner.owns(service.master_key_id)
+                assert service.master_keys.row.retiring_key_ids == ()
+                assert bool(keys_in(tmp_path)) is (owner is files)
+            world.provider = owner
+            async with world.service() as service:
+                assert service.data_key(queue.data_key_id) == data_key
 
     run(scenario, tmp_path)

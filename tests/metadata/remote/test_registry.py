@@ -33,12 +33,8 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.metadata.keys.master_keys import (
-    EnvironmentKeyProvider,
-    FileKeyProvider,
-    KeysUnusable,
-    wrapping_key_id,
-)
+from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeysUnusable
+from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.remote import read_through
@@ -839,7 +835,10 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
                 assert end.data_key(queue.data_key_id) == data_key
                 assert end.access_key(key.access_key_id) == key
             for item in (await cell.store.list_prefix(DATA_KEYS)).items:
-                assert wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped) == new
+                assert (
+                    wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped)
+                    == a.master_keys.row.current_key_id
+                )
             later = await b.queues.change(CreateQueue(ACCOUNT, "later"))
             assert await a.look_up(lambda: a.data_key(later.data_key_id)) == b.data_key(later.data_key_id)
 
@@ -865,14 +864,17 @@ def test_queue_created_while_the_master_key_is_rotated_gets_a_key_that_the_new_o
         async with cell.started() as (a, b):
             cell.clock.pass_s(1_000)  # b need not have the key before the rotation; it gets it right after
             hold_changes(b)
-            new = await a.rotate_master_key()
+            await a.rotate_master_key()
             cell.copy_keys("a", "b")
 
             queue = await b.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             item = await cell.store.get(DATA_KEYS + id_text(queue.data_key_id))
             assert item is not None
-            assert wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped) == new
+            assert (
+                wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped)
+                == a.master_keys.row.current_key_id
+            )
             # Without a key, with one that the old master key wraps, with one that the new one wraps.
             assert sum(link.asked_for(CreateQueue) for link in b.links.values()) == 3
 

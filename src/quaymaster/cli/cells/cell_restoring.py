@@ -62,7 +62,7 @@ from quaymaster.coordination.presence import list_alive
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.cell.restored_cell import assign_journals, restored_configuration
 from quaymaster.core.values.errors import CallerError
-from quaymaster.metadata.keys.master_keys import KeysUnusable
+from quaymaster.metadata.keys.key_providers import KeysUnusable
 from quaymaster.metadata.store.restored_rows import in_transactions, rows_to_restore, unexpected_key
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.data.stores import open_etcd

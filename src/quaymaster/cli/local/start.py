@@ -29,7 +29,7 @@ from quaymaster.cli.local.plan import (
 from quaymaster.cli.local.ports import NoPorts, PortBlock
 from quaymaster.cli.local.processes import is_port_free
 from quaymaster.cli.local.status import are_journals_led
-from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.node.data.client_file import CLIENT_FILE
 
 

@@ -378,6 +378,8 @@ class Accounts:
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
         """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
 
+        await self._master_keys.ready()
+
         def new_secret(row: AccessKeyRow) -> dict[str, object]:
             wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), random_secret().encode())
             return {"wrapped_secret": wrapped, "rotated_ms": self._ends_sessions_ms(row)}
@@ -416,6 +418,7 @@ class Accounts:
 
     async def _store_new(self, key: AccessKey, compares: Sequence[Compare]) -> None:
         while True:
+            await self._master_keys.ready()
             try:
                 await self._mirror.transact(
                     [self._master_keys.compare(), Compare(ACCESS_KEYS + key.access_key_id, 0), *compares],

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.ids import IdAllocator
@@ -96,6 +97,7 @@ class DataKeys:
     async def new_data_key(self) -> NewDataKey:
         """Return a new data key, ready for the transaction that first uses it."""
         key_id = await self._ids.next_id()
+        await self._master_keys.ready()
         wrapped = self._master_keys.wrap(data_key_purpose(key_id), os.urandom(KEY_BYTES))
         row = encode_row(DataKeyRow(key_id, wrapped, self._now_ms()))
         return NewDataKey(key_id, self._master_keys.compare().revision, row)
@@ -143,6 +145,7 @@ class DataKeys:
 
     async def _add_receipt_key(self, key_id: int) -> None:
         while True:
+            await self._master_keys.ready()
             wrapped = self._master_keys.wrap(receipt_key_purpose(key_id), os.urandom(KEY_BYTES))
             row = ReceiptKeyRow(key_id, wrapped, self._now_ms())
             try:
@@ -163,6 +166,13 @@ class DataKeys:
     def _on_receipt_keys(self, suffix: str, old: ReceiptKeyRow | None, new: ReceiptKeyRow | None) -> None:
         # A rewrap changes the wrapping, not the key.
         if self._is_started and (old is None or new is None):
+            try:
+                self.take_receipt_keys()
+            except NotYetKnown as unknown:
+                unknown.when_known(self._on_wrapping_key_known)
+
+    def _on_wrapping_key_known(self, error: CallerError | NotNow | None) -> None:
+        if error is None:  # otherwise the next upkeep tries again
             self.take_receipt_keys()
 
     def take_receipt_keys(self) -> None:
@@ -221,9 +231,9 @@ class MasterKeyRotation:
         async with self._lock:
             await self._finish()
             await self._master_keys.begin_rotation()
-            log.info("master key rotation began key=%s", self._master_keys.row.current_key_id)
+            log.info("master key rotation began key=%s", self._master_keys.master_key_id)
             await self._finish()
-            return self._master_keys.row.current_key_id
+            return self._master_keys.master_key_id
 
     async def finish(self) -> None:
         """Take up a rotation that was cut short; nothing to do otherwise."""
@@ -234,10 +244,11 @@ class MasterKeyRotation:
         if not self._master_keys.row.retiring_key_ids:
             return
         while left := await self._left():
+            await self._master_keys.ready()
             for start in range(0, len(left), REWRAPPED_PER_TRANSACTION):
                 await self._rewrap(left[start : start + REWRAPPED_PER_TRANSACTION])
         await self._master_keys.end_rotation()
-        log.info("master key rotation ended key=%s", self._master_keys.row.current_key_id)
+        log.info("master key rotation ended key=%s", self._master_keys.master_key_id)
 
     async def _left(self) -> list[tuple[Compare, str, msgspec.Struct]]:
         """Read the store itself, not the mirror: what is missed here would be lost with the old key."""

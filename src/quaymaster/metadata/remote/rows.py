@@ -29,6 +29,7 @@ from quaymaster.metadata.store.rows import (
     ROLES,
     SESSION_KEYS,
     USERS,
+    WRAPPING_KEYS,
 )
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -46,6 +47,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
 LIST_MS: Final = 30_000
 
 _FOLLOWED: Final = (
+    WRAPPING_KEYS,
     *(AUTHORIZATION_FLOOR, MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, QUEUES, READERS),
 )

@@ -17,7 +17,8 @@
     /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
     /readers/NAME               ReaderRow: a front end, and which master keys it has
-    /master_key                 MasterKeyRow: which master key wraps
+    /master_key                 MasterKeyRow: which key wraps
+    /wrapping_keys/ID           WrappingKeyRow                         wrapped with a master key; others are with it
     /ids/KIND                   the last number of a kind that was set aside (text)
     /ids/KIND@NODE              the last number of the block that a node has set aside
     /ids/data_key_floor         data keys up to this number were given before the store went back (text)
@@ -58,6 +59,7 @@ RECEIPT_KEYS: Final = "/receipt_keys/"
 SESSION_KEYS: Final = "/session_keys/"
 ISSUERS: Final = "/oidc/"
 MASTER_KEY: Final = "/master_key"
+WRAPPING_KEYS: Final = "/wrapping_keys/"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
@@ -244,10 +246,21 @@ class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The master key that wraps from now on, and those that are on their way out (none between rotations)."""
+    """The key that wraps from now on, and those that are on their way out (none between rotations).
+
+    They are wrapping keys; in stores that were not rotated since cell format 6, master keys.
+    """
 
     current_key_id: str
     retiring_key_ids: tuple[str, ...] = ()
+
+
+class WrappingKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A key that wraps other secrets, wrapped with a master key."""
+
+    key_id: str
+    master_key_id: str
+    wrapped: bytes
 
 
 class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
