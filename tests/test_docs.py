@@ -41,7 +41,14 @@ CODE = re.compile(r"`([^`\n]+)`")
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
-NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": "A" * 43 + "="}}
+_OF_KEY_SERVICES = {
+    "vault_url": "https://vault.example:8200", "vault_token_file": "token",
+    "kms_key_id": "alias/quaymaster", "kms_credentials_file": "credentials",
+}
+NEEDED_BESIDE: dict[str, dict[str, Any]] = {
+    "master_key_source": {"master_key": "A" * 43 + "=", **_OF_KEY_SERVICES},
+    **dict.fromkeys(("kms", "vault_url", "kms_key_id"), _OF_KEY_SERVICES),
+}
 VARIABLES = {CONFIG_VARIABLE, PROFILE_VARIABLE}
 SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 TABLES = all_specs()
@@ -52,6 +59,7 @@ NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id", "keys_url"),
+    *("key_id", "created_ms", "deletion_ms"),
     # Fields of the slow-request log line.
     *("queued_ms", "auth_ms", "parse_ms", "control_ms", "prepare_ms", "broker_ms", "render_ms"),
     # Of the clock, in the status of the admin API and of `cell status`.

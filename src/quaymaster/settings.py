@@ -289,14 +289,46 @@ class Settings(BaseSettings):
     account_roles_max: Count = Field(1_000, json_schema_extra=LIMITS)
     """Roles of one account; one more is refused with `LimitExceeded`."""
 
-    master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=ENCRYPTION_COMMON)
-    """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""
+    master_key_source: Literal["file", "environment", "vault", "kms"] = Field(
+        "file", json_schema_extra=ENCRYPTION_COMMON
+    )
+    """Where the [master key](../guides/keys-and-kms.md) is, which all other keys depend on: `keys/` in the data
+    directory, `master_key`, key `vault_key` of Vault, or key `kms_key_id` of AWS KMS."""
     master_key: SecretStr | None = Field(None, json_schema_extra=ENCRYPTION_COMMON)
     """The master key for `master_key_source = "environment"`: 32 bytes in base64."""
+    kms: Literal["ignore", "local", "vault", "aws"] = Field("ignore", json_schema_extra=ENCRYPTION_COMMON)
+    """Where the keys are that `KmsMasterKeyId` of queues names. `ignore`: the attribute is kept and shown. `local`:
+    [keys of the server](../guides/keys-and-kms.md), `quaymaster kms`."""
     master_key_previous: SecretStr | None = Field(None, json_schema_extra=ENCRYPTION)
     """The master key before, while it is being replaced."""
     keys_directory: Path | None = Field(None, json_schema_extra=ENCRYPTION)
     """Directory with the master keys, for front ends that share one. Unset: `keys` in the data directory."""
+    vault_url: str | None = Field(None, pattern=r"^https?://[^\s@?#]+$", json_schema_extra=ENCRYPTION)
+    """Vault, for its transit engine: `https://vault.example:8200`."""
+    vault_token_file: Path | None = Field(None, json_schema_extra=ENCRYPTION)
+    """File with the token that Vault is shown. It is read for each request, so that an agent can renew it."""
+    vault_key: Name = Field("quaymaster", json_schema_extra=ENCRYPTION)
+    """The transit key that is the master key."""
+    vault_mount: str = Field("transit", pattern=r"^[A-Za-z0-9_./-]{1,128}$", json_schema_extra=ENCRYPTION)
+    """Where the transit engine is mounted."""
+    vault_namespace: str | None = Field(None, pattern=r"^[\x21-\x7e]{1,256}$", json_schema_extra=ENCRYPTION)
+    """The namespace of Vault that the engine is in."""
+    vault_ca_file: Path | None = Field(None, json_schema_extra=ENCRYPTION)
+    """PEM file with the authorities that may have signed Vault's certificate. Unset: those of the system."""
+    kms_credentials_file: Path | None = Field(None, json_schema_extra=ENCRYPTION)
+    """Credentials for AWS KMS, a file as the AWS CLI has it. It is read for each request."""
+    kms_key_id: str | None = Field(None, pattern=r"^[\x21-\x7e]{1,2048}$", json_schema_extra=ENCRYPTION)
+    """The key of KMS that is the master key: id, ARN or alias."""
+    kms_url: str | None = Field(None, pattern=r"^https?://[^/\s@?#]+/?$", json_schema_extra=ENCRYPTION)
+    """Endpoint of AWS KMS, or of what speaks its API. Unset: that of the region."""
+    kms_region: str | None = Field(None, pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=ENCRYPTION)
+    """Region of KMS. Unset: `region`."""
+    kms_profile: str = Field("default", pattern=r"^[^\s\]]{1,64}$", json_schema_extra=ENCRYPTION)
+    """Section of `kms_credentials_file`."""
+    kms_ca_file: Path | None = Field(None, json_schema_extra=ENCRYPTION)
+    """PEM file with the authorities that may have signed the certificate of KMS. Unset: those of the system."""
+    kms_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=ENCRYPTION)
+    """How long Vault or KMS may take to answer. Then: 503."""
 
     cell: Name = Field("default", json_schema_extra=CELL_COMMON)
     """The cell's name. Nodes of another cell are refused."""
@@ -413,6 +445,14 @@ class Settings(BaseSettings):
             raise ValueError("etcd_key_file is set, but no etcd_certificate_file that it belongs to")
         if self.master_key_source == "environment" and self.master_key is None:
             raise ValueError('master_key_source is "environment", but master_key is not set')
+        if "vault" in (self.master_key_source, self.kms) and self.vault_url is None:
+            raise ValueError('master_key_source or kms is "vault", but vault_url is not set')
+        if self.vault_url is not None and self.vault_token_file is None:
+            raise ValueError("vault_url is set, but vault_token_file is not")
+        if self.master_key_source == "kms" and self.kms_key_id is None:
+            raise ValueError('master_key_source is "kms", but kms_key_id is not set')
+        if (self.kms == "aws" or self.kms_key_id is not None) and self.kms_credentials_file is None:
+            raise ValueError('kms is "aws" or kms_key_id is set, but kms_credentials_file is not')
         if self.retry_window_ms > self.compaction_age_min_s * 1000:
             raise ValueError(
                 f"retry_window_ms is {self.retry_window_ms}, longer than compaction_age_min_s, "

@@ -574,6 +574,7 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
         ACCOUNT,
         purge_interval_s=settings.purge_interval_s,
         queue_name_reuse_s=settings.queue_name_reuse_s,
+        kms=settings.kms,
     )
     registry = QueueRegistry(MemoryCoordination(), options, now_ms=now_ms)
     metadata = ServerMetadata(registry, provider, options, now_ms=now_ms)

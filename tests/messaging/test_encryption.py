@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from quaymaster.core.values.errors import KmsDisabled
 from quaymaster.core.values.messages import (
     HEAD_BYTES,
     MessageContent,
@@ -18,6 +19,7 @@ from quaymaster.core.values.messages import (
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.messaging import encryption
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, MessageOpener, OpenedMessages
+from quaymaster.messaging.lent_keys import KeyIsLent, LentKey
 
 KEYS = {9: b"k" * 32, 10: b"l" * 32}
 ID_A = bytes(range(16))
@@ -286,3 +288,107 @@ def test_message_key_of_a_data_key_that_is_gone_is_none() -> None:
 
     with pytest.raises(KeyError):
         MessageCipher({9: KEYS[9]}.__getitem__).message_key(part)
+
+
+# Lent keys
+
+
+class Lender:
+    """Lends data key 9, under id 90, until it is taken back."""
+
+    def __init__(self) -> None:
+        self.loan = LentKey(b"k" * 32, 0.0)
+        self.is_refused = False
+        self.checked: list[QueueDefinition] = []
+
+    def encrypting_key_id(self, definition: QueueDefinition) -> int:
+        self.lent(90)
+        return 90
+
+    def check_receive(self, definition: QueueDefinition) -> None:
+        self.checked.append(definition)
+
+    def lent(self, data_key_id: int) -> LentKey:
+        if self.is_refused:
+            raise KmsDisabled("It is disabled.")
+        if data_key_id != 90:
+            raise KeyError(data_key_id)
+        return self.loan
+
+
+def lending(lender: Lender, start_id: bytes | None = None) -> MessageCipher:
+    def data_key(data_key_id: int) -> bytes:
+        if data_key_id >= 90:
+            raise KeyIsLent
+        return KEYS[data_key_id]
+
+    return MessageCipher(data_key, start_id=start_id, lender=lender)
+
+
+def kms_queue() -> QueueDefinition:
+    return replace_definition(queue(), attributes={"KmsMasterKeyId": "alias/orders"})
+
+
+def test_queue_with_a_key_is_encrypted_with_what_is_lent_and_others_are_not() -> None:
+    lender = Lender()
+    front_end = lending(lender)
+
+    message = front_end.encrypt_content(CONTENT, kms_queue(), ID_A)
+    plain = front_end.encrypt_content(CONTENT, queue(), ID_B)
+
+    assert (decode_message(message).data_key_id, decode_message(plain).data_key_id) == (90, 9)
+    assert front_end.open(message) == front_end.open(plain) == CONTENT
+    with pytest.raises(MessageDamaged, match="data key 90"):
+        MessageCipher(KEYS.__getitem__).open(message)
+    lender.is_refused = True
+    assert front_end.open(front_end.encrypt_content(CONTENT, queue(), ID_C)) == CONTENT
+
+
+def test_lent_key_opens_nothing_once_it_is_refused() -> None:
+    lender = Lender()
+    front_end = lending(lender)
+    message = front_end.encrypt_content(CONTENT, kms_queue(), ID_A)
+    (part,) = key_parts_of([message]) or []
+    assert MessageOpener([(part, front_end.message_key(part))]).open_plain([message]) is not None
+    opened = OpenedMessages([], [], [])
+    front_end.open_run([message] * 3, opened)
+    assert opened.contents == [CONTENT] * 3
+
+    lender.is_refused = True
+
+    for use in (
+        lambda: front_end.encrypt_content(CONTENT, kms_queue(), ID_B),
+        lambda: front_end.open(message),
+        lambda: front_end.message_key(part),
+        lambda: front_end.open_run([message], opened),
+    ):
+        with pytest.raises(KmsDisabled):
+            use()
+
+
+def test_what_is_derived_of_a_lent_key_goes_with_it_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encryption, "LENT_DERIVED_MAX", 2)
+    lender = Lender()
+    messages = [
+        lending(lender, bytes([start]) * 8).encrypt_content(CONTENT, kms_queue(), ID_A) for start in range(5)
+    ]
+    front_end = lending(lender)
+
+    assert [front_end.open(message) for message in messages] == [CONTENT] * 5
+
+    assert len(lender.loan.derived) <= 2
+    assert front_end._key.cache_info().currsize == 0
+
+
+def test_receives_are_checked_for_queues_with_a_key_only() -> None:
+    lender = Lender()
+
+    lending(lender).check_receive(queue())
+    lending(lender).check_receive(kms_queue())
+    cipher().check_receive(kms_queue())
+
+    assert lender.checked == [kms_queue()]
+
+
+def test_queue_with_a_key_is_encrypted_as_others_where_nobody_lends() -> None:
+    assert decode_message(cipher().encrypt_content(CONTENT, kms_queue(), ID_A)).data_key_id == 9

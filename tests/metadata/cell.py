@@ -18,8 +18,9 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import ConnectionLost, Timeout, Unreachable
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
+from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.options import KMSMode, MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
 from quaymaster.metadata.remote.registry import RemoteRegistry
 from quaymaster.metadata.remote.rows import RemoteLimits
@@ -164,6 +165,8 @@ class Cell:
         now_ms: Callable[[], int] | None = None,
         cell_format: CellFormat | None = None,
         quotas: Quotas | None = None,
+        kms: KMSMode = "ignore",
+        key_services: Mapping[str, KeyService] | None = None,
         **limits: int,
     ) -> AsyncIterator[FrontEnd]:
         """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
@@ -174,6 +177,7 @@ class Cell:
             account_id,
             quotas=quotas or Quotas(),
             cell_format=cell_format or CellFormat(),
+            kms=kms,
             upkeep_interval_ms=3_600_000,
         )
         patient = RemoteLimits(**{"change_ms": LIMIT_MS, "lookup_ms": LIMIT_MS, **limits})
@@ -183,6 +187,7 @@ class Cell:
             options,
             now_ms=self.clock if now_ms is None else now_ms,
             name=name,
+            key_services=key_services,
         )
         metadata.links = links
         await metadata.start()

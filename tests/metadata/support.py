@@ -25,6 +25,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
 from quaymaster.metadata.keys.sessions import NewSession
+from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
@@ -108,6 +109,7 @@ class World:
         self.memory = MemoryCoordination()
         self.store: Coordination = store or self.memory
         self.provider: KeyProvider | None = None
+        self.key_services: dict[str, KeyService] = {}
 
     @asynccontextmanager
     async def service(self, **options: Any) -> AsyncIterator[ServerMetadata]:
@@ -118,7 +120,9 @@ class World:
         of_store = MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options)
         registry = QueueRegistry(self.store, of_store, now_ms=self.clock)
         provider = self.provider or FileKeyProvider(self.keys)
-        service = ServerMetadata(registry, provider, of_store, now_ms=self.clock)
+        service = ServerMetadata(
+            registry, provider, of_store, now_ms=self.clock, key_services=self.key_services
+        )
         await service.start()
         registry.attach_journal(self.journal)
         try:

@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "identity": "quaymaster.cli.admin.identity:app",
     "key": "quaymaster.cli.admin.key:app",
     "oidc": "quaymaster.cli.admin.oidc:app",
+    "kms": "quaymaster.cli.admin.kms:app",
     "profile": "quaymaster.cli.profile:app",
     "local": "quaymaster.cli.local.commands:app",
     "backup": "quaymaster.cli.server:backup",

@@ -33,6 +33,7 @@ from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, sp
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.routing.broker_client import BrokerClient
@@ -79,6 +80,9 @@ class Metadata(Protocol):
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
 
+    @property
+    def queue_keys(self) -> LendsKeys: ...
+
 
 def make_front_end(
     settings: Settings,
@@ -105,7 +109,7 @@ def make_front_end(
         listen_url=f"http://{settings.listen_address}",
     )
     is_open = settings.authentication == "open"
-    cipher = MessageCipher(metadata.data_key)
+    cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
     groups = ConsumerGroups(metadata.queues, metadata.find_queue)
     authorization = Authorization(
         region=settings.region, is_full=settings.policy_evaluation == "full", now_ms=now_ms
@@ -219,7 +223,7 @@ def make_usage_shipper(
     return UsageShipper(
         feed,
         broker,
-        MessageCipher(metadata.data_key),
+        MessageCipher(metadata.data_key, lender=metadata.queue_keys),
         find_queue=metadata.find_queue,
         change_queue=metadata.queues.change,
         timeout_s=settings.broker_timeout_ms / 1000,

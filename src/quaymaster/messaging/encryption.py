@@ -42,9 +42,13 @@ from quaymaster.core.values.messages import (
     split_plain_heads,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.messaging.lent_keys import KeyIsLent, LendsKeys, LentKey
 
 CACHED_KEYS_MAX = 16_384
 """Derived keys kept ready, about 1 KiB each; one per queue and front-end start met lately."""
+
+LENT_DERIVED_MAX = 256
+"""Front-end starts whose derived keys are kept for one lent data key, which encrypts for a day."""
 
 _NONCE = Struct("<QI")
 """A counter, and four bytes that stay 0."""
@@ -79,7 +83,9 @@ class MessageDamaged(Exception):
 class MessageCipher:
     """Encrypts and decrypts messages. One per process: make it after a fork, never before.
 
-    `data_key` gives the 32 bytes of a data key by its id (KeyError when there is none).
+    `data_key` gives the 32 bytes of a data key by its id (KeyError when there is none, KeyIsLent when a key service
+    wraps it). `lender` gives the others; None: KmsMasterKeyId means nothing. Where a service must be asked first,
+    methods raise NotYetKnown.
     """
 
     def __init__(
@@ -88,8 +94,10 @@ class MessageCipher:
         *,
         start_id: bytes | None = None,
         cached_keys_max: int = CACHED_KEYS_MAX,
+        lender: LendsKeys | None = None,
     ) -> None:
         self._data_key = data_key
+        self._lender = lender
         self._start_id = os.urandom(START_ID_BYTES) if start_id is None else start_id
         assert len(self._start_id) == START_ID_BYTES, "a start id is 8 bytes"
         self._next_counter = count(1).__next__
@@ -106,14 +114,22 @@ class MessageCipher:
         data_key_id = definition.data_key_id
         queue_id = definition.queue_id
         start_id = self._start_id
+        if self._lender is None or not definition.kms_master_key_id:
+            key = self._key(data_key_id, start_id)
+        else:
+            data_key_id = self._lender.encrypting_key_id(definition)
+            key = self._key_of(data_key_id, start_id)
         counter = self._next_counter()
-        return encode_message_head(message_id, data_key_id, start_id, queue_id, counter) + self._key(
-            data_key_id, start_id
-        ).encrypt(
+        return encode_message_head(message_id, data_key_id, start_id, queue_id, counter) + key.encrypt(
             _NONCE.pack(counter, 0),
             encode_content(content),
             associated_data(data_key_id, queue_id, message_id),
         )
+
+    def check_receive(self, definition: QueueDefinition) -> None:
+        """Return when a queue's messages can be opened now; raises as `LendsKeys`, before anything is taken."""
+        if self._lender is not None and definition.kms_master_key_id:
+            self._lender.check_receive(definition)
 
     def id_key(self, definition: QueueDefinition) -> bytes:
         """Return the key that a queue's deduplication ids are hashed with: the same in each process, for its life."""
@@ -128,7 +144,7 @@ class MessageCipher:
     def open_stored(self, stored: StoredMessage) -> MessageContent:
         """Return the content of a message whose head was already decoded."""
         try:
-            key = self._key(stored.data_key_id, stored.start_id)
+            key = self._key_of(stored.data_key_id, stored.start_id)
         except KeyError:
             raise MessageDamaged(
                 f"data key {stored.data_key_id} of a stored message does not exist"
@@ -171,7 +187,11 @@ class MessageCipher:
         KeyError when its data key does not exist. The key opens one front-end start's messages under one data key.
         """
         data_key_id, start_id, _ = split_key_part(part)
-        return _derive_message_key(self._data_key(data_key_id), start_id)
+        try:
+            data_key = self._data_key(data_key_id)
+        except KeyIsLent:
+            data_key = self._lent(data_key_id).plaintext
+        return _derive_message_key(data_key, start_id)
 
     def _open_plain(self, messages: Sequence[bytes]) -> tuple[Sequence[bytes], list[MessageContent]]:
         """Return ids and contents of messages that were never moved; raises one of _NOT_ALL_PLAIN otherwise."""
@@ -179,12 +199,31 @@ class MessageCipher:
 
     def _key_of_part(self, part: bytes) -> _OpeningKey:
         data_key_id, start_id, queue_id = split_key_part(part)
-        return _OpeningKey(self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id))
+        return _OpeningKey(
+            self._key_of(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id)
+        )
 
     def _derive_id_key(self, data_key_id: int, queue_id: int) -> bytes:
         salt = queue_id.to_bytes(8, "little")
         derivation = HKDF(SHA256(), length=32, salt=salt, info=b"quaymaster deduplication ids 1")
         return derivation.derive(self._data_key(data_key_id))
+
+    def _key_of(self, data_key_id: int, start_id: bytes) -> AESGCM:
+        try:
+            return self._key(data_key_id, start_id)
+        except KeyIsLent:
+            lent = self._lent(data_key_id)
+        key = lent.derived.get(start_id)
+        if key is None:
+            if len(lent.derived) >= LENT_DERIVED_MAX:
+                lent.derived.clear()
+            key = lent.derived[start_id] = AESGCM(_derive_message_key(lent.plaintext, start_id))
+        return key
+
+    def _lent(self, data_key_id: int) -> LentKey:
+        if self._lender is None:
+            raise KeyError(data_key_id)
+        return self._lender.lent(data_key_id)
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
         return AESGCM(_derive_message_key(self._data_key(data_key_id), start_id))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.store.quotas import Quotas
+
+KMSMode = Literal["ignore", "local", "vault", "aws"]
+"""Which service has the keys that queues name; `ignore`: none, the attribute is kept and shown."""
 
 UPKEEP_INTERVAL_MS: Final = 30_000
 BEAT_INTERVAL_MS: Final = 1_000
@@ -25,5 +28,6 @@ class MetadataOptions:
     queue_name_reuse_s: int = 60
     quotas: Quotas = field(default_factory=Quotas)
     cell_format: CellFormat = field(default_factory=CellFormat)
+    kms: KMSMode = "ignore"
     upkeep_interval_ms: int = UPKEEP_INTERVAL_MS
     beat_interval_ms: int = BEAT_INTERVAL_MS

@@ -54,10 +54,14 @@ class OtherFrontEnds:
             and key_id not in row.key_ids
         )
         if without:
+            lack = f"Nothing was rotated: the front ends {', '.join(without)} do not have the new master key {key_id}. "
+            if not self._provider.holds(key_id):
+                raise KeysUnusable(
+                    f"{lack}Restart them with the settings of its key service, then wait half a minute, and try again."
+                )
             raise KeysUnusable(
-                f"Nothing was rotated: the front ends {', '.join(without)} do not have the new master key {key_id}. "
-                f"Unless they read the key directory of {self._name}, give it to them ({key_id}.key from there, mode "
-                f"0600; or QUAYMASTER_MASTER_KEY_PREVIOUS); then wait half a minute, and rotate again."
+                f"{lack}Unless they read the key directory of {self._name}, give it to them ({key_id}.key from there, "
+                f"mode 0600; or QUAYMASTER_MASTER_KEY_PREVIOUS); then wait half a minute, and rotate again."
             )
 
     def _others(self) -> list[ReaderRow]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -35,6 +35,9 @@ from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.session_keys import SessionKeys
 from quaymaster.metadata.keys.sessions import Sessions
+from quaymaster.metadata.kms.key_service import KeyService
+from quaymaster.metadata.kms.local_keys import LocalKeys
+from quaymaster.metadata.kms.queue_keys import QueueKeys
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
 from quaymaster.metadata.queues.declared_queues import (
@@ -120,8 +123,9 @@ class MetadataService:
         *,
         now_ms: Callable[[], int],
         name: str | None = None,
+        key_services: Mapping[str, KeyService] | None = None,
     ) -> None:
-        """`name`: of this front end, where others may have the master keys too."""
+        """`name`: of this front end, where others may have the master keys too. `key_services`: see `QueueKeys`."""
         self.region = options.region
         self.account_id = options.account_id
         self.registry = registry
@@ -175,6 +179,20 @@ class MetadataService:
         )
         self.issuers = Issuers(mirror, now_ms, cell_format=options.cell_format)
         self.sessions = Sessions(self.session_keys, self.accounts, self.identities, now_ms)
+        self.local_keys = LocalKeys(
+            mirror, self.master_keys, now_ms, region=options.region, cell_format=options.cell_format
+        )
+        self.queue_keys = QueueKeys(
+            options.kms,
+            key_services or {},
+            self.local_keys,
+            mirror,
+            self.data_keys,
+            region=options.region,
+            cell_format=options.cell_format,
+            now_ms=now_ms,
+        )
+        self._key_provider = key_provider
         self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
         self._rotation = MasterKeyRotation(mirror, self.master_keys)
         self._default_key: AccessKey | None = None
@@ -212,6 +230,7 @@ class MetadataService:
                 with suppress(NotNow):  # the store cannot be written now; upkeep tries again
                     await self._others.note_own_keys()
         except BaseException:
+            await self._close_keys()
             await self.registry.close()
             raise
         # Who is not alone has just told the others of itself.
@@ -232,8 +251,13 @@ class MetadataService:
     async def close(self) -> None:
         """Stop following the store, which stays open."""
         await self._upkeep.close()
-        await self.master_keys.close()
+        await self._close_keys()
         await self.registry.close()
+
+    async def _close_keys(self) -> None:
+        await self.queue_keys.close()
+        await self.master_keys.close()
+        await self._key_provider.close()
 
     @property
     def default_access_key(self) -> AccessKey | None:
@@ -304,6 +328,8 @@ class MetadataService:
         await self.data_keys.drop_old_receipt_keys()
         await self.session_keys.keep_up(None if self._others is None else self._others.look_at_clocks())
         await self.accounts.drop_stored_sessions()
+        self.queue_keys.drop_expired()
+        await self.local_keys.drop_due()
         await self.accounts.drop_keys_of_deleted_accounts()
         await self.identities.drop_those_of_deleted_accounts()
         await self.accounts.drop_keys_of_deleted_users()

@@ -97,6 +97,14 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_data_keys_deleted_total": Declaration(
         "counter", "Data keys that this process deleted because nothing needed them any more."
     ),
+    "quaymaster_kms_requests_total": Declaration(
+        "counter",
+        "Questions about keys of queues, by what came of them: answered, refused, failed.",
+        ("result",),
+    ),
+    "quaymaster_kms_keys_in_use": Declaration(
+        "gauge", "Data keys of queues with KmsMasterKeyId in this front end's memory."
+    ),
     "quaymaster_metadata_lookups_total": Declaration(
         "counter",
         "Look-ups of what was not in memory, by what came of them: found, absent, failed.",

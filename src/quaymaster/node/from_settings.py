@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.metadata.keys.key_providers import (
+    CombinedKeyProvider,
+    EnvironmentKeyProvider,
+    FileKeyProvider,
+    KeyProvider,
+)
+from quaymaster.metadata.kms.aws import AWSKMS, AWSKeyProvider, AWSKeys, AWSSettings
+from quaymaster.metadata.kms.key_service import KeyService
+from quaymaster.metadata.kms.vault import Vault, VaultKeyProvider, VaultKeys, VaultSettings
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
 
@@ -57,15 +67,76 @@ def metadata_options(settings: Settings, cell_format: CellFormat | None = None) 
         queue_name_reuse_s=settings.queue_name_reuse_s,
         quotas=Quotas(**settings.account_quotas()),
         cell_format=cell_format or CellFormat(),
+        kms=settings.kms,
     )
 
 
 def key_provider(settings: Settings, data: Path) -> KeyProvider:
-    """Return where the master keys of this data directory are."""
-    if settings.master_key_source == "environment":
-        assert settings.master_key is not None, "the settings were checked"
-        previous = settings.master_key_previous
-        return EnvironmentKeyProvider(
-            settings.master_key.get_secret_value(), previous.get_secret_value() if previous else None
-        )
-    return FileKeyProvider(settings.keys_directory or data / "keys")
+    """Return where the master keys of this data directory are; others that have settings may have the present one."""
+    source = settings.master_key_source
+    keys = settings.keys_directory or data / "keys"
+    others: list[KeyProvider] = []
+    if settings.master_key is not None and source != "environment":
+        others.append(_environment_keys(settings))
+    if keys.is_dir() and source != "file":
+        others.append(FileKeyProvider(keys))
+    if settings.vault_url is not None and source != "vault":
+        others.append(VaultKeyProvider(_vault(settings), settings.vault_key))
+    if settings.kms_key_id is not None and source != "kms":
+        others.append(AWSKeyProvider(_aws(settings), settings.kms_key_id))
+    primary: KeyProvider
+    match source:
+        case "environment":
+            primary = _environment_keys(settings)
+        case "vault":
+            primary = VaultKeyProvider(_vault(settings), settings.vault_key)
+        case "kms":
+            assert settings.kms_key_id is not None, "the settings were checked"
+            primary = AWSKeyProvider(_aws(settings), settings.kms_key_id)
+        case "file":
+            primary = FileKeyProvider(keys)
+    return CombinedKeyProvider(primary, others) if others else primary
+
+
+def key_services(settings: Settings) -> dict[str, KeyService]:
+    """Return the services that have settings, whatever `kms` is now: messages may need the one before."""
+    services: dict[str, KeyService] = {}
+    if settings.vault_url is not None:
+        services["vault"] = VaultKeys(_vault(settings), settings.region)
+    if settings.kms_credentials_file is not None:
+        services["aws"] = AWSKeys(_aws(settings))
+    return services
+
+
+def _environment_keys(settings: Settings) -> EnvironmentKeyProvider:
+    assert settings.master_key is not None, "the settings were checked"
+    previous = settings.master_key_previous
+    return EnvironmentKeyProvider(
+        settings.master_key.get_secret_value(), previous.get_secret_value() if previous else None
+    )
+
+
+def _vault(settings: Settings) -> Vault:
+    assert settings.vault_url is not None, "the settings were checked"
+    assert settings.vault_token_file is not None, "the settings were checked"
+    where = VaultSettings(
+        url=settings.vault_url,
+        token_file=settings.vault_token_file,
+        namespace=settings.vault_namespace,
+        mount=settings.vault_mount,
+        timeout_s=settings.kms_timeout_ms / 1000,
+    )
+    return Vault(where, OutboundClient(rules=None, ca_file=settings.vault_ca_file))
+
+
+def _aws(settings: Settings) -> AWSKMS:
+    assert settings.kms_credentials_file is not None, "the settings were checked"
+    region = settings.kms_region or settings.region
+    where = AWSSettings(
+        url=settings.kms_url or f"https://kms.{region}.amazonaws.com",
+        region=region,
+        credentials_file=settings.kms_credentials_file,
+        profile=settings.kms_profile,
+        timeout_s=settings.kms_timeout_ms / 1000,
+    )
+    return AWSKMS(where, OutboundClient(rules=None, ca_file=settings.kms_ca_file), wall_ms)

@@ -10,7 +10,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quaymaster.broker.replica.clock import wall_ms
@@ -31,6 +31,7 @@ from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.accounts import AccessKey
+from quaymaster.metadata.options import KMSMode
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
@@ -154,6 +155,11 @@ async def _ship_usage(node: Node, feed: UsageFeed, behind: Behind, address: Addr
     await asyncio.wait({setting_up}, timeout=PIPELINE_WAIT_S)
 
 
+def without_keys(logs: Iterable[QueueDefinition], kms: KMSMode) -> list[QueueDefinition]:
+    """Return the logs that blocks may be built of: those have keys of the server, which no key service protects."""
+    return [log for log in logs if kms == "ignore" or not log.kms_master_key_id]
+
+
 def start_building(
     node: Node, behind: Behind, logs: Callable[[], Sequence[QueueDefinition]]
 ) -> BuiltBlocks | None:
@@ -172,9 +178,9 @@ def start_building(
 
     building = BlockBuilding(
         behind.broker,
-        MessageCipher(metadata.data_key),
+        MessageCipher(metadata.data_key, lender=metadata.queue_keys),
         blocks,
-        logs=logs,
+        logs=lambda: without_keys(logs(), settings.kms),
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=settings.block_build_interval_s,

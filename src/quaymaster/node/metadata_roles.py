@@ -31,7 +31,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
-from quaymaster.node.from_settings import metadata_options
+from quaymaster.node.from_settings import key_services, metadata_options
 from quaymaster.node.transport import FRONT_END_ROLE, METADATA_ROLE, Transport
 from quaymaster.settings import Address
 
@@ -127,7 +127,14 @@ async def start_remote_metadata(
         staleness_ms=settings.metadata_staleness_ms,
     )
     registry = RemoteRegistry(MetadataClient(FullNodes(nodes)), options, limits)
-    metadata = MetadataService(registry, key_provider, options, now_ms=wall_ms, name=transport.hello.node)
+    metadata = MetadataService(
+        registry,
+        key_provider,
+        options,
+        now_ms=wall_ms,
+        name=transport.hello.node,
+        key_services=key_services(settings),
+    )
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)
     if settings.queues_file is not None:

@@ -26,7 +26,13 @@ from quaymaster.monitoring.logs import log_event
 from quaymaster.node.broker_metrics import held_expiry, journal_samples
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import DataWitness, declaring, open_store
-from quaymaster.node.from_settings import JOURNAL_ID, journal_options, key_provider, metadata_options
+from quaymaster.node.from_settings import (
+    JOURNAL_ID,
+    journal_options,
+    key_provider,
+    key_services,
+    metadata_options,
+)
 from quaymaster.node.front_end_role import (
     Behind,
     reachable,
@@ -52,7 +58,13 @@ async def start_server(node: Node) -> None:
         await _watch_etcd(node, store)
     options = metadata_options(settings)
     registry = QueueRegistry(store, options, now_ms=wall_ms, journals=lambda: (JOURNAL_ID,))
-    metadata = MetadataService(registry, key_provider(settings, data), options, now_ms=wall_ms)
+    metadata = MetadataService(
+        registry,
+        key_provider(settings, data),
+        options,
+        now_ms=wall_ms,
+        key_services=key_services(settings),
+    )
     leader = LoneLeader(
         journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
     )
@@ -67,6 +79,7 @@ async def start_server(node: Node) -> None:
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
+    node.metrics.add_source(metadata.queue_keys.samples)
     await metadata.start()
     stack.push_async_callback(metadata.close)
     health.add_check(registry.why_not_ready)

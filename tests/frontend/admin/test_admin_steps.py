@@ -19,6 +19,8 @@ from frontend.test_steps import FEW, MANY, add_others
 OTHER = "111111111112"
 KEY = "KEY"
 """Stands for a key that was made before."""
+MINE = "MINE"
+"""Stands for a key for queues that was made before."""
 
 
 POLICY = '{"Statement":{"Effect":"Allow","Action":"*","Resource":"*"}}'
@@ -81,6 +83,15 @@ REQUESTS = [
     Asked("DELETE", "roles/*/policy", "reader", "?policy_name=all"),
     Asked("POST", "roles/*/revoke-sessions", "reader"),
     Asked("DELETE", "roles/*", "reader"),
+    Asked("POST", "kms-keys", fields={"description": "new"}),
+    Asked("GET", "kms-keys"),
+    Asked("POST", "kms-keys/*/alias", MINE, fields={"alias": "alias/orders"}),
+    Asked("GET", "kms-keys/*", MINE),
+    Asked("POST", "kms-keys/*/disable", MINE),
+    Asked("POST", "kms-keys/*/enable", MINE),
+    Asked("POST", "kms-keys/*/schedule-deletion", MINE, fields={"days": 7}),
+    Asked("POST", "kms-keys/*/cancel-deletion", MINE),
+    Asked("DELETE", "kms-aliases", query="?alias=alias/orders"),
     Asked("POST", "keys/rotate-receipts"),
     Asked("POST", "keys/rotate-sessions"),
     Asked("POST", "oidc", fields={"issuer": "https://oidc.example.com", "audiences": ["a"], "keys": KEYS}),
@@ -110,11 +121,12 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
         jobs = await port.service.add_queue("jobs")
         await port.service.add_queue("log", RetentionMode="Log")
         key = await port.service.metadata.accounts.create_access_key(ACCOUNT, "key")
+        mine = await port.service.metadata.local_keys.create(ACCOUNT)
         add_others(port.service, jobs, count)
         watch(port, count)
         port.operations.go_on.set()
         for asked in REQUESTS:
-            path = asked.path.replace(KEY, key.access_key_id)
+            path = asked.path.replace(KEY, key.access_key_id).replace(MINE, mine.key_id)
             seen = 0
             sys.setprofile(note)
             try:

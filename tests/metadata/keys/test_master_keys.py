@@ -586,3 +586,34 @@ def test_store_moves_from_one_provider_to_another_at_the_next_start(tmp_path: Pa
                 assert service.data_key(queue.data_key_id) == data_key
 
     run(scenario, tmp_path)
+
+
+def test_key_service_needs_a_cell_that_knows_wrapping_keys(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        files = FileKeyProvider(tmp_path)
+        async with world.service(cell_format=CellFormat(5)):
+            pass
+        world.provider = CombinedKeyProvider(Elsewhere(tmp_path / "elsewhere"), [files])
+        with pytest.raises(KeysUnusable, match="quaymaster cell upgrade"):
+            async with world.service(cell_format=CellFormat(5)):
+                raise AssertionError("started")
+        async with world.service() as service:
+            assert service.master_key_id == "elsewhere"
+
+    run(scenario, tmp_path)
+
+
+class Elsewhere(AskedProvider):
+    """Has one key, which is the one wanted."""
+
+    def owns(self, key_id: str) -> bool:
+        return key_id == "elsewhere"
+
+    def wanted_key_id(self) -> str:
+        return "elsewhere"
+
+    def key(self, key_id: str) -> bytes:
+        return b"e" * 32
+
+    def retire(self, key_id: str) -> None:
+        raise AssertionError("it is not this one's")

@@ -437,14 +437,15 @@ LEGAL_HOLD: Final = Attribute(
 )
 KMS_KEY: Final = Attribute(
     name="KmsMasterKeyId",
-    meaning="kept and shown; messages are encrypted with keys of the server",
+    meaning="the key that messages depend on, by id, ARN or alias, where `kms` is on; else kept and shown. It is not "
+    "checked when it is set",
     values=Values(f"up to {KEY_ID_CHARS_MAX:,} printable ASCII characters", _parse_key_id),
     read=str,
     is_removable=True,
 )
 KMS_REUSE: Final = Attribute(
     name="KmsDataKeyReusePeriodSeconds",
-    meaning="kept and shown",
+    meaning="how long a data key is used before the key service is asked again",
     values=_number(60, 86_400),
     read=int,
     default="300",

@@ -27,6 +27,8 @@ from quaymaster.core.values.attributes import (
     DURABILITY,
     FIFO_QUEUE,
     GROUP_START,
+    KMS_KEY,
+    KMS_REUSE,
     LEGAL_HOLD,
     LOG,
     MESSAGE_SIZE,
@@ -125,6 +127,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     dedup_scope = _value_of(DEDUPLICATION_SCOPE)
     redrive_policy = _value_of(REDRIVE_POLICY)
     redrive_allow_policy = _value_of(REDRIVE_ALLOW_POLICY)
+    kms_master_key_id = _value_of(KMS_KEY)
+    kms_reuse_s = _value_of(KMS_REUSE)
     durability = _value_of(DURABILITY)
     """One of `Durability`, as a plain number."""
     retention_mode = _value_of(RETENTION_MODE)

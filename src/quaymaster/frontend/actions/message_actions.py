@@ -179,6 +179,7 @@ class MessageActions:
         """Hand out up to ten messages; wait for the first if asked to and nobody else waits too much."""
         definition = call.resolved
         asked = validation.check_receive(given)
+        self._cipher.check_receive(definition)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
         if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
             wait_ms = 0
@@ -205,8 +206,13 @@ class MessageActions:
             self._metrics.messages_received += len(deliveries)
             messages: list[shapes.Message] = []
             payload_bytes = 0
+            unusable: CallerError | None = None
             for delivery in deliveries:
-                opened = self._open(call, definition, delivery)
+                try:
+                    opened = self._open(call, definition, delivery)
+                except CallerError as error:  # the key of an earlier day, which is another one
+                    unusable = error
+                    continue
                 if opened is None:
                     continue
                 stored, content = opened
@@ -218,6 +224,8 @@ class MessageActions:
                 payload_bytes += message_rules.text_bytes(content.body)
                 if message.MessageAttributes:
                     payload_bytes += message_rules.attributes_bytes(message.MessageAttributes)
+            if unusable is not None and not messages:
+                raise unusable
             call.message_count, call.payload_bytes = len(messages), payload_bytes
             return shapes.ReceiveMessageResult(messages)
 

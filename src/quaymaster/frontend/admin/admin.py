@@ -14,6 +14,10 @@
     GET    /admin/v1/accounts                ?limit= &next_token= &deleted= ; POST: a new one with a first key
     POST   /admin/v1/accounts/ID/enable      also disable
     DELETE /admin/v1/accounts/ID             one without queues, with its keys
+    GET    /admin/v1/kms-keys                ?account_id= ; POST: a new one, `alias` names it
+    GET    /admin/v1/kms-keys/ID             POST .../enable, disable, schedule-deletion, cancel-deletion
+    POST   /admin/v1/kms-keys/ID/alias       let an alias name it
+    DELETE /admin/v1/kms-aliases             ?alias= &account_id=
     GET    /admin/v1/keys                    ?account_id= ; POST: a new one, its secret is shown once
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session (temporary credentials)
     DELETE /admin/v1/keys/ID                 for good
@@ -71,6 +75,7 @@ from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRout
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
+from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
@@ -78,6 +83,7 @@ from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
+from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Metrics
@@ -131,6 +137,12 @@ class AdminMetadata(Protocol):
 
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
+
+    @property
+    def queue_keys(self) -> LendsKeys: ...
+
+    @property
+    def local_keys(self) -> LocalKeyService: ...
 
     @property
     def master_key_id(self) -> str: ...
@@ -206,7 +218,7 @@ class Admin:
         self._wait_for_front_ends = wait_for_front_ends
         self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
-        self._cipher = MessageCipher(metadata.data_key)
+        self._cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
         self._groups = GroupAdmin(broker, metadata)
         self._timeout_s = settings.control_timeout_ms / 1000
         self._looking: set[asyncio.Task[None]] = set()
@@ -232,6 +244,7 @@ class Admin:
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
             **IssuerAdmin(metadata.issuers).routes(),
+            **KMSAdmin(metadata.local_keys).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
             ("POST", "keys", "rotate-sessions"): AdminRoute(self._rotate_session_key, "RotateSessionKey"),
@@ -481,7 +494,11 @@ class Admin:
             stored = decode_message(message.payload, prefix_bytes(message.flags))
             row["message_id"] = uuid_text(stored.message_id)
             content = self._cipher.open_stored(stored)
-        except (MessageDamaged, UnknownMessageFormat) as error:
+        except (
+            MessageDamaged,
+            UnknownMessageFormat,
+            CallerError,
+        ) as error:  # or its queue's key cannot be used
             return {"message_id": None, **row, "body": None, "damage": str(error)}
         attributes = {
             name: {"type": data_type, "value": value} for name, data_type, value in content.attributes

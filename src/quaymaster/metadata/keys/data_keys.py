@@ -16,18 +16,22 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.messaging.lent_keys import KeyIsLent
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.ids import IdAllocator
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
+    DATA_KEY_FLOOR,
     DATA_KEYS,
+    KMS_KEYS,
     RECEIPT_KEYS,
     SESSION_KEYS,
     AccessKeyRow,
     DataKeyRow,
+    KmsKeyRow,
     ReceiptKeyRow,
     SessionKeyRow,
     encode_row,
@@ -43,6 +47,7 @@ KEY_BYTES: Final = 32
 RECEIPT_KEY_KEPT_MS: Final = 13 * 3_600_000
 """A delivery lasts 12 h at most; the hour more is for clocks that disagree."""
 
+IDS_TRIED_MAX: Final = 8
 UNWRAPPED_KEYS_MAX: Final = 16_384
 REWRAPPED_PER_TRANSACTION: Final = 60
 
@@ -97,21 +102,50 @@ class DataKeys:
     async def new_data_key(self) -> NewDataKey:
         """Return a new data key, ready for the transaction that first uses it."""
         key_id = await self._ids.next_id()
-        await self._master_keys.ready()
-        wrapped = self._master_keys.wrap(data_key_purpose(key_id), os.urandom(KEY_BYTES))
+        unchanged, wrapped = await self.wrapped_key(key_id)
         row = encode_row(DataKeyRow(key_id, wrapped, self._now_ms()))
-        return NewDataKey(key_id, self._master_keys.compare().revision, row)
+        return NewDataKey(key_id, unchanged.revision, row)
 
-    def data_key(self, key_id: int) -> bytes:
-        """Return the 32 bytes of a data key; KeyError when there is none of this id."""
-        known = self._unwrapped.get(key_id)
-        if known is not None:
-            return known
+    def row(self, key_id: int) -> DataKeyRow:
+        """Return the row of a data key; KeyError when there is none of this id, NotYetKnown while it is asked for."""
         row = self._data_keys.get(id_text(key_id))
         if row is None:
             if self._on_missing is not None:
                 self._on_missing(DATA_KEYS + id_text(key_id))
             raise KeyError(key_id)
+        return row
+
+    async def next_id(self) -> int:
+        """Return the id of a new data key, which the store has not given before; Overloaded."""
+        for _ in range(IDS_TRIED_MAX):
+            floor = await self._mirror.store.get(DATA_KEY_FLOOR)
+            key_id = await self._ids.next_id()
+            if floor is None or key_id > int(floor.value):
+                return key_id
+            self.drop_ids()  # the store that set them aside has gone back
+        raise Overloaded
+
+    async def ready(self) -> None:
+        """Return when what the wrapping key wraps can be unwrapped without asking. KeysUnusable, NotNow."""
+        await self._master_keys.ready()
+
+    async def wrapped_key(self, key_id: int) -> tuple[Compare, bytes]:
+        """Return a new key wrapped with the wrapping key, and the condition under which it may be stored."""
+        await self._master_keys.ready()
+        wrapped = self._master_keys.wrap(data_key_purpose(key_id), os.urandom(KEY_BYTES))
+        return self._master_keys.compare(), wrapped
+
+    def data_key(self, key_id: int) -> bytes:
+        """Return the 32 bytes of a data key; KeyError when there is none of this id.
+
+        KeyIsLent: a key service wraps it, and its bytes must not be kept.
+        """
+        known = self._unwrapped.get(key_id)
+        if known is not None:
+            return known
+        row = self.row(key_id)
+        if row.service:
+            raise KeyIsLent
         key = self._master_keys.unwrap(data_key_purpose(key_id), row.wrapped)
         while len(self._unwrapped) >= UNWRAPPED_KEYS_MAX:
             self._unwrapped.pop(next(iter(self._unwrapped)), None)
@@ -208,6 +242,11 @@ def session_key_purpose(key_id: int) -> str:
     return f"session-key/{key_id}"
 
 
+def kms_key_purpose(key_id: str) -> str:
+    """Return what a wrapped key for queues is bound to."""
+    return f"kms-key/{key_id}"
+
+
 def secret_purpose(access_key_id: str) -> str:
     """Return what the wrapped secret of an access key is bound to."""
     return f"access-key/{access_key_id}"
@@ -283,6 +322,7 @@ _WRAPPED_TABLES: Final[dict[str, Callable[[bytes], msgspec.Struct]]] = {
     RECEIPT_KEYS: row_decoder(ReceiptKeyRow),
     SESSION_KEYS: row_decoder(SessionKeyRow),
     ACCESS_KEYS: row_decoder(AccessKeyRow),
+    KMS_KEYS: row_decoder(KmsKeyRow),
 }
 
 
@@ -290,7 +330,10 @@ def _secrets_of(row: msgspec.Struct) -> Iterator[tuple[str, str, bytes]]:
     """Yield (field, purpose, wrapped secret) of a row."""
     match row:
         case DataKeyRow():
-            yield "wrapped", data_key_purpose(row.key_id), row.wrapped
+            if not row.service:  # a key service wraps the others
+                yield "wrapped", data_key_purpose(row.key_id), row.wrapped
+        case KmsKeyRow():
+            yield "wrapped", kms_key_purpose(row.key_id), row.wrapped
         case ReceiptKeyRow():
             yield "wrapped", receipt_key_purpose(row.key_id), row.wrapped
         case SessionKeyRow():

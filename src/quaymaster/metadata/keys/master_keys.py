@@ -189,6 +189,11 @@ class MasterKeys:
     async def _set_current(self, master_key_id: str, retiring: tuple[str, ...]) -> None:
         """Have everything wrapped with a new wrapping key; in cells of an older format, with the master key."""
         if not self._cell_format.version_of(FRONT_DOOR):
+            if not self._provider.holds(master_key_id):
+                raise KeysUnusable(
+                    f"The cell is of a format without wrapping keys, which {master_key_id} needs. Upgrade it with the "
+                    "master key where it is now: `quaymaster cell upgrade`."
+                )
             await asyncio.to_thread(self._cipher, master_key_id)
             await self._set_row(MasterKeyRow(master_key_id, retiring))
             return

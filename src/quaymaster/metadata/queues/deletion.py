@@ -34,6 +34,7 @@ from quaymaster.metadata.store.rows import (
     DELETED,
     PENDING,
     PURGES,
+    QUEUE_KEYS,
     QUEUES,
     DeletedRow,
     PurgeRow,
@@ -180,7 +181,8 @@ class Purges:
 
 
 def _keys_of(suffix: str, definition: QueueDefinition) -> list[str]:
-    return [QUEUES + suffix, PENDING + suffix, PURGES + id_text(definition.queue_id)]
+    queue_id = id_text(definition.queue_id)
+    return [QUEUES + suffix, PENDING + suffix, PURGES + queue_id, QUEUE_KEYS + queue_id]
 
 
 def _check_hold(definition: QueueDefinition) -> None:

@@ -22,7 +22,10 @@ from quaymaster.metadata.store.rows import (
     DATA_KEYS,
     DATA_KEYS_KEPT_MAX,
     ISSUERS,
+    KMS_ALIASES,
+    KMS_KEYS,
     MASTER_KEY,
+    QUEUE_KEYS,
     QUEUES,
     READERS,
     RECEIPT_KEYS,
@@ -47,7 +50,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
 LIST_MS: Final = 30_000
 
 _FOLLOWED: Final = (
-    WRAPPING_KEYS,
+    *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, QUEUES, READERS),
 )

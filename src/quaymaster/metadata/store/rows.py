@@ -11,6 +11,9 @@
     /roles/ACCOUNT/NAME         RoleRow: a role, its policies and its trust policy; NAME in lower case
     /data_keys/ID               DataKeyRow                             key wrapped; deleted when unused
     /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
+    /queue_keys/QUEUE-ID        QueueKeyRow: the data key of a queue with KmsMasterKeyId, for a day
+    /kms_keys/ACCOUNT/ID        KmsKeyRow: a key for queues            key wrapped
+    /kms_aliases/ACCOUNT/NAME   KmsAliasRow: which key an alias names
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
     /session_keys/ID            SessionKeyRow                          key wrapped
@@ -60,6 +63,9 @@ SESSION_KEYS: Final = "/session_keys/"
 ISSUERS: Final = "/oidc/"
 MASTER_KEY: Final = "/master_key"
 WRAPPING_KEYS: Final = "/wrapping_keys/"
+QUEUE_KEYS: Final = "/queue_keys/"
+KMS_KEYS: Final = "/kms_keys/"
+KMS_ALIASES: Final = "/kms_aliases/"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
@@ -193,7 +199,8 @@ class RoleRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A wrapped key that messages are encrypted with: those of one queue, or of up to 1,024 of an account.
 
-    `unused_sweeps` and `retiring_since_ms` are `core/values/data_key_life`.
+    `unused_sweeps` and `retiring_since_ms` are `core/values/data_key_life`. With a `service` (local, vault, aws) its
+    key `kms_key` wraps it, bound to the ARN of the queue; otherwise the store's wrapping key does.
     """
 
     key_id: int
@@ -201,12 +208,47 @@ class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     created_ms: int
     unused_sweeps: int = 0
     retiring_since_ms: int = 0
+    service: str = ""
+    kms_key: str = ""
+    queue_arn: str = ""
+    queue_id: int = 0
 
 
 class AccountKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The data key that new queues of an account share. No other one begins to be used."""
 
     key_id: int
+
+
+class QueueKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The data key that a queue with KmsMasterKeyId encrypts with, made for that attribute by that service.
+
+    `kms_key` is the key that wraps it, which the attribute named then.
+    """
+
+    data_key_id: int
+    service: str
+    kms_master_key_id: str
+    created_ms: int
+    kms_key: str = ""
+
+
+class KmsKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A wrapped key that wraps data keys of queues. With `deletion_ms` it is pending deletion."""
+
+    key_id: str
+    account_id: str
+    description: str
+    wrapped: bytes
+    created_ms: int
+    is_enabled: bool = True
+    deletion_ms: int | None = None
+
+
+class KmsAliasRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The key that an alias names."""
+
+    key_id: str
 
 
 class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

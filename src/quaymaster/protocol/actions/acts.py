@@ -72,6 +72,13 @@ ACTS: Final = {
         OperatorAct("RotateSessionKey", 77, ("admin",)),
         OperatorAct("SetOIDCIssuer", 78, ("admin",)),
         OperatorAct("DeleteOIDCIssuer", 79, ("admin",)),
+        OperatorAct("CreateKMSKey", 80, ("admin",)),
+        OperatorAct("EnableKMSKey", 81, ("admin",)),
+        OperatorAct("DisableKMSKey", 82, ("admin",)),
+        OperatorAct("ScheduleKMSKeyDeletion", 83, ("admin",)),
+        OperatorAct("CancelKMSKeyDeletion", 84, ("admin",)),
+        OperatorAct("SetKMSAlias", 85, ("admin",)),
+        OperatorAct("DeleteKMSAlias", 86, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

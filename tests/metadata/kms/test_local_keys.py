@@ -1,0 +1,234 @@
+"""Keys of the server for queues, as operators see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metadata.support import ACCOUNT, World, eventually, run
+from quaymaster.core.values.errors import (
+    InvalidParameterValue,
+    KmsDisabled,
+    KmsInvalidState,
+    KmsNotFound,
+    LimitExceeded,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.metadata.kms import local_keys
+from quaymaster.metadata.kms.local_keys import DAY_MS, LocalKeys
+from quaymaster.metadata.store.rows import KMS_KEYS
+
+CONTEXT = {"aws:sqs:arn": "arn:aws:sqs:us-east-1:000000000000:orders"}
+OTHER = "111111111111"
+
+
+def test_created_key_is_listed_shown_and_not_in_the_clear(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            key = await keys.create(ACCOUNT, "for orders", "alias/orders")
+
+            assert key.arn == f"arn:aws:kms:us-east-1:{ACCOUNT}:key/{key.key_id}"
+            assert (key.state, key.description, key.aliases) == ("enabled", "for orders", ("alias/orders",))
+            assert keys.list_keys(ACCOUNT) == [key]
+            assert keys.list_keys(OTHER) == []
+            for name in (key.key_id, "alias/orders", key.arn):
+                assert keys.show(ACCOUNT, name) == key
+            for name in ("alias/other", "other", "no key"):
+                with pytest.raises(ResourceNotFound):
+                    keys.show(ACCOUNT, name)
+            made = keys.generate_now("alias/orders", ACCOUNT, CONTEXT)
+            assert made.plaintext not in made.wrapped
+            assert made.plaintext.hex() not in repr(made)
+            assert keys.decrypt_now(made.key, made.wrapped, CONTEXT) == made.plaintext
+
+    run(scenario, tmp_path)
+
+
+def test_data_key_opens_with_its_own_key_and_context_only(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            one, two = await keys.create(ACCOUNT), await keys.create(ACCOUNT)
+            made = keys.generate_now(one.key_id, ACCOUNT, CONTEXT)
+
+            for key, context in ((made.key, {}), (f"{ACCOUNT}/{two.key_id}", CONTEXT)):
+                with pytest.raises(KmsInvalidState, match="it is damaged"):
+                    keys.decrypt_now(key, made.wrapped, context)
+            for at in range(len(made.wrapped)):
+                damaged = bytearray(made.wrapped)
+                damaged[at] ^= 1
+                with pytest.raises(KmsInvalidState, match="it is damaged"):
+                    keys.decrypt_now(made.key, bytes(damaged), CONTEXT)
+
+    run(scenario, tmp_path)
+
+
+def test_state_of_a_key_goes_its_way(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            key_id = (await keys.create(ACCOUNT)).key_id
+
+            assert (await keys.set_enabled(ACCOUNT, key_id, enabled=False)).state == "disabled"
+            with pytest.raises(KmsDisabled):
+                keys.check(key_id, ACCOUNT)
+            assert (await keys.set_enabled(ACCOUNT, key_id, enabled=True)).state == "enabled"
+            with pytest.raises(UnsupportedOperation, match="not pending deletion"):
+                await keys.cancel_deletion(ACCOUNT, key_id)
+
+            pending = await keys.schedule_deletion(ACCOUNT, key_id, 7)
+            assert (pending.state, pending.deletion_ms) == ("pending deletion", world.clock() + 7 * DAY_MS)
+            with pytest.raises(KmsInvalidState, match="pending deletion"):
+                keys.check(key_id, ACCOUNT)
+            with pytest.raises(UnsupportedOperation, match="Cancel that first"):
+                await keys.set_enabled(ACCOUNT, key_id, enabled=True)
+            with pytest.raises(UnsupportedOperation, match="already"):
+                await keys.schedule_deletion(ACCOUNT, key_id, 8)
+            assert (await keys.cancel_deletion(ACCOUNT, key_id)).state == "disabled"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("days", [0, 6, 31, -1])
+def test_key_is_deleted_in_a_week_to_a_month(tmp_path: Path, days: int) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            key = await service.local_keys.create(ACCOUNT)
+            with pytest.raises(InvalidParameterValue, match="From 7 to 30 days"):
+                await service.local_keys.schedule_deletion(ACCOUNT, key.key_id, days)
+
+    run(scenario, tmp_path)
+
+
+class Seconds:
+    s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def with_seconds(keys: LocalKeys) -> Seconds:
+    keys._monotonic_s = seconds = Seconds()
+    return seconds
+
+
+def test_key_is_deleted_when_its_time_has_passed_and_was_seen_for_an_hour(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys, seconds = service.local_keys, with_seconds(service.local_keys)
+            key = await keys.create(ACCOUNT, alias="alias/orders")
+            kept = await keys.create(ACCOUNT)
+            await keys.schedule_deletion(ACCOUNT, key.key_id, 7)
+            world.clock.pass_s(7 * 86_400 - 1)
+            await service.run_upkeep()
+            seconds.s += 7_200
+            await service.run_upkeep()
+            assert keys.show(ACCOUNT, key.key_id).state == "pending deletion"
+
+            world.clock.pass_s(2)
+            await service.run_upkeep()
+            seconds.s += 3_599
+            await service.run_upkeep()
+            assert len(keys.list_keys(ACCOUNT)) == 2
+            seconds.s += 2
+            await service.run_upkeep()
+
+            assert keys.list_keys(ACCOUNT) == [kept]
+            with pytest.raises(KmsNotFound):
+                keys.check("alias/orders", ACCOUNT)
+            assert [item.key for item in (await world.memory.list_all("/kms_"))[0]] == [
+                f"{KMS_KEYS}{ACCOUNT}/{kept.key_id}"
+            ]
+
+    run(scenario, tmp_path)
+
+
+def test_wrong_clock_that_is_set_right_within_the_hour_deletes_nothing(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys, seconds = service.local_keys, with_seconds(service.local_keys)
+            key = await keys.create(ACCOUNT)
+            await keys.schedule_deletion(ACCOUNT, key.key_id, 7)
+            world.clock.pass_s(365 * 86_400)
+            await service.run_upkeep()
+            seconds.s += 3_000
+            world.clock.pass_s(-365 * 86_400)
+            await service.run_upkeep()
+            world.clock.pass_s(365 * 86_400)
+            seconds.s += 3_000
+
+            await service.run_upkeep()
+
+            assert keys.show(ACCOUNT, key.key_id).state == "pending deletion"
+
+    run(scenario, tmp_path)
+
+
+def test_alias_names_one_key_moves_and_goes(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            one = await keys.create(ACCOUNT, alias="alias/orders")
+            two = await keys.create(ACCOUNT)
+            with pytest.raises(InvalidParameterValue, match="Already exists"):
+                await keys.create(ACCOUNT, alias="alias/orders")
+            await keys.create(OTHER, alias="alias/orders")
+
+            assert (await keys.set_alias(ACCOUNT, "alias/orders", two.key_id)).aliases == ("alias/orders",)
+            assert keys.show(ACCOUNT, one.key_id).aliases == ()
+            await keys.delete_alias(ACCOUNT, "alias/orders")
+
+            assert keys.show(ACCOUNT, two.key_id).aliases == ()
+            with pytest.raises(ResourceNotFound):
+                await keys.delete_alias(ACCOUNT, "alias/orders")
+            assert keys.show(OTHER, "alias/orders").account_id == OTHER
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("alias", ["", "alias/", "alias/aws/sqs", "a b", "x" * 251, "alias/é"])
+def test_alias_that_cannot_be_is_refused(tmp_path: Path, alias: str) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            with pytest.raises(InvalidParameterValue, match="Up to 250 letters"):
+                await service.local_keys.create(ACCOUNT, alias=alias)
+            assert service.local_keys.list_keys(ACCOUNT) == []
+
+    run(scenario, tmp_path)
+
+
+def test_accounts_have_so_many_keys_and_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_keys, "KEYS_MAX", 2)
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            key = await keys.create(ACCOUNT, alias="a")
+            await keys.create(ACCOUNT, alias="b")
+
+            with pytest.raises(LimitExceeded, match="has 2 keys"):
+                await keys.create(ACCOUNT)
+            with pytest.raises(LimitExceeded, match="has 2 aliases"):
+                await keys.set_alias(ACCOUNT, "c", key.key_id)
+            await keys.set_alias(ACCOUNT, "b", key.key_id)
+            with pytest.raises(InvalidParameterValue, match="256 printable"):
+                await keys.create(OTHER, "x" * 257)
+
+    run(scenario, tmp_path)
+
+
+def test_keys_are_known_to_every_process_of_the_store(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            key = await one.local_keys.create(ACCOUNT, alias="alias/orders")
+            await eventually(lambda: two.local_keys.list_keys(ACCOUNT) == [key])
+            made = one.local_keys.generate_now("alias/orders", ACCOUNT, CONTEXT)
+
+            assert two.local_keys.decrypt_now(made.key, made.wrapped, CONTEXT) == made.plaintext
+            await two.local_keys.set_enabled(ACCOUNT, key.key_id, enabled=False)
+            await eventually(lambda: one.local_keys.show(ACCOUNT, key.key_id).state == "disabled")
+
+    run(scenario, tmp_path)
