@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.metadata.kms import local_keys
 from quaymaster.metadata.kms.local_keys import DAY_MS, LocalKeys
-from quaymaster.metadata.store.rows import KMS_KEYS
+from quaymaster.metadata.store.rows import AUTHORIZATION_FLOOR, KMS_KEYS
 
 CONTEXT = {"aws:sqs:arn": "arn:aws:sqs:us-east-1:000000000000:orders"}
 OTHER = "111111111111"
@@ -230,5 +232,32 @@ def test_keys_are_known_to_every_process_of_the_store(tmp_path: Path) -> None:
             assert two.local_keys.decrypt_now(made.key, made.wrapped, CONTEXT) == made.plaintext
             await two.local_keys.set_enabled(ACCOUNT, key.key_id, enabled=False)
             await eventually(lambda: one.local_keys.show(ACCOUNT, key.key_id).state == "disabled")
+
+    run(scenario, tmp_path)
+
+
+def test_key_that_is_taken_away_is_refused_by_front_ends_that_hear_of_nothing(tmp_path: Path) -> None:
+    """Brokers refuse those that do not follow up to this row."""
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            key_id = (await keys.create(ACCOUNT)).key_id
+
+            async def floor() -> int:
+                row = await world.memory.get(AUTHORIZATION_FLOOR)
+                return 0 if row is None else row.revision
+
+            floors = [await floor()]
+            for change in (
+                partial(keys.set_enabled, ACCOUNT, key_id, enabled=False),
+                partial(keys.set_enabled, ACCOUNT, key_id, enabled=True),
+                partial(keys.schedule_deletion, ACCOUNT, key_id, 7),
+                partial(keys.cancel_deletion, ACCOUNT, key_id),
+            ):
+                await change()
+                floors.append(await floor())
+
+            assert [after > before for before, after in pairwise(floors)] == [True, False, True, False]
 
     run(scenario, tmp_path)

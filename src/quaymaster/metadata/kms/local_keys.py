@@ -37,6 +37,7 @@ from quaymaster.metadata.keys.data_keys import kms_key_purpose
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.kms.key_names import ALIAS, is_alias_name, key_arn, not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
+from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     KMS_ALIASES,
@@ -218,7 +219,7 @@ class LocalKeys:
                 raise UnsupportedOperation(f"The key {row.key_id} is pending deletion. Cancel that first.")
             return msgspec.structs.replace(row, is_enabled=enabled)
 
-        return await self._change(account_id, name, change)
+        return await self._change(account_id, name, change, takes_away=not enabled)
 
     async def schedule_deletion(self, account_id: str, name: str, days: int) -> LocalKey:
         """Have a key deleted in some days, 7 to 30; it cannot be used from now on."""
@@ -232,7 +233,7 @@ class LocalKeys:
                 raise UnsupportedOperation(f"The key {row.key_id} is pending deletion already.")
             return msgspec.structs.replace(row, deletion_ms=self._now_ms() + days * DAY_MS)
 
-        return await self._change(account_id, name, change)
+        return await self._change(account_id, name, change, takes_away=True)
 
     async def cancel_deletion(self, account_id: str, name: str) -> LocalKey:
         """Keep a key that was to be deleted; it is disabled then, as in KMS."""
@@ -242,7 +243,7 @@ class LocalKeys:
                 raise UnsupportedOperation(f"The key {row.key_id} is not pending deletion.")
             return msgspec.structs.replace(row, deletion_ms=None, is_enabled=False)
 
-        return await self._change(account_id, name, change)
+        return await self._change(account_id, name, change, takes_away=False)
 
     async def set_alias(self, account_id: str, alias: str, name: str) -> LocalKey:
         """Let an alias name a key from now on. Messages that are encrypted stay with the key they had."""
@@ -302,14 +303,18 @@ class LocalKeys:
             raise ResourceNotFound(f"The account {parsed.account_id} has no key {name}.")
         return row
 
-    async def _change(self, account_id: str, name: str, change: Callable[[KmsKeyRow], KmsKeyRow]) -> LocalKey:
+    async def _change(
+        self, account_id: str, name: str, change: Callable[[KmsKeyRow], KmsKeyRow], *, takes_away: bool
+    ) -> LocalKey:
+        # Brokers then refuse front ends that do not hear of it.
+        floor = raised_floor(self._cell_format) if takes_away else []
         while True:
             row = self._existing(account_id, name)
             changed = change(row)
             suffix = local_name(row)
             try:
                 await self._mirror.transact(
-                    [self._keys.compare(suffix)], [Put(KMS_KEYS + suffix, encode_row(changed))]
+                    [self._keys.compare(suffix)], [Put(KMS_KEYS + suffix, encode_row(changed)), *floor]
                 )
             except RevisionMismatch:
                 continue
