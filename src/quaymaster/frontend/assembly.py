@@ -178,6 +178,7 @@ def make_front_end(
         ),
         handlers=bind_handlers([messages, queues, moves, logs, transactions, sts]),
         allow=gate.allow,
+        check_receive=cipher.check_receive,
         budgets={
             "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),

@@ -35,6 +35,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnknownOperation,
 )
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.binding import Handlers, TaskHandler
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
@@ -221,6 +222,7 @@ class FrontEnd:
         cors: CORS,
         handlers: Handlers,
         allow: Callable[[Call], None],
+        check_receive: Callable[[QueueDefinition], None],
         budgets: Mapping[Plane, TaskBudget],
         takes_web_identities: bool = False,
         on_stop: Callable[[], Awaitable[None]] | None = None,
@@ -228,7 +230,8 @@ class FrontEnd:
         """`allow`: the step of `frontend/allow`. `budgets`: of each plane whose actions run as tasks.
 
         `takes_web_identities`: clients may ask for a session of a role with a token in place of a signature. `on_stop`
-        is called when all requests have ended.
+        is called when all requests have ended. `check_receive` raises what a poll is told whose messages could not be
+        opened.
         """
         self._on_stop = on_stop
         self._takes_web_identities = takes_web_identities
@@ -236,6 +239,7 @@ class FrontEnd:
         self._budgets = budgets
         self.calls = calls
         self._allow = allow
+        self._check_receive = check_receive
         calls.judge = self._judge_again
         self.polls = ParkedPolls(lambda: calls.waiting, self._judge_again)
         """Tell it when permissions may have been taken away."""
@@ -460,6 +464,7 @@ class FrontEnd:
         floor = self.calls.floor()
         call.principal = self._authentication.renew(call.request)
         self._allow(call)
+        self._check_receive(call.resolved)
         call.floor = floor
 
     def _is_unsigned(self, request: HTTPRequest) -> bool:

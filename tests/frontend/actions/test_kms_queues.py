@@ -7,10 +7,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from harness.waiting import PATIENCE_S
 from metadata.kms.support import StandInKeys
 
 from frontend.actions.test_log_actions import fetch
-from frontend.support import ACCOUNT, Service, serving
+from frontend.support import ACCOUNT, Service, serving, until
+from quaymaster.core.values.commands import Receive
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 KEY = "alias/orders"
@@ -168,5 +170,24 @@ def test_log_of_a_disabled_key_is_not_read_in_either_way() -> None:
 
             for refused in (fetched, received):
                 assert (refused.status, refused.json["__type"].rpartition("#")[2]) == (400, "KmsDisabled")
+
+    asyncio.run(scenario())
+
+
+def test_long_poll_ends_and_takes_nothing_when_its_key_is_disabled() -> None:
+    async def scenario() -> None:
+        async with serving(kms="local") as service:
+            _, key_id = await with_key(service)
+            poll = asyncio.create_task(
+                service.client.json("ReceiveMessage", {**url_of(service), "WaitTimeSeconds": 20})
+            )
+            await until(lambda: any(isinstance(one, Receive) for one in service.broker.commands))
+
+            await service.metadata.local_keys.set_enabled(ACCOUNT, key_id, enabled=False)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await poll
+
+            assert answer.json["__type"].endswith("#KmsDisabled")
+            assert all(submitted.is_cancelled for submitted, _ in service.broker.parked)
 
     asyncio.run(scenario())
