@@ -255,15 +255,15 @@ class QueueKeys:
         unchanged = [self._rows.compare(id_text(queue_id))]
         arn = str(QueueArn(self._region, definition.account_id, split_group(definition.name)[0]))
         now_ms = self._now_ms()
+        # A service that refuses costs no id.
+        made = None if is_own else await self._new_key(named, definition.account_id, _context(arn))
         key_id = await self._data_keys.next_id()
         unchanged.append(Compare(DATA_KEYS + id_text(key_id), ABSENT))
-        if is_own:
+        if made is None:
             master_unchanged, wrapped = await self._data_keys.wrapped_key(key_id)
             unchanged.append(master_unchanged)
-            made = GeneratedKey("", b"", wrapped)
             row = DataKeyRow(key_id, wrapped, now_ms)
         else:
-            made = await self._new_key(named, definition.account_id, _context(arn))
             row = DataKeyRow(
                 key_id,
                 made.wrapped,
@@ -273,7 +273,7 @@ class QueueKeys:
                 queue_arn=arn,
                 queue_id=queue_id,
             )
-        queue_row = QueueKeyRow(key_id, row.service, named, now_ms, made.key)
+        queue_row = QueueKeyRow(key_id, row.service, named, now_ms, row.kms_key)
         puts = [
             Put(DATA_KEYS + id_text(key_id), encode_row(row)),
             Put(QUEUE_KEYS + id_text(queue_id), encode_row(queue_row)),
@@ -282,7 +282,7 @@ class QueueKeys:
             await self._mirror.transact(unchanged, puts)
         except RevisionMismatch:
             return  # the queue has another one, or the master key was rotated: who asked looks again
-        if not is_own:
+        if made is not None:
             self._keep(row, made.plaintext)
 
     async def _new_key(self, named: str, account_id: str, context: Mapping[str, str]) -> GeneratedKey:
