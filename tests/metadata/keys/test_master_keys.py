@@ -29,7 +29,14 @@ from quaymaster.metadata.keys.key_providers import (
 from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.service import MetadataService
-from quaymaster.metadata.store.rows import WRAPPING_KEYS, WrappingKeyRow, row_decoder
+from quaymaster.metadata.store.rows import (
+    MASTER_KEY,
+    WRAPPING_KEYS,
+    MasterKeyRow,
+    WrappingKeyRow,
+    encode_row,
+    row_decoder,
+)
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
@@ -552,6 +559,47 @@ def test_keys_that_another_process_rotated_are_asked_for_when_they_are_needed(tm
             handle = one.receipt_handles.mint(queue.queue_id, 0, 1, 1, 1)
             await eventually(lambda: parses(two, handle, queue.queue_id))
             await two.accounts.create_access_key(ACCOUNT)
+
+    run(scenario, tmp_path)
+
+
+def test_start_and_new_keys_need_no_retiring_key_that_is_gone(tmp_path: Path) -> None:
+    """A rotation that died between its steps 5 and 6."""
+
+    async def scenario(world: World) -> None:
+        provider = AskedProvider(tmp_path)
+        world.provider = provider
+        async with world.service() as service:
+            old = service.master_key_id
+            await service.master_keys.begin_rotation()
+            await service._rotation._finish()
+            async with world.service() as other:
+                row = MasterKeyRow(other.master_keys.row.current_key_id, ("wk-0000000000000000",))
+                await world.memory.transaction([], [Put(MASTER_KEY, encode_row(row))])
+            assert keys_in(tmp_path) != [old]
+        async with world.service() as service:
+            assert service.master_keys.row.retiring_key_ids
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.run_upkeep()
+            assert service.master_keys.row.retiring_key_ids == ()
+
+    run(scenario, tmp_path)
+
+
+def test_start_during_a_rotation_asks_for_both_keys(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        provider = AskedProvider(tmp_path)
+        world.provider = provider
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            data_key = service.data_key(queue.data_key_id)
+            await service.master_keys.begin_rotation()
+        provider.asked = 0
+        async with world.service() as service:
+            assert provider.asked >= 2
+            provider.is_silent = True
+            assert service.data_key(queue.data_key_id) == data_key
+            await service.accounts.create_access_key(ACCOUNT)
 
     run(scenario, tmp_path)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded
+from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.messaging.lent_keys import KeyIsLent
 from quaymaster.metadata.keys.master_keys import MasterKeys
@@ -200,14 +200,7 @@ class DataKeys:
     def _on_receipt_keys(self, suffix: str, old: ReceiptKeyRow | None, new: ReceiptKeyRow | None) -> None:
         # A rewrap changes the wrapping, not the key.
         if self._is_started and (old is None or new is None):
-            try:
-                self.take_receipt_keys()
-            except NotYetKnown as unknown:
-                unknown.when_known(self._on_wrapping_key_known)
-
-    def _on_wrapping_key_known(self, error: CallerError | NotNow | None) -> None:
-        if error is None:  # otherwise the next upkeep tries again
-            self.take_receipt_keys()
+            self._master_keys.soon(self.take_receipt_keys)
 
     def take_receipt_keys(self) -> None:
         """Verify with every key there is, and sign with the newest that is old enough."""

@@ -28,12 +28,14 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.keys.key_providers import NONCE_BYTES, KeyProvider, KeysUnusable, unwrap_with
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -115,6 +117,7 @@ class MasterKeys:
                 raise KeysUnusable("The metadata store does not say which master key it is encrypted with.")
         # A retiring key may be gone already (step 5). Were it still needed, unwrapping would say so.
         await self._fetch(self.row.current_key_id)
+        await self.ready()
         if self._provider.demands_rotation(self.master_key_id):
             await self.begin_rotation()
 
@@ -137,9 +140,24 @@ class MasterKeys:
     async def ready(self) -> None:
         """Return when `wrap` and `unwrap` need to ask nobody. KeysUnusable, NotNow."""
         row = self.row
-        for key_id in (row.current_key_id, *row.retiring_key_ids):
+        if row.current_key_id not in self._ciphers:
+            await self._fetch(row.current_key_id)
+        for key_id in row.retiring_key_ids:
             if key_id not in self._ciphers:
-                await self._fetch(key_id)
+                with suppress(KeysUnusable):  # it may be gone already: then nothing is wrapped with it
+                    await self._fetch(key_id)
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Do what unwraps: now, or when the key is here that it needs. Where that cannot be had, upkeep tries again."""
+
+        def again(error: CallerError | NotNow | None) -> None:
+            if error is None:
+                self.soon(work)
+
+        try:
+            work()
+        except NotYetKnown as unknown:
+            unknown.when_known(again)
 
     def wrap(self, purpose: str, secret: bytes) -> bytes:
         """Return a secret encrypted with the current wrapping key and bound to its purpose.

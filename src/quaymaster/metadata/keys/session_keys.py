@@ -138,6 +138,7 @@ class SessionKeys:
         """Make a key of an id; False when there is one already."""
         key = SESSION_KEYS + id_text(key_id)
         while True:
+            await self._master_keys.ready()
             wrapped = self._master_keys.wrap(session_key_purpose(key_id), os.urandom(KEY_BYTES))
             row = SessionKeyRow(key_id, wrapped, self._now_ms())
             try:
@@ -159,7 +160,7 @@ class SessionKeys:
     def _on_row(self, suffix: str, old: SessionKeyRow | None, new: SessionKeyRow | None) -> None:
         # A rewrap changes the wrapping, not the key.
         if self._is_started and (old is None or new is None):
-            self.take_keys()
+            self._master_keys.soon(self.take_keys)
 
 
 def _is_over(row: SessionKeyRow, length_ms: int, clocks: tuple[int, ...]) -> bool:
