@@ -42,8 +42,10 @@ YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
 _OF_KEY_SERVICES = {
-    "vault_url": "https://vault.example:8200", "vault_token_file": "token",
-    "kms_key_id": "alias/quaymaster", "kms_credentials_file": "credentials",
+    "vault_url": "https://vault.example:8200",
+    "vault_token_file": "token",
+    "kms_key_id": "alias/quaymaster",
+    "kms_credentials_file": "credentials",
 }
 NEEDED_BESIDE: dict[str, dict[str, Any]] = {
     "master_key_source": {"master_key": "A" * 43 + "=", **_OF_KEY_SERVICES},

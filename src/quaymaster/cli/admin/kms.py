@@ -133,7 +133,9 @@ def cancel_deletion(
 @app.command("alias")
 def set_alias(
     alias: Annotated[str, typer.Argument(help="The alias, such as alias/orders.", metavar="ALIAS")],
-    key: Annotated[str | None, typer.Argument(help="The key that it names from now on.", metavar="KEY")] = None,
+    key: Annotated[
+        str | None, typer.Argument(help="The key that it names from now on.", metavar="KEY")
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
     account: AccountID = None,
     data: options.Data = None,
@@ -170,7 +172,9 @@ def _change(
     if as_json:
         print_json(result)
         return
-    until = "" if result["deletion_ms"] is None else f", to be deleted at {time_as_text(result['deletion_ms'])}"
+    until = (
+        "" if result["deletion_ms"] is None else f", to be deleted at {time_as_text(result['deletion_ms'])}"
+    )
     print_line(f"The key {result['key_id']} is {result['state']}{until}.")
 
 
