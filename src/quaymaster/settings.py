@@ -38,6 +38,10 @@ MIB = 1024 * 1024
 DISK_LOW_BYTES_MAX = 256 * MIB
 LOG_WORKERS_MAX = 4
 LOG_WORKERS_CORES_MIN = 4
+UNIX_PREFIX = "unix:"
+EDGE_OFF = "off"
+EDGE_SOCKET = Path("run", "edge.sock")
+"""In the data directory."""
 
 
 class SettingsError(Exception):
@@ -91,6 +95,16 @@ def _parse_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Ne
         raise ValueError(f"{error}; write networks as 10.0.0.0/8,fd00::/8") from None
 
 
+def parse_edge_listen(text: str) -> Address | Path:
+    """Return the address, or the path of the Unix socket, in `host:port` or `unix:PATH`, else raise ValueError."""
+    if not text.startswith(UNIX_PREFIX):
+        return parse_address(text)
+    path = Path(text.removeprefix(UNIX_PREFIX))
+    if not path.is_absolute():
+        raise ValueError(f"{text!r} names no absolute path, as in unix:/run/quaymaster/edge.sock")
+    return path
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -132,6 +146,19 @@ class Settings(BaseSettings):
     """Scheme, host and port of the queue URLs given out. Unset: those by which the client reached us."""
     drain_grace_s: NotNegative = Field(10, json_schema_extra=NETWORK_COMMON)
     """After SIGTERM, how long requests in progress may take to end. Long polls end at once."""
+    edge_bind: str = Field("127.0.0.1:9443", json_schema_extra=NETWORK_COMMON)
+    """Address on which [`quaymaster edge run`](../guides/tls-and-balancers.md) serves TLS."""
+    edge_certificates: Path | None = Field(None, json_schema_extra=NETWORK_COMMON)
+    """Directory with the certificates and keys that it shows."""
+    trusted_proxies: str = Field("", json_schema_extra=NETWORK_COMMON)
+    """Addresses and networks of proxies, separated by commas. Only theirs are `X-Forwarded-For` and
+    `X-Forwarded-Proto` believed, on `listen` and `admin_listen`, and only they connect to an `edge_listen` on TCP."""
+    edge_listen: str | None = Field(None, json_schema_extra=NETWORK)
+    """Where a front end takes connections that begin with a PROXY protocol header of version 2, and no others:
+    `unix:` and a path, or host:port, from `trusted_proxies` only. `off`: nowhere. Unset: `run/edge.sock` in the
+    data directory."""
+    edge_admin: str = Field("127.0.0.1:9329", json_schema_extra=NETWORK)
+    """Address of `quaymaster edge run` for health checks (`/health/ready`) and its metrics (`/metrics`)."""
     cors_origins: str = Field("*", json_schema_extra=NETWORK)
     """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. With
     `authentication = "open"`, `*` means pages of this machine; requests that other pages cause are refused,
@@ -403,10 +430,26 @@ class Settings(BaseSettings):
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""
 
-    @field_validator("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen")
+    @field_validator(
+        *("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen"),
+        *("edge_bind", "edge_admin"),
+    )
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
+        return value
+
+    @field_validator("edge_listen")
+    @classmethod
+    def _edge_listen(cls, value: str | None) -> str | None:
+        if value is not None and value != EDGE_OFF:
+            parse_edge_listen(value)
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: str) -> str:
+        _parse_networks(value)
         return value
 
     @field_validator("replicas", mode="before")
@@ -438,6 +481,10 @@ class Settings(BaseSettings):
                 f'authentication is "open" and listen is {self.listen}, which other machines can '
                 'reach. Listen on loopback, use authentication = "signed", or set allow_open_on_network = true if '
                 "everybody may do everything"
+            )
+        if isinstance(self.edge_place, Address) and not self.trusted_networks:
+            raise ValueError(
+                f"edge_listen is {self.edge_listen}, but no proxy may connect there: name theirs in trusted_proxies"
             )
         if (self.etcd_user is None) != (self.etcd_password is None):
             raise ValueError("etcd_user and etcd_password go together: set both or none")
@@ -476,6 +523,28 @@ class Settings(BaseSettings):
     def listen_address(self) -> Address:
         """The SQS API's address, taken apart."""
         return parse_address(self.listen)
+
+    @property
+    def edge_place(self) -> Address | Path | None:
+        """Where connections with PROXY protocol headers are taken; None: nowhere."""
+        if self.edge_listen is None:
+            return self.data_directory.absolute() / EDGE_SOCKET
+        return None if self.edge_listen == EDGE_OFF else parse_edge_listen(self.edge_listen)
+
+    @property
+    def edge_bind_address(self) -> Address:
+        """The address of TLS, taken apart."""
+        return parse_address(self.edge_bind)
+
+    @property
+    def edge_admin_address(self) -> Address:
+        """The address of the edge's health and metrics, taken apart."""
+        return parse_address(self.edge_admin)
+
+    @property
+    def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """The networks of believed proxies, taken apart."""
+        return _parse_networks(self.trusted_proxies)
 
     @property
     def node_name(self) -> str:

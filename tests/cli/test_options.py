@@ -49,8 +49,10 @@ def test_one_idea_has_one_option() -> None:
 
 def test_every_command_but_daemons_prints_json() -> None:
     for words, command in commands():
-        is_daemon = words == "serve" or words.startswith("run ")
-        assert any("--json" in option.opts for option in command.params) != is_daemon, words
+        is_daemon = words in ("serve", "edge run") or words.startswith("run ")
+        prints_file = words.startswith("edge render ")
+        has_json = any("--json" in option.opts for option in command.params)
+        assert has_json != (is_daemon or prints_file), words
 
 
 def test_a_file_of_settings_that_is_right_is_said_to_be(run: Run, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import time
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from quaymaster.frontend.actions.message_preparation import MessageIds
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.server import CORS, RequestIds
 from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign
@@ -1026,14 +1028,70 @@ def scrape(service: Service) -> dict[tuple[str, str], float]:
     }
 
 
-def test_queue_urls_use_the_host_the_client_used() -> None:
+@pytest.mark.parametrize(("believed", "scheme"), [("127.0.0.0/8", "https"), ("10.0.0.0/8", "http")])
+def test_queue_urls_use_the_host_the_client_used_and_its_scheme_as_believed_proxies_say(
+    believed: str, scheme: str
+) -> None:
     async def scenario() -> None:
         async with serving() as service:
+            service.server.trusted_proxies = TrustedProxies([ip_network(believed)])
+
             proxied = await service.client.json(
                 "CreateQueue", {"QueueName": "jobs"}, {"x-forwarded-proto": "https"}
             )
 
-            assert proxied.json["QueueUrl"] == f"https://127.0.0.1:{service.client.port}/{ACCOUNT}/jobs"
+            assert proxied.json["QueueUrl"] == f"{scheme}://127.0.0.1:{service.client.port}/{ACCOUNT}/jobs"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "is_taken"),
+    [
+        ({}, True),
+        ({"x-forwarded-for": "127.0.0.9"}, True),
+        ({"x-forwarded-for": "192.0.2.7"}, False),
+        ({"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "http"}, False),
+        ({"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "https"}, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"QueueNamePrefix": "%b"}' % (b"a" * 80_000)], ids=["small", "large"]
+)
+def test_unsigned_bodies_are_taken_over_tls_or_from_this_machine_only(
+    forwarded: dict[str, str], is_taken: bool, body: bytes
+) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            service.server.trusted_proxies = TrustedProxies([ip_network("127.0.0.0/8")])
+            headers = {
+                "x-amz-target": "AmazonSQS.ListQueues",
+                "content-type": "application/x-amz-json-1.0",
+                "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
+                **forwarded,
+            }
+
+            answer = await service.client.request("POST", "/", headers, body)
+
+            code = answer.json.get("__type", "")
+            assert ("InvalidSecurity" in code) is not is_taken
+            assert answer.status == 403 or is_taken
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("is_forced", "status"), [(False, 403), (True, 200)])
+def test_open_server_behind_a_proxy_serves_other_machines_only_if_forced(
+    is_forced: bool, status: int
+) -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open", allow_open_on_network=is_forced) as service:
+            service.server.trusted_proxies = TrustedProxies([ip_network("127.0.0.0/8")])
+
+            local = await service.client.json("ListQueues", {})
+            remote = await service.client.json("ListQueues", {}, {"x-forwarded-for": "192.0.2.7"})
+
+            assert (local.status, remote.status) == (200, status)
 
     asyncio.run(scenario())
 

@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "oidc": "quaymaster.cli.admin.oidc:app",
     "kms": "quaymaster.cli.admin.kms:app",
     "profile": "quaymaster.cli.profile:app",
+    "edge": "quaymaster.cli.edge.commands:app",
     "local": "quaymaster.cli.local.commands:app",
     "backup": "quaymaster.cli.server:backup",
     "restore": "quaymaster.cli.server:restore",

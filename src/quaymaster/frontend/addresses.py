@@ -26,11 +26,9 @@ class Addresses:
 
     def _base(self, request: HTTPRequest) -> str:
         host = request.header(b"host")
-        # A proxy in front that ends TLS says so.
-        scheme = "https" if request.header(b"x-forwarded-proto") == b"https" else "http"
         return queue_url_base(
             None if host is None else host.decode("latin-1"),
-            scheme=scheme,
+            scheme="https" if request.is_tls else "http",
             public_url=self._public_url,
             otherwise=self._listen_url,
         )

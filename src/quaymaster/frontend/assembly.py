@@ -154,7 +154,7 @@ def make_front_end(
             usage=usage,
             floor=lambda: floor.revision,
         ),
-        authentication=Open(settings.account_id)
+        authentication=Open(settings.account_id, is_forced=settings.allow_open_on_network)
         if is_open
         else Signed(
             metadata.access_key,

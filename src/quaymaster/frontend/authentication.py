@@ -14,17 +14,27 @@ from hashlib import sha256
 from typing import Final, Protocol
 
 from quaymaster.core.values.errors import (
+    AccessDenied,
     CallerError,
     InvalidClientTokenId,
+    InvalidSecurity,
     MissingAuthenticationToken,
     NotNow,
     Overloaded,
     SignatureDoesNotMatch,
 )
 from quaymaster.frontend.principal import IdentityInForce, Principal, SessionInForce
+from quaymaster.net.http.forwarded import is_of_this_machine
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
-from quaymaster.protocol.sqs.sigv4 import Authorization, Service, SigningKeys, declared_digest, wrong_service
+from quaymaster.protocol.sqs.sigv4 import (
+    UNSIGNED_PAYLOAD,
+    Authorization,
+    Service,
+    SigningKeys,
+    declared_digest,
+    wrong_service,
+)
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
 UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -164,6 +174,12 @@ class Signed:
         return None
 
     def _read(self, request: HTTPRequest) -> Authorization:
+        if request.first.get(b"x-amz-content-sha256") == UNSIGNED_PAYLOAD and not (
+            request.is_tls or is_of_this_machine(request.peer)
+        ):
+            raise InvalidSecurity(
+                "An unsigned body (UNSIGNED-PAYLOAD) is taken only over TLS, or from the machine of the server."
+            )
         authorization = self._signing.parse(
             request.headers, request.query, region=self._region, first=request.first
         )
@@ -249,13 +265,17 @@ def too_many_connections() -> Overloaded:
 
 
 class Open:
-    """Takes everybody for the default account, as emulators do."""
+    """Takes everybody for the default account, as emulators do: on this machine, or everywhere where `is_forced`."""
 
-    def __init__(self, account_id: str) -> None:
+    def __init__(self, account_id: str, *, is_forced: bool = False) -> None:
         self._principal = Principal.of_root(account_id, "", account_id)
+        self._is_forced = is_forced
 
     def authenticate(self, request: HTTPRequest, service: Service = "sqs") -> Principal:
-        """Return the default account."""
+        """Return the default account; AccessDenied for a client of another machine, which a proxy let in."""
+        error = self.judge_head(request)
+        if error is not None:
+            raise error
         return self._principal
 
     def renew(self, request: HTTPRequest) -> Principal:
@@ -263,8 +283,10 @@ class Open:
         return self._principal
 
     def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
-        """Return None: every request is taken."""
-        return None
+        """Return why a request is refused, whatever its body is; None when it is taken."""
+        if self._is_forced or is_of_this_machine(request.peer):
+            return None
+        return AccessDenied("Without signatures, only clients on the server's own machine are served.")
 
 
 Authentication = Signed | Open

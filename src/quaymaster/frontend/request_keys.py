@@ -72,8 +72,7 @@ _READERS: Final[dict[str, Callable[[RequestKeys], str]]] = {
     "aws:referer": lambda keys: keys.header(b"referer"),
     "aws:requestedregion": lambda keys: keys.region,
     "aws:resourceaccount": lambda keys: keys.owner,
-    # The SQS port has no TLS of its own, and what a proxy says of it is not believed.
-    "aws:securetransport": lambda keys: "false",
+    "aws:securetransport": lambda keys: "true" if keys.request.is_tls else "false",
     "aws:sourceip": lambda keys: keys.request.peer,
     "aws:useragent": lambda keys: keys.header(b"user-agent"),
 }

@@ -9,7 +9,9 @@ The event loop's own servers do not fit. uvloop accepts one connection in each i
 the next client by a thousand iterations, and once the kernel's queue is full, by the second after which it tries
 again. asyncio accepts as many as its queue is long, all at once. Neither bounds the TLS handshakes in progress.
 
-Public: `Listener` (`start`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
+A Unix socket is bound next to its place and then renamed, so that clients meet the one before it, or one that listens.
+
+Public: `Listener` (`start`, `start_unix`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import logging
 import os
 import socket
 import ssl
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 BACKLOG: Final = 4096
@@ -32,6 +36,9 @@ HANDSHAKES_MAX: Final = 512
 """TLS handshakes in progress; one more ends the oldest. Without TLS none takes longer than a turn of the loop."""
 PAUSE_S: Final = 0.1
 """Nothing is accepted for so long after the system had no file or memory for a connection."""
+UNIX_PATH_BYTES_MAX: Final = 103
+"""What macOS takes; Linux takes 107."""
+NEW_SUFFIX: Final = ".new"
 _OUT_OF_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
@@ -48,13 +55,18 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         handshake_timeout_s: float | None = None,
     ) -> None:
-        """`takes` is given the address of a client, and tells whether it may have a connection now."""
+        """`takes` is given the address of a client, and tells whether it may have a connection now.
+
+        Clients of a Unix socket have none ("").
+        """
         self._factory = factory
         self._takes = takes
         self._options: dict[str, Any] = {}
         if tls is not None:
             self._options = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
         self._sockets: list[socket.socket] = []
+        self._unix: tuple[Path, int] | None = None
+        """The path of the Unix socket, and the number of its file."""
         self._connecting: dict[asyncio.Task[Any], socket.socket] = {}
         """The oldest first."""
         self._timers: set[asyncio.TimerHandle] = set()
@@ -94,6 +106,36 @@ class Listener:
         bound = self._sockets[0].getsockname()
         return bound[0], bound[1]
 
+    def start_unix(self, path: Path, mode: int) -> None:
+        """Listen on a Unix socket with these permissions, in place of one of a process that is gone.
+
+        Raises:
+            OSError: the path is too long or cannot be used, or another process listens there.
+        """
+        self._loop = asyncio.get_running_loop()
+        _refuse_used_path(path)
+        new = path.with_name(path.name + NEW_SUFFIX)
+        if len(os.fsencode(new)) > UNIX_PATH_BYTES_MAX:
+            raise OSError(
+                errno.ENAMETOOLONG,
+                f"the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX - len(NEW_SUFFIX)} bytes",
+            )
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets.append(listening)
+        try:
+            listening.setblocking(False)
+            listening.bind(str(new))
+            new.chmod(mode)
+            listening.listen(BACKLOG)
+            new.rename(path)
+            self._unix = path, path.stat().st_ino
+        except OSError:
+            self.close()
+            raise
+        self._loop.add_reader(listening.fileno(), self._accept, listening)
+
     def close(self) -> None:
         """Take no more. Those whose handshake is in progress come to their protocol yet, or fail."""
         for timer in self._timers:
@@ -104,6 +146,12 @@ class Listener:
                 self._loop.remove_reader(listening.fileno())
                 listening.close()
         self._sockets.clear()
+        if self._unix is not None:
+            path, number = self._unix
+            self._unix = None
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == number:
+                    path.unlink()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -114,7 +162,7 @@ class Listener:
                     log.error("no connection can be accepted reason=%s", error)
                     self._pause(listening)
                 return  # There is none, or the network had something against that one.
-            if self._takes(str(address[0])):
+            if self._takes(str(address[0]) if isinstance(address, tuple) else ""):
                 self._connect(accepted)
             else:
                 accepted.close()
@@ -147,3 +195,18 @@ class Listener:
 
         timer = self._loop.call_later(PAUSE_S, resume)
         self._timers.add(timer)
+
+
+def _refuse_used_path(path: Path) -> None:
+    """Raise OSError where a path is no socket's, or a process listens there."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "a file that is no socket is there")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens there")

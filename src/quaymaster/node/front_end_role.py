@@ -37,6 +37,7 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.node.data.client_file import CLIENT_FILE
+from quaymaster.node.edge_listener import listen_for_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings
@@ -91,9 +92,11 @@ async def serve_sqs(
         admit=front_end.admit,
         on_event=metrics.count_http_event,
         unsigned_time=node.admin.unsigned_time,
+        trusted_proxies=node.admin.trusted_proxies,
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)
+    await listen_for_proxies(node, server)
     node.health.add_check(server.why_not_ready)
     metrics.add_source(
         lambda: [

@@ -36,6 +36,7 @@ from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.monitoring.supervision import listen_for_failures
+from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCMetrics
@@ -192,7 +193,12 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
     stack.callback(watch.stop)
     probes = ProbePort(metrics, health)
     stack.push_async_callback(probes.stop)
-    admin = HTTPServer(one_by_one(probes.handle), admin_limits(settings), name="admin", admit=probes.admit)
+    admin = HTTPServer(
+        *(one_by_one(probes.handle), admin_limits(settings)),
+        name="admin",
+        admit=probes.admit,
+        trusted_proxies=TrustedProxies(settings.trusted_networks),
+    )
     address = await listen_on(admin, settings.admin_address, "admin")
     stack.push_async_callback(admin.drain, 1.0)
     node = Node(settings, role.name, data, stack, health, metrics, watch, admin, address, stopped=stopped)

@@ -28,10 +28,10 @@ from quaymaster.cli.local import ports as local_ports
 from quaymaster.cli.local import start as local_start
 from quaymaster.cli.local import status as local_status
 from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
-from quaymaster.cli.local.haproxy import find_haproxy
 from quaymaster.cli.local.plan import BLOCK, ClusterPlan, ProcessId, Programs
 from quaymaster.cli.local.ports import PortBlock
 from quaymaster.cli.local.processes import Condition, condition, stop
+from quaymaster.cli.tools import find_haproxy
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]

@@ -27,7 +27,7 @@ from .support import BOB_ARN, policy, statement
         ),
         (
             {"Effect": "Deny", "Condition": {"Bool": {"aws:SecureTransport": "false"}}},
-            ("Statement 1: aws:securetransport is false for all requests.",),
+            ("Statement 1: aws:securetransport is true only for requests that came over TLS (`quaymaster edge`).",),
         ),
         (
             {"Condition": {"ForAllValues:StringLike": {"aws:UserAgent": "x"}}},

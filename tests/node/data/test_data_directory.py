@@ -109,7 +109,9 @@ class Snapshots:
                 return
             copy = self.target / f"{next(self._numbers):03}"
             try:
-                shutil.copytree(self.data, copy, ignore_dangling_symlinks=True)
+                # Sockets cannot be copied, and mean nothing without their process.
+                sockets = shutil.ignore_patterns("run")
+                shutil.copytree(self.data, copy, ignore=sockets, ignore_dangling_symlinks=True)
             except (shutil.Error, FileNotFoundError):
                 if attempt == COPIES_TRIED_MAX - 1:
                     raise

@@ -243,8 +243,8 @@ def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
 def _programs() -> Programs:
     """Return what a cluster is made of, got from the system's packages where it is missing."""
     from quaymaster.cli.local.etcd import find_etcd
-    from quaymaster.cli.local.haproxy import find_haproxy
     from quaymaster.cli.local.plan import Programs
+    from quaymaster.cli.tools import find_haproxy
 
     etcd, problem = _find("etcd", find_etcd)
     if etcd is None:

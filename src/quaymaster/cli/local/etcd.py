@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quaymaster.cli.tools import tools_directory
+
 HEARTBEAT_MS = 100
 ELECTION_MS = 1_000
 PROBE_TIMEOUT_S = 3.0
@@ -38,14 +40,6 @@ class EtcdMember:
     def peer_url(self) -> str:
         """Where the other members reach it."""
         return f"http://127.0.0.1:{self.peer_port}"
-
-
-def tools_directory() -> Path:
-    """Return where `scripts/etcd` puts programs that the machine does not have."""
-    if given := os.environ.get("QUAYMASTER_TOOLS"):
-        return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "quaymaster" / "tools"
 
 
 def find_etcd() -> Path | None:

@@ -6,16 +6,9 @@ without the client noticing. A request that was sent is never sent again by HAPr
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from quaymaster.cli.local.etcd import tools_directory
-
-SYSTEM_DIRECTORIES = "/usr/sbin:/usr/local/sbin"
-"""Where packages put it, which is not on everybody's PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +18,6 @@ class FrontEndServer:
     name: str
     port: int
     admin_port: int
-
-
-def find_haproxy() -> Path | None:
-    """Return the HAProxy program: the system's, else the one `scripts/haproxy` got; None when there is none."""
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), SYSTEM_DIRECTORIES))
-    if found := shutil.which("haproxy", path=path):
-        return Path(found)
-    unpacked = tools_directory() / "haproxy" / "haproxy"
-    return unpacked if os.access(unpacked, os.X_OK) else None
 
 
 def haproxy_command(program: Path, configuration: Path) -> list[str]:

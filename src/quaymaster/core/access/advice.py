@@ -30,7 +30,9 @@ def _advice_on_statement(statement: CompiledStatement) -> list[str]:
         if presence_of(condition.key) is Presence.NEVER:
             found.append(f"requests never have the key {condition.key}.")
         elif condition.key == SECURE_TRANSPORT:
-            found.append("aws:securetransport is false for all requests.")
+            found.append(
+                "aws:securetransport is true only for requests that came over TLS (`quaymaster edge`)."
+            )
         is_for_all = isinstance(condition, Comparing) and condition.quantifier is Quantifier.ALL
         if is_for_all and not statement.is_denial:
             found.append(f"ForAllValues also allows requests without the key {condition.key}.")

@@ -14,10 +14,8 @@ What it is reading:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import socket
-import termios
 import time
 from typing import cast
 
@@ -27,6 +25,7 @@ from quaymaster.net.http.head import CHUNKED, HeadParser
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
 from quaymaster.net.http.replies import ReplyQueue
 from quaymaster.net.http.strangers import PeerShare
+from quaymaster.net.http.transports import address_of, has_input
 from quaymaster.net.http.unreadable import UnreadableRequest
 
 UNREAD_BYTES_MAX = 256 * 1024
@@ -52,8 +51,6 @@ _HEAD, _BODY, _NOTHING_MORE = range(3)
 _IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
 """What the sweep sees it do."""
 _ACTIVITIES = 8
-_NO_BYTES = bytes(4)
-"""What the kernel says is unread of a connection."""
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +68,9 @@ class HTTPConnection(asyncio.Protocol):
         "_head",
         "_is_lingering",
         "_is_lost",
+        "_is_of_proxy",
         "_is_read_due",
+        "_is_tls",
         "_kept_bytes",
         "_limits",
         "_phase",
@@ -95,14 +94,20 @@ class HTTPConnection(asyncio.Protocol):
         "share",
     )
 
-    def __init__(self, server: ConnectionOwner[HTTPConnection]) -> None:
+    def __init__(
+        self, server: ConnectionOwner[HTTPConnection], *, peer: str | None = None, is_tls: bool = False
+    ) -> None:
+        """`peer` and `is_tls`: what a proxy said before the first request (`net/http/proxied`)."""
         self._server = server
         self._limits = server.limits
         self._pipeline_max = server.limits.pipeline_max
         """0 while the connection is held: then nothing more is taken from it."""
         self._head = HeadParser(server.limits)
         self._transport: asyncio.Transport
-        self.peer = ""
+        self.peer = peer or ""
+        self._is_tls = is_tls
+        self._is_of_proxy = peer is None
+        """Whether requests say in a header who their client is; asked once it is known who connected."""
         self.key: str | None = None
         """The access key that signed the last request that was judged; None: it was not signed (`net/http/known`)."""
         self.share: PeerShare | None = None
@@ -143,8 +148,9 @@ class HTTPConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         server = self._server
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if self._is_of_proxy:
+            self.peer = address_of(transport)
+            self._is_of_proxy = self.peer in server.trusted_proxies
         if server.is_draining or not server.has_room_for(self.peer):
             self._is_lost = True
             self._phase = _NOTHING_MORE
@@ -293,6 +299,10 @@ class HTTPConnection(asyncio.Protocol):
         if request is None:
             return position
         self._requests_seen += 1
+        if self._is_tls:
+            request.is_tls = True
+        elif self._is_of_proxy:
+            self._server.trusted_proxies.tell(request)
         length = head.body_length
         end = head.end
         if length > self._limits.body_bytes_max:
@@ -519,6 +529,8 @@ class HTTPConnection(asyncio.Protocol):
     def hold_off(self, hold_ms: int) -> None:
         """Take nothing more from this client for so long; for good when too many are held."""
         server = self._server
+        if self._is_of_proxy:  # its other requests are of other clients
+            return
         if not self._pipeline_max or self._phase == _NOTHING_MORE or server.is_draining:
             return
         if (server.connections_held + 1) * 100 <= self._limits.connections_max * HELD_PERCENT_MAX:
@@ -574,7 +586,7 @@ class HTTPConnection(asyncio.Protocol):
 
     def close_idle(self) -> bool:
         """Close it for others; False, and nothing is done, when something of its client has just come in."""
-        if self._has_input():
+        if has_input(self._transport):
             return False
         self._server.on_event("closed_for_others")
         self._close()
@@ -635,7 +647,7 @@ class HTTPConnection(asyncio.Protocol):
         limits = self._limits
         doing = activity % _ACTIVITIES
         if doing == _IDLE:
-            if elapsed_ms > limits.idle_timeout_ms and not self._has_input():
+            if elapsed_ms > limits.idle_timeout_ms and not has_input(self._transport):
                 self._server.on_event("timeout_idle")
                 self._close()
         elif doing == _IN_HEAD:
@@ -669,13 +681,6 @@ class HTTPConnection(asyncio.Protocol):
     def _body_time_ms(self) -> float:
         assert self._body is not None, "one that reads a body has begun it"
         return self._body.size * 1000 / self._limits.body_rate_min_bytes_per_s
-
-    def _has_input(self) -> bool:
-        """Whether the client sent something that the loop has not read yet: to close now would lose a request."""
-        connected = self._transport.get_extra_info("socket")
-        if connected is None or connected.fileno() == -1:
-            return False
-        return fcntl.ioctl(connected.fileno(), termios.FIONREAD, _NO_BYTES) != _NO_BYTES
 
     def _is_idle(self) -> bool:
         return self._phase == _HEAD and not self._unread

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.known import Known
 from quaymaster.net.http.message import HTTPLimits, HTTPRequest
 from quaymaster.net.http.replies import ReplyRenderer
@@ -38,6 +39,7 @@ class ConnectionOwner(Protocol[ConnectionT]):
     clock_ms: float
     """Of the sweeps."""
     replies: ReplyRenderer
+    trusted_proxies: TrustedProxies
 
     @property
     def connections_held(self) -> int:

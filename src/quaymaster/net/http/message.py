@@ -99,7 +99,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
     headers: list[tuple[bytes, bytes]]
     """Names lower-cased, values without surrounding blanks, in the order sent, repeated ones too."""
     peer: str
-    """The client's address; empty when the transport has none."""
+    """The client's address, also where it came through a proxy that is believed; empty when it has none."""
     received_ms: float
     """When the last of it came in, on `time.monotonic()`'s clock. (uvloop's own is only good to 1 ms.)"""
     first: dict[bytes, bytes]
@@ -117,6 +117,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     digest: hashlib._Hash | None = None
     """Set on admission to have the body hashed as it comes in: a large one at once would hold the loop."""
     _reply: tuple[bytes, ...] | None = None
+    is_tls: bool = False
+    """Whether the client used TLS, as a proxy says that is believed."""
 
     def __repr__(self) -> str:
         """Name the request without headers, query and body, which hold secrets."""

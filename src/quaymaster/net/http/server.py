@@ -30,12 +30,9 @@ from typing import Final
 
 from quaymaster.net.http.connection import LINGER_MS, HTTPConnection
 from quaymaster.net.http.connection_owner import AdmitRequest, RenderError
+from quaymaster.net.http.forwarded import NO_PROXIES, TrustedProxies
 from quaymaster.net.http.known import Known
-from quaymaster.net.http.message import (
-    HTTPLimits,
-    HTTPRequest,
-    render_error_as_text,
-)
+from quaymaster.net.http.message import HTTPLimits, HTTPRequest, render_error_as_text
 from quaymaster.net.http.replies import ReplyRenderer
 from quaymaster.net.http.strangers import Stranger, Strangers, UnsignedTime
 from quaymaster.net.listener import Listener
@@ -61,6 +58,7 @@ HTTP_EVENTS: Final = (
     "connection_refused",  # over connections_max, or over what one peer may have without a signature
     "closed_for_others",  # a connection without a valid signature, for there was no room
     "rejected_malformed",
+    "rejected_proxy_header",  # no header of the PROXY protocol where each connection has one
     "rejected_target_too_large",
     "rejected_header_too_large",
     "rejected_body_too_large",
@@ -137,11 +135,13 @@ class HTTPServer:
         admit: AdmitRequest | None = None,
         error_response: RenderError = render_error_as_text,
         unsigned_time: UnsignedTime | None = None,
+        trusted_proxies: TrustedProxies = NO_PROXIES,
     ) -> None:
         self.handler = handler
         self.limits = limits
         self.name = name
         self.admit = admit
+        self.trusted_proxies = trusted_proxies
         self.error_response = error_response
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False

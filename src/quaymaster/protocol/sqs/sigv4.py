@@ -42,10 +42,11 @@ from quaymaster.protocol.sqs.form_parameters import percent_decode
 
 SKEW_MS = 15 * 60 * 1000
 PRESIGNED_EXPIRES_S_MAX = 604_800
+UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
+"""Stands for the digest of a body that is not signed; whether that is taken is up to the front end."""
 QUERY_PARAMETERS_MAX = 1_024
 """Parameters of a signed query. To sort and encode them costs microseconds each, before anything is proven."""
 
-_UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
 _SHA256 = re.compile(rb"[0-9a-f]{64}")
 _NO_QUERY = (b"",)
 # The Authorization header of a real client has about 250 bytes; a longer one is not worth remembering.
@@ -73,7 +74,7 @@ def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
     does, those for Python and Go do not for SQS.
     """
     declared = headers.get(b"x-amz-content-sha256")
-    if declared is None or (declared != _UNSIGNED_PAYLOAD and _SHA256.fullmatch(declared) is None):
+    if declared is None or (declared != UNSIGNED_PAYLOAD and _SHA256.fullmatch(declared) is None):
         return None
     return declared
 
@@ -190,8 +191,8 @@ class SigningKeys:
             raise SignatureDoesNotMatch from None
         # Runs of blanks count as one, and those at the ends as none. Most values have no blank at all.
         values = [b" ".join(value.split()) if 32 in value or 9 in value else value for value in values]
-        if headers.get(b"x-amz-content-sha256") == _UNSIGNED_PAYLOAD:
-            digest = _UNSIGNED_PAYLOAD
+        if headers.get(b"x-amz-content-sha256") == UNSIGNED_PAYLOAD:
+            digest = UNSIGNED_PAYLOAD
         elif body_sha256 is not None:
             digest = body_sha256
         else:
