@@ -158,9 +158,9 @@ def test_decisions_are_remembered_by_the_objects_that_they_rest_on(monkeypatch: 
 
 def test_a_request_has_all_keys_that_are_always_there_and_others_where_they_exist() -> None:
     def keys_of(
-        peer: str = "2001:db8::1", *, is_tls: bool = False, **headers: str
+        headers: dict[str, str] | None = None, *, peer: str = "2001:db8::1", is_tls: bool = False
     ) -> dict[str, tuple[str, ...]]:
-        request = call_by(OTHER, headers=headers, peer=peer).request
+        request = call_by(OTHER, headers=headers or {}, peer=peer).request
         request.is_tls = is_tls
         keys = RequestKeys(request, Principal.of_root(OTHER, "key", "sender"), OWNER, "eu-1", NOW_MS)
         return {
@@ -181,11 +181,11 @@ def test_a_request_has_all_keys_that_are_always_there_and_others_where_they_exis
     }
     assert keys_of() == always
     assert always.keys() == ALWAYS
-    assert keys_of(**{"user-agent": "Boto3/1", "referer": "r"}) == {
+    assert keys_of({"user-agent": "Boto3/1", "referer": "r"}) == {
         **always,
         "aws:useragent": ("Boto3/1",),
         "aws:referer": ("r",),
     }
-    assert keys_of(referer="r" * (HEADER_BYTES_MAX + 1)) == always
+    assert keys_of({"referer": "r" * (HEADER_BYTES_MAX + 1)}) == always
     assert "aws:sourceip" not in keys_of(peer="")
     assert keys_of(is_tls=True) == {**always, "aws:securetransport": ("true",)}

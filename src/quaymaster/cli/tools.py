@@ -6,8 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+from quaymaster.cli.output import progress_bar
+
+FETCH_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/sbin:/usr/local/sbin"
 """Where packages put HAProxy, which is not on everybody's PATH."""
 VERSION_TIMEOUT_S = 10.0
@@ -41,3 +45,26 @@ def haproxy_version(program: Path) -> tuple[int, int] | None:
         return None
     found = _VERSION.search(done.stdout)
     return None if found is None else (int(found[1]), int(found[2]))
+
+
+def get_program(tool: str, find: Callable[[], Path | None]) -> tuple[Path | None, str]:
+    """Return a program, else None and what to do about it. In a checkout, its script gets the program."""
+    found = find()
+    script = Path(__file__).resolve().parents[2] / "scripts" / tool
+    if found is not None:
+        return found, ""
+    if not os.access(script, os.X_OK):
+        return None, f"Install it (Debian, Ubuntu: {'etcd-server' if tool == 'etcd' else tool})."
+    with progress_bar(f"Getting {tool}"):
+        try:
+            done = subprocess.run(  # noqa: S603 -- the checkout's own
+                [script],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=FETCH_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return None, f"{error}."
+    return (find(), "") if done.returncode == 0 else (None, f"{done.stderr.strip()}.")

@@ -136,7 +136,7 @@ def _plan(
 
     from quaymaster.cli.edge.files import EdgeFiles, EdgeState, place_text
     from quaymaster.cli.edge.supervisor import check_port
-    from quaymaster.cli.tools import find_haproxy, haproxy_version
+    from quaymaster.cli.tools import find_haproxy, get_program, haproxy_version
 
     settings, origins = render.load_edge_settings(config, data, bind, certificates, overrides)
     warn_of_unknown_variables()
@@ -145,9 +145,9 @@ def _plan(
     place = settings.edge_place
     if place is None:
         raise WrongUsage('edge_listen is "off": the front end takes no connections of a proxy.')
-    program = find_haproxy()
+    program, problem = get_program("haproxy", find_haproxy)
     if program is None:
-        raise NoServer("HAProxy is not installed (Debian, Ubuntu: apt-get install haproxy).")
+        raise NoServer(f"An edge needs HAProxy, which is not on this machine. {problem}")
     version = haproxy_version(program)
     if version is None or version < VERSION_MIN:
         raise NoServer(f"{program} is not an HAProxy of version {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer.")
@@ -171,8 +171,6 @@ def _plan(
         admin_listen=None if origins["admin_listen"] == "default" else settings.admin_listen,
         certificates=str(settings.edge_certificates.absolute()),
         connections_max=render.connections_within(settings.http_connections_max),
-        owner=(owner.st_uid, owner.st_gid)
-        if owner is not None and os.geteuid() == 0 and owner.st_uid
-        else None,
+        owner=(owner.st_uid, owner.st_gid) if os.geteuid() == 0 and owner.st_uid else None,
     )
     return settings, files, state

@@ -81,9 +81,8 @@ defaults
     mode http
     log global
     option dontlognull
-    # A front end that starts again is back within seconds: requests wait for it, where it can be done unseen.
-    timeout connect 300ms
-    retries 10
+    timeout connect 1s
+    retries 3
     timeout client 75s
     # As long as a front end waits for a request's head.
     timeout http-request 10s
@@ -112,10 +111,10 @@ def _traffic_lines(host: HostProxy) -> list[str]:
         "",
         "backend front-end",
         "    option httpchk GET /health/ready",
-        "    # 404: it is about to stop, and still serves.",
+        "    # 404: it is about to stop, and still serves. Silent for 3 s: clients that wait for it are told, and retry.",
         "    http-check expect status 200,404",
         f"    server front-end {place} send-proxy-v2-ssl check addr {admin.host} port {admin.port}"
-        " inter 500ms fall 6 rise 1 on-marked-down shutdown-sessions",
+        " inter 500ms downinter 100ms fall 6 rise 1 on-marked-down shutdown-sessions",
         "",
         "# Nothing is sent there: it knows what the front end says.",
         "backend readiness",
@@ -135,7 +134,7 @@ def _health_lines(host: HostProxy) -> list[str]:
         "frontend health",
         f"    bind {host.admin}",
         "    http-request use-service prometheus-exporter if { path /metrics }",
-        f"    {answer.format(200, 'ready')} {ready} {{ nbsrv(readiness) gt 0 }}",
+        f"    {answer.format(200, 'ready')} {ready} {{ nbsrv(readiness) gt 0 }} {{ nbsrv(front-end) gt 0 }}",
         f"    {answer.format(404, 'draining')} {ready} {{ srv_is_up(readiness/front-end) }}",
         f"    {answer.format(503, 'not-ready')} {ready}",
         f"    {answer.format(200, 'alive')} if {{ path /health/live }}",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ app = options.new_group(
 
 DATA_DEFAULT = Path("quaymaster-cluster")
 DATA_VARIABLE = "QUAYMASTER_DATA_DIRECTORY"
-FETCH_TIMEOUT_S = 300
 
 Data = Annotated[
     Path | None,
@@ -244,12 +242,12 @@ def _programs() -> Programs:
     """Return what a cluster is made of, got from the system's packages where it is missing."""
     from quaymaster.cli.local.etcd import find_etcd
     from quaymaster.cli.local.plan import Programs
-    from quaymaster.cli.tools import find_haproxy
+    from quaymaster.cli.tools import find_haproxy, get_program
 
-    etcd, problem = _find("etcd", find_etcd)
+    etcd, problem = get_program("etcd", find_etcd)
     if etcd is None:
         raise NoServer(f"A cluster needs etcd, which is not on this machine. {problem}")
-    haproxy, problem = _find("haproxy", find_haproxy)
+    haproxy, problem = get_program("haproxy", find_haproxy)
     if haproxy is None:
         note(f"There is no HAProxy, so the endpoint is the first front end alone. {problem}")
     return Programs(
@@ -258,29 +256,6 @@ def _programs() -> Programs:
         str(haproxy) if haproxy is not None else None,
         _connections_max(),
     )
-
-
-def _find(tool: str, find: Callable[[], Path | None]) -> tuple[Path | None, str]:
-    """Return a program, else None and what to do about it. In a checkout, its script gets the program."""
-    found = find()
-    script = Path(__file__).resolve().parents[3] / "scripts" / tool
-    if found is not None:
-        return found, ""
-    if not os.access(script, os.X_OK):
-        return None, f"Install it (Debian, Ubuntu: {'etcd-server' if tool == 'etcd' else tool})."
-    with progress_bar(f"Getting {tool}"):
-        try:
-            done = subprocess.run(  # noqa: S603 -- the checkout's own
-                [script],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=FETCH_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return None, f"{error}."
-    return (find(), "") if done.returncode == 0 else (None, f"{done.stderr.strip()}.")
 
 
 def _connections_max() -> int:

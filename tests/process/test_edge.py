@@ -1,0 +1,391 @@
+"""TLS before a server: the real HAProxy, run by `quaymaster edge`, and real clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+from harness.edge import Authority, EdgeProcess, edge_before
+from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
+
+from quaymaster.cli.edge.reload import reload_edge
+
+ROTATIONS = 40
+ROTATIONS_LONG = 1_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[QuaymasterProcess]:
+    process = QuaymasterProcess(tmp_path / "data", settings={"metrics_per_queue": "true"})
+    process.start()
+    try:
+        yield process
+    finally:
+        if process.is_running:
+            process.stop()
+
+
+@pytest.fixture
+def edge(server: QuaymasterProcess, tmp_path: Path) -> Iterator[EdgeProcess]:
+    with edge_before(server, tmp_path) as running:
+        yield running
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Requests.
+
+
+def test_boto3_sends_and_receives_over_https_with_the_settings_as_they_are(edge: EdgeProcess) -> None:
+    sqs = edge.client()
+
+    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="hello")
+    (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
+
+    assert url.startswith(f"{edge.endpoint_url}/")
+    assert message["Body"] == "hello"
+
+
+def test_self_signed_files_are_their_owners_and_are_kept(edge: EdgeProcess) -> None:
+    files = {path: path.read_bytes() for path in edge.certificates.iterdir()}
+    assert {path.name for path in files} == {"ca.crt", "tls.crt", "tls.key"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+    edge.stop()
+    edge.start()
+
+    assert {path: path.read_bytes() for path in edge.certificates.iterdir()} == files
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+def test_tls_1_2_and_1_3_with_both_protocols(
+    edge: EdgeProcess, version: ssl.TLSVersion, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = edge.context(alpn=protocol)
+    context.minimum_version = context.maximum_version = version
+    monkeypatch.setattr(edge, "context", lambda *, alpn: context)
+
+    with edge.connect() as connection:
+        assert connection.selected_alpn_protocol() == protocol
+        assert connection.version() == {"TLSv1_2": "TLSv1.2", "TLSv1_3": "TLSv1.3"}[version.name]
+
+
+def test_older_tls_is_refused(edge: EdgeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = edge.context()
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    monkeypatch.setattr(edge, "context", lambda *, alpn: context)
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        edge.connect().close()
+
+
+def test_secure_transport_and_source_address_are_those_of_the_client(
+    edge: EdgeProcess, server: QuaymasterProcess
+) -> None:
+    of_server = server.env()
+    plain = boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=of_server.region,
+        aws_access_key_id=of_server.access_key_id,
+        aws_secret_access_key=of_server.secret_access_key,
+    )
+    secure = edge.client()
+    url = secure.create_queue(QueueName="jobs")["QueueUrl"]
+    denials = [
+        {"Sid": "tls", "Condition": {"Bool": {"aws:SecureTransport": "false"}}},
+        {"Sid": "address", "Condition": {"NotIpAddress": {"aws:SourceIp": "127.0.0.0/8"}}},
+    ]
+    common = {"Effect": "Deny", "Principal": "*", "Action": "sqs:SendMessage", "Resource": "*"}
+    policy = {"Version": "2012-10-17", "Statement": [{**common, **denial} for denial in denials]}
+    secure.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+
+    secure.send_message(QueueUrl=url, MessageBody="x")
+    with pytest.raises(ClientError, match="AccessDenied"):
+        plain.send_message(QueueUrl=url.replace(edge.endpoint_url, server.endpoint_url), MessageBody="x")
+
+
+def test_health_and_metrics_of_haproxy_are_shown(edge: EdgeProcess, server: QuaymasterProcess) -> None:
+    until(lambda: edge.health()[0] == 200)
+    assert edge.health("/health/live")[0] == 200
+    assert b"haproxy_process_current_connections" in edge.health("/metrics")[1]
+    assert b"front-end" in edge.health("/stats;csv")[1]
+    assert edge.health("/other")[0] == 404
+
+    server.stop()
+
+    until(lambda: edge.health()[0] == 503)
+    server.start()
+    until(lambda: edge.health()[0] == 200)
+
+
+# Certificates.
+
+
+class Load:
+    """Clients that connect anew for each request, and others that stay; `errors` is what went wrong."""
+
+    def __init__(self, edge: EdgeProcess, ca_file: Path) -> None:
+        self.errors: list[Exception] = []
+        self.answered = 0
+        self._edge = edge
+        self._ca_file = ca_file
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(4)
+        self._url = edge.client(verify=ca_file).create_queue(QueueName="load")["QueueUrl"]
+
+    def __enter__(self) -> Load:
+        self._running = [self._pool.submit(self._work, is_new) for is_new in (True, True, False, False)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for running in self._running:
+            running.result()
+        self._pool.shutdown()
+
+    def _work(self, is_new: bool) -> None:
+        sqs = self._edge.client(verify=self._ca_file)
+        while not self._stop.is_set():
+            try:
+                sqs.send_message(QueueUrl=self._url, MessageBody="x")
+                sqs.receive_message(QueueUrl=self._url, WaitTimeSeconds=1, MaxNumberOfMessages=10)
+                self.answered += 1
+            except (BotoCoreError, ClientError) as error:
+                self.errors.append(error)
+            if is_new:
+                sqs.close()  # its connections: the next request makes another
+
+
+def put(edge: EdgeProcess, authority: Authority, name: str = "tls") -> None:
+    certificate, key = authority.issue()
+    edge.certificates.mkdir(exist_ok=True)
+    (edge.certificates / f"{name}.key").write_bytes(key)
+    (edge.certificates / f"{name}.crt").write_bytes(certificate)
+
+
+@pytest.mark.parametrize(
+    "rotations",
+    [ROTATIONS, pytest.param(ROTATIONS_LONG, marks=[pytest.mark.long, pytest.mark.timeout(3_600)])],
+)
+def test_certificates_are_rotated_under_load_without_an_error(
+    server: QuaymasterProcess, tmp_path: Path, rotations: int
+) -> None:
+    authority = Authority()
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(authority.certificate)
+    put(EdgeProcess(server, tmp_path), authority)
+    with edge_before(server, tmp_path, "--set", "log_level=info") as edge, Load(edge, ca_file) as load:
+        shown = set()
+        for _ in range(rotations):
+            put(edge, authority)
+            assert reload_edge(edge.files) == "tls: new certificates are shown."
+            shown.add(ssl.get_server_certificate(("127.0.0.1", edge.port)))
+
+        assert len(shown) == rotations
+    assert load.errors == []
+    assert load.answered > 0
+
+
+def test_reload_shows_new_certificates_keeps_those_before_where_they_cannot_be_used_and_reloads_for_others(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    with edge_before(server, tmp_path) as edge:
+        (before,) = edge.workers()
+        assert edge.run("reload").stdout == "Nothing has changed.\n"
+
+        authority = Authority()
+        put(edge, authority)
+        done = edge.run("reload")
+        assert (done.returncode, done.stdout) == (0, "tls: new certificates are shown.\n")
+        assert edge.workers() == [before]
+        shown = ssl.get_server_certificate(("127.0.0.1", edge.port))
+
+        certificate, _ = authority.issue()
+        (edge.certificates / "tls.crt").write_bytes(certificate)
+        done = edge.run("reload")
+        assert done.returncode == 1
+        assert "is not that of the certificate" in done.stderr
+        assert ssl.get_server_certificate(("127.0.0.1", edge.port)) == shown
+
+        put(edge, authority)
+        put(edge, authority, "other")
+        assert edge.run("reload").stdout == "HAProxy was reloaded.\n"
+        until(lambda: before not in edge.workers())
+        assert len(edge.workers()) == 1
+
+
+def test_hangup_reloads_and_a_server_on_another_admin_port_is_found(
+    edge: EdgeProcess, server: QuaymasterProcess
+) -> None:
+    assert edge.child is not None
+    edge.child.send_signal(signal.SIGHUP)
+    until(lambda: "Nothing has changed." in edge.log())
+
+    server.stop()
+    server.admin_port, server.listen_port = server.listen_port, server.admin_port
+    server.start()
+
+    until(lambda: edge.health()[0] == 200)
+    assert f"port {server.admin_port} " in edge.files.configuration.read_text()
+    edge.client().list_queues()
+
+
+# Ends, and what goes wrong.
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_server_that_comes_back_is_served_by_the_same_edge(
+    edge: EdgeProcess, server: QuaymasterProcess, how: str
+) -> None:
+    sqs = edge.client()
+    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="kept")
+
+    if how == "stopped":
+        server.stop()
+    else:
+        server.kill9()
+    with pytest.raises(ClientError, match="503"):
+        sqs.receive_message(QueueUrl=url)
+    server.start()
+
+    until(lambda: edge.health()[0] == 200)
+    assert sqs.receive_message(QueueUrl=url)["Messages"][0]["Body"] == "kept"
+
+
+def test_edge_may_start_before_the_server(tmp_path: Path) -> None:
+    server = QuaymasterProcess(tmp_path / "data")
+    edge = EdgeProcess(server, tmp_path)
+    edge.launch()
+    server.start()
+    try:
+        until(lambda: "Serving" in edge.log())
+        edge.client(attempts=3).list_queues()
+        assert edge.stop() == 0
+    finally:
+        server.stop()
+
+
+def test_edge_ends_with_1_when_haproxy_is_killed_and_serves_when_it_is_started_again(
+    edge: EdgeProcess,
+) -> None:
+    url = edge.client().create_queue(QueueName="jobs")["QueueUrl"]
+    edge.client().send_message(QueueUrl=url, MessageBody="kept")
+
+    os.kill(edge.workers()[0], signal.SIGKILL)
+    assert edge.ended_with() == 1
+    assert "HAProxy ended by itself" in edge.log()
+    with pytest.raises(BotoCoreError):
+        edge.client().list_queues()
+
+    edge.start()
+    assert edge.client().receive_message(QueueUrl=url)["Messages"][0]["Body"] == "kept"
+
+
+def test_haproxy_ends_with_an_edge_that_is_killed(edge: EdgeProcess) -> None:
+    (worker,) = edge.workers()
+    assert edge.child is not None
+    edge.child.kill()
+    edge.ended_with()
+
+    until(lambda: not Path(f"/proc/{worker}").exists())
+    edge.start()
+    edge.client().list_queues()
+
+
+def test_drain_answers_what_was_asked_and_takes_nothing_more(edge: EdgeProcess) -> None:
+    sqs = edge.client()
+    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(sqs.receive_message, QueueUrl=url, WaitTimeSeconds=3)
+        # The server has it when a message that is sent goes to it; until then it waits.
+        until(lambda: b"quaymaster_long_polls 1" in _metrics(edge.server))
+
+        drained = edge.run("drain")
+
+        assert poll.result()["ResponseMetadata"]["HTTPStatusCode"] == 200
+    assert drained.returncode == 0, drained.stderr
+    assert edge.ended_with() == 0
+    with pytest.raises(BotoCoreError):
+        edge.client().list_queues()
+    again = edge.run("drain")
+    assert (again.returncode, "No edge runs" in again.stderr) == (3, True)
+
+
+def _metrics(server: QuaymasterProcess) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", server.admin_port, timeout=PATIENCE_S)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read()
+    connection.close()
+    return text
+
+
+def test_second_edge_and_a_port_in_use_are_refused(
+    edge: EdgeProcess, server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    second = EdgeProcess(server, tmp_path)
+    second.log_path = tmp_path / "second.log"
+    second.launch()
+    assert second.ended_with() == 1
+    assert "runs for" in second.log()
+
+    edge.stop()
+    second.port = server.listen_port
+    second.launch()
+    assert second.ended_with() == 3
+    assert f"cannot listen on 127.0.0.1:{server.listen_port} (setting 'edge_bind')" in second.log()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--set", "log_level=info"), "holds no certificate with its key"),
+        (("--self-signed", "--set", "edge_listen=off"), 'edge_listen is "off"'),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(
+    server: QuaymasterProcess, tmp_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    edge = EdgeProcess(server, tmp_path)
+    edge.certificates.mkdir()
+    edge.launch(*arguments)
+
+    assert edge.ended_with() == 2
+    assert reason in edge.log()
+
+
+@pytest.mark.privileged
+def test_as_root_haproxy_becomes_the_owner_of_the_data_directory(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    os.chown(server.data, 12_345, 12_346)
+    with edge_before(server, tmp_path) as edge:
+        status = Path(f"/proc/{edge.workers()[0]}/status").read_text()
+
+        assert "Uid:\t12345\t12345" in status
+        assert "Gid:\t12346\t12346" in status
+        assert edge.run("reload").returncode == 0
+    os.chown(server.data, 0, 0)
