@@ -33,6 +33,7 @@ from quaymaster.protocol.sqs.sigv4 import (
     Service,
     SigningKeys,
     declared_digest,
+    refuse_repeated,
     wrong_service,
 )
 
@@ -284,6 +285,11 @@ class Open:
 
     def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
         """Return why a request is refused, whatever its body is; None when it is taken."""
+        if len(request.first) != len(request.headers):
+            try:
+                refuse_repeated(request.headers)
+            except CallerError as error:
+                return error
         if self._is_forced or is_of_this_machine(request.peer):
             return None
         return AccessDenied("Without signatures, only clients on the server's own machine are served.")

@@ -26,8 +26,14 @@ def test_any_bytes_are_percent_decoded_as_the_standard_library_does(encoded: byt
     assert percent_decode(encoded) == expected
 
 
-def test_the_first_of_two_alike_wins_and_empty_pairs_are_ignored() -> None:
-    assert parse_parameters(b"&a=1&&a=2&=3&b&") == {"a": "1", "b": ""}
+def test_empty_pairs_are_ignored() -> None:
+    assert parse_parameters(b"&a=1&&=3&b&=4") == {"a": "1", "b": ""}
+
+
+@pytest.mark.parametrize("encoded", [b"a=1&a=2", b"a=1&a=1", b"a&%61=1"])
+def test_a_parameter_that_is_there_twice_is_refused(encoded: bytes) -> None:
+    with pytest.raises(MalformedInput, match="The parameter a was sent more than once"):
+        parse_parameters(encoded)
 
 
 def test_too_many_parameters_are_refused_before_they_are_read() -> None:

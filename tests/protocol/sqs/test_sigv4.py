@@ -20,7 +20,7 @@ from quaymaster.core.values.errors import CallerError, IncompleteSignature, Sign
 from quaymaster.protocol.sqs import sigv4
 from quaymaster.protocol.sqs.canonical_requests import derive_key, render_time
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign, sign
-from quaymaster.protocol.sqs.sigv4 import QUERY_PARAMETERS_MAX, Authorization, SigningKeys
+from quaymaster.protocol.sqs.sigv4 import QUERY_PARAMETERS_MAX, SINGLE_HEADERS, Authorization, SigningKeys
 
 _KEY_ID = "AKIDEXAMPLE"
 _SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -749,3 +749,29 @@ def test_a_header_that_is_named_twice_as_signed_is_refused_before_its_value_is_h
 
     with pytest.raises(SignatureDoesNotMatch, match="each header once"):
         _check(_with(headers, b"authorization", named))
+
+
+@pytest.mark.parametrize("name", SINGLE_HEADERS)
+@pytest.mark.parametrize("value", [b"", b"other"])
+def test_a_header_that_says_who_asks_for_what_is_refused_when_it_is_repeated(
+    name: bytes, value: bytes
+) -> None:
+    headers = [*_sign(), (b"date", b"Mon, 21 Sep 2026 14:13:20 GMT")]
+    headers += [(b"x-amz-security-token", b"t"), (b"x-amz-content-sha256", b"0" * 64)]
+
+    with pytest.raises(IncompleteSignature, match=f"{name.decode()} was sent more than once"):
+        _check([*headers, (name, value)])
+
+
+def test_other_headers_may_be_repeated() -> None:
+    headers = [_HOST, (b"x-amz-target", b"AmazonSQS.ListQueues"), (b"x-a", b"1"), (b"x-a", b"2")]
+
+    _check(_sign(headers))
+
+
+@pytest.mark.parametrize("name", ["Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature"])
+def test_a_parameter_of_a_presigned_url_is_refused_when_it_is_repeated(name: str) -> None:
+    query = _presigned()
+
+    with pytest.raises(IncompleteSignature, match=f"X-Amz-{name}' was sent more than once"):
+        _check_presigned(query + f"&X-Amz-{name}=other".encode())

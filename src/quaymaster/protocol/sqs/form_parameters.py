@@ -9,14 +9,15 @@ from quaymaster.core.values.errors import MalformedInput
 
 # A full batch with ten attributes on each message has under 600 parameters.
 PARAMETERS_MAX = 4_096
+NAME_CHARS_SHOWN = 80
 
 _NOT_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def parse_parameters(encoded: bytes) -> dict[str, str]:
-    """Return the parameters of a form body or of a URL's query, decoded. The first of two alike wins.
+    """Return the parameters of a form body or of a URL's query, decoded.
 
-    Raises MalformedInput when there are too many or they are not UTF-8.
+    Raises MalformedInput when there are too many, one is there twice, or they are not UTF-8.
     """
     if encoded.count(b"&") >= PARAMETERS_MAX:
         raise MalformedInput(f"A request cannot have more than {PARAMETERS_MAX} parameters.")
@@ -24,8 +25,13 @@ def parse_parameters(encoded: bytes) -> dict[str, str]:
     try:
         for pair in encoded.split(b"&"):
             name, _, value = pair.partition(b"=")
-            if name:
-                parameters.setdefault(percent_decode(name).decode(), percent_decode(value).decode())
+            if not name:
+                continue
+            decoded = percent_decode(name).decode()
+            if decoded in parameters:
+                # Whoever checks a request on its way may take the other one for what it asks.
+                raise MalformedInput(f"The parameter {decoded[:NAME_CHARS_SHOWN]} was sent more than once.")
+            parameters[decoded] = percent_decode(value).decode()
     except UnicodeDecodeError as error:
         raise MalformedInput("The request parameters are not valid UTF-8.") from error
     return parameters

@@ -38,12 +38,16 @@ from quaymaster.protocol.sqs.canonical_requests import (
     join_duplicates,
     render_time,
 )
-from quaymaster.protocol.sqs.form_parameters import percent_decode
+from quaymaster.protocol.sqs.form_parameters import NAME_CHARS_SHOWN, percent_decode
 
 SKEW_MS = 15 * 60 * 1000
 PRESIGNED_EXPIRES_S_MAX = 604_800
 UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
 """Stands for the digest of a body that is not signed; whether that is taken is up to the front end."""
+SINGLE_HEADERS = (
+    *(b"authorization", b"x-amz-target", b"x-amz-date", b"date"),
+    *(b"x-amz-security-token", b"x-amz-content-sha256"),
+)
 QUERY_PARAMETERS_MAX = 1_024
 """Parameters of a signed query. To sort and encode them costs microseconds each, before anything is proven."""
 
@@ -65,6 +69,17 @@ STS_GLOBAL_REGION: Final = "us-east-1"
 def wrong_service(service: Service) -> str:
     """Return what a request is told that is signed for another service than the one it asks."""
     return f"Credential should be scoped to correct service: '{service}'."
+
+
+def refuse_repeated(headers: Headers) -> None:
+    """Raise IncompleteSignature where a header that says who asks for what was sent more than once.
+
+    Whoever checks a request on its way may take the other one for what it says.
+    """
+    names = [name for name, _ in headers]
+    for name in SINGLE_HEADERS:
+        if names.count(name) > 1:
+            raise IncompleteSignature(f"The header {name.decode()} was sent more than once.")
 
 
 def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -150,6 +165,7 @@ class SigningKeys:
         """
         joined = dict(headers) if first is None else first
         if len(joined) != len(headers):
+            refuse_repeated(headers)
             joined = join_duplicates(headers)
         authorization = joined.get(b"authorization")
         if raw_query and raw_query.count(b"&") >= QUERY_PARAMETERS_MAX:
@@ -249,7 +265,12 @@ class SigningKeys:
         for pair in raw_query.split(b"&"):
             name, _, value = pair.partition(b"=")
             if name.startswith(b"X-Amz-"):
-                parameters.setdefault(name, percent_decode(value))
+                if name in parameters:
+                    raise IncompleteSignature(
+                        f"AWS query-string parameter '{name[:NAME_CHARS_SHOWN].decode('latin-1')}' was sent more "
+                        "than once."
+                    )
+                parameters[name] = percent_decode(value)
             if name != b"X-Amz-Signature":
                 kept.append(pair)
         if parameters.get(b"X-Amz-Algorithm") != ALGORITHM:
