@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from harness.edge import haproxy_or_skip
 from harness.etcd import etcd_or_skip
 from harness.local_cluster import LocalCluster, environment
 from harness.waiting import PATIENCE_S, eventually
@@ -149,3 +151,25 @@ def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> No
     assert made["path"] == str(tmp_path / "copy")
     assert (manifest["kind"], manifest["cell"]) == ("cell", "local")
     assert manifest["journals"]["0"]["end"] > 2
+
+
+@pytest.mark.timeout(400)
+def test_a_cell_with_tls_serves_it_next_to_plain_http_for_clients_that_trust_its_ca(tmp_path: Path) -> None:
+    haproxy_or_skip()
+    with LocalCluster.started(tmp_path / "cluster", "--port", "0", "--tls", *SMALL) as cluster:
+        found = cluster.credentials
+        plain = cluster.client()
+        secure = boto3.client(
+            "sqs",
+            endpoint_url=found["tls_endpoint_url"],
+            verify=found["ca_file"],
+            region_name=found["region"],
+            aws_access_key_id=found["access_key_id"],
+            aws_secret_access_key=found["secret_access_key"],
+        )
+
+        url = secure.create_queue(QueueName="jobs")["QueueUrl"]
+        secure.send_message(QueueUrl=url, MessageBody="by TLS")
+
+        assert url.startswith(found["tls_endpoint_url"])
+        assert take_all(plain, plain.get_queue_url(QueueName="jobs")["QueueUrl"], 1) == ["by TLS"]

@@ -199,3 +199,27 @@ def test_settings_of_the_environment_hold_but_those_that_say_where_things_are() 
 
     assert settings == {"purge_interval_s": "0"}
     assert environment_without_settings(environment, "QUAYMASTER_") == {"PATH": "/bin"}
+
+
+def test_with_tls_haproxy_serves_it_over_the_sockets_of_the_front_ends() -> None:
+    plan = planned(ClusterOptions(tls=True))
+
+    (configuration,) = plan.process("haproxy").files.values()
+    port = (plan.tls_url or "").rpartition(":")[2]
+    assert f"bind 127.0.0.1:{port} ssl crt {DIRECTORY}/haproxy.pem alpn h2,http/1.1" in configuration
+    for name in ("frontend-1", "frontend-2"):
+        socket = settings_of(plan, name)["edge_listen"]
+        assert socket == f"unix:{DIRECTORY}/{name}/edge.sock"
+        assert f"server {name} unix@{DIRECTORY}/{name}/edge.sock send-proxy-v2-ssl" in configuration
+    assert plan.ca_file == DIRECTORY / "certificates" / "ca.crt"
+    assert planned().tls_url is None
+    assert "ssl" not in next(iter(planned().process("haproxy").files.values()))
+
+
+def test_tls_needs_haproxy_and_paths_that_sockets_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanRefused, match="needs HAProxy"):
+        planned(ClusterOptions(tls=True), Programs(PROGRAMS.quaymaster, PROGRAMS.etcd, None))
+
+    monkeypatch.setattr(f"{__name__}.DIRECTORY", DIRECTORY / ("long" * 20))
+    with pytest.raises(PlanRefused, match="too long for a socket"):
+        planned(ClusterOptions(tls=True))

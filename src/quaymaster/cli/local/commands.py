@@ -64,6 +64,12 @@ class UpOptions:
             max=65_535,
         ),
     ] = None
+    tls: Annotated[
+        bool | None,
+        typer.Option(
+            "--tls/--no-tls", help="Serve TLS on another port too, with a CA of its own. Later as before."
+        ),
+    ] = None
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,7 +112,7 @@ def up(given: UpOptions) -> None:
             with _progress("Starting", quiet=given.as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)
         if given.as_json:
-            print_json(connection_fields(connection))
+            print_json({**connection_fields(connection), **_tls_fields(cluster)})
             sys.stdout.flush()
         else:
             _greet(cluster, connection, is_first=is_first)
@@ -233,7 +239,7 @@ def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
         load_settings(flags=settings, environment={})
     except SettingsError as error:
         raise WrongUsage(str(error)) from None
-    names = ("brokers", "frontends", "metadata", "managers", "port")
+    names = ("brokers", "frontends", "metadata", "managers", "port", "tls")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     return msgspec.structs.replace(before, **asked, settings=settings)
 
@@ -297,8 +303,15 @@ def _check_some_are_missing(cluster: Cluster, asked: ClusterOptions) -> None:
 # What is shown
 
 
+def _tls_fields(cluster: Cluster) -> dict[str, str]:
+    plan = cluster.plan
+    return {} if plan.tls_url is None else {"tls_endpoint_url": plan.tls_url, "ca_file": str(plan.ca_file)}
+
+
 def _greet(cluster: Cluster, connection: ServerConnection, *, is_first: bool) -> None:
     print_line(f"SQS is served on {connection.endpoint_url}")
+    if cluster.plan.tls_url is not None:
+        print_line(f"and on {cluster.plan.tls_url}, for clients that trust {cluster.plan.ca_file}")
     if is_first:
         # The only time: from here on it is in client.json.
         print_line(f"Access key        {connection.access_key_id}")

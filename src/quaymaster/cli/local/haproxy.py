@@ -18,6 +18,16 @@ class FrontEndServer:
     name: str
     port: int
     admin_port: int
+    socket: Path | None = None
+    """Where it takes connections with PROXY protocol headers, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFront:
+    """Where TLS is served, and the file with certificate and key."""
+
+    port: int
+    certificate: Path
 
 
 def haproxy_command(program: Path, configuration: Path) -> list[str]:
@@ -26,9 +36,17 @@ def haproxy_command(program: Path, configuration: Path) -> list[str]:
 
 
 def haproxy_configuration(
-    servers: Sequence[FrontEndServer], *, port: int, admin_port: int, connections_max: int
+    servers: Sequence[FrontEndServer],
+    *,
+    port: int,
+    admin_port: int,
+    connections_max: int,
+    tls: TLSFront | None = None,
 ) -> str:
-    """Return the file that spreads `port` over the front ends' SQS ports, and `admin_port` over their admin ports."""
+    """Return the file that spreads `port` over the front ends' SQS ports, and `admin_port` over their admin ports.
+
+    With `tls` it also serves that, over the front ends' sockets.
+    """
     return f"""\
 # Written by `quaymaster local up`, each time.
 global
@@ -71,7 +89,24 @@ frontend admin
 backend sqs-front-ends
 {_servers((server.name, server.port, server.admin_port) for server in servers)}
 backend admin-front-ends
-{_servers((server.name, server.admin_port, server.admin_port) for server in servers)}"""
+{_servers((server.name, server.admin_port, server.admin_port) for server in servers)}{_tls(servers, tls)}"""
+
+
+def _tls(servers: Sequence[FrontEndServer], tls: TLSFront | None) -> str:
+    if tls is None:
+        return ""
+    lines = "".join(
+        f"    server {server.name} unix@{server.socket} send-proxy-v2-ssl"
+        f" check addr 127.0.0.1 port {server.admin_port}\n"
+        for server in servers
+    )
+    return f"""
+frontend sqs-tls
+    bind 127.0.0.1:{tls.port} ssl crt {tls.certificate} alpn h2,http/1.1 ssl-min-ver TLSv1.2
+    default_backend sqs-sockets
+
+backend sqs-sockets
+{lines}"""
 
 
 def _servers(servers: Iterable[tuple[str, int, int]]) -> str:

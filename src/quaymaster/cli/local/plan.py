@@ -12,11 +12,13 @@ Below its directory:
     logs/NAME.log                what a process printed, over all its starts
     NAME/                        a process's data
     NAME.toml, haproxy.cfg       the settings it is started with
+    certificates/, haproxy.pem   with --tls: the CA that clients trust, and what HAProxy shows
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,14 @@ from typing import Final, Literal
 import msgspec
 
 from quaymaster.cli.local.etcd import EtcdMember, etcd_command
-from quaymaster.cli.local.haproxy import FrontEndServer, haproxy_command, haproxy_configuration
+from quaymaster.cli.local.haproxy import (
+    FrontEndServer,
+    TLSFront,
+    haproxy_command,
+    haproxy_configuration,
+)
+from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
+from quaymaster.settings import UNIX_PREFIX
 
 Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy"]
 
@@ -33,6 +42,12 @@ HOST: Final = "127.0.0.1"
 CELL: Final = "local"
 ETCD_PREFIX: Final = "quaymaster/local/"
 KEYS: Final = "keys"
+CERTIFICATES: Final = "certificates"
+HAPROXY_CERTIFICATE: Final = "haproxy.pem"
+TLS: Final = "tls"
+"""Among the ports: where TLS is served."""
+SOCKET: Final = "edge.sock"
+"""In the directory of a front end."""
 ZONES: Final = 3
 REPLICAS: Final = 3
 """Of each journal, where there are so many brokers; else one."""
@@ -71,6 +86,7 @@ PLANNED_SETTINGS: Final = frozenset(
         ),
         *("listen", "admin_listen", "broker_listen", "metadata_listen", "manager_listen", "metadata_nodes"),
         *("master_key_source", "master_key", "master_key_previous", "keys_directory", "broker_advertise"),
+        "edge_listen",
     }
 )
 """Settings that say where things are: those of a local cluster are given by its plan."""
@@ -89,6 +105,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     managers: int = 2
     port: int = 9324
     settings: dict[str, str] = {}
+    tls: bool = False
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -143,6 +160,12 @@ class ClusterPlan:
     admin_url: str
     etcd: EtcdMember
     processes: tuple[PlannedProcess, ...]
+    tls_url: str | None = None
+
+    @property
+    def ca_file(self) -> Path:
+        """What clients trust that use TLS."""
+        return self.directory / CERTIFICATES / "ca.crt"
 
     def process(self, name: str) -> PlannedProcess:
         """Return the process of this name, else raise PlanRefused."""
@@ -185,6 +208,8 @@ def check_options(options: ClusterOptions, before: ClusterOptions | None = None)
 def port_names(options: ClusterOptions) -> Iterator[str]:
     """Yield a name for every port that is needed; `endpoint` and `admin` are those that clients use."""
     yield from ("endpoint", "admin", "etcd", "etcd peers")
+    if options.tls:
+        yield TLS
     for name in _names("frontend", options.frontends):
         yield from (name, f"{name} admin")
     for role, count in (
@@ -242,7 +267,12 @@ def plan_cluster(
     etcd = EtcdMember("etcd", ports["etcd"], ports["etcd peers"], directory / "etcd")
     plan = _ClusterPlanner(directory, options, dict(ports), programs, etcd)
     front_ends = [
-        FrontEndServer(name, ports[name], ports[f"{name} admin"])
+        FrontEndServer(
+            name,
+            ports[name],
+            ports[f"{name} admin"],
+            _socket(directory / name) if options.tls else None,
+        )
         for name in _names("frontend", options.frontends)
     ]
     if programs.haproxy is None:
@@ -274,6 +304,7 @@ def plan_cluster(
                     "listen": f"{HOST}:{server.port}",
                     "metadata_nodes": metadata,
                     "keys_directory": str(directory / KEYS),
+                    **({"edge_listen": f"{UNIX_PREFIX}{server.socket}"} if server.socket else {}),
                 },
                 admin_port=server.admin_port,
             )
@@ -284,12 +315,15 @@ def plan_cluster(
         processes.append(
             _haproxy(directory, ports, Path(programs.haproxy), front_ends, programs.connections_max)
         )
+    elif options.tls:
+        raise PlanRefused("--tls needs HAProxy, which is not on this machine.")
     return ClusterPlan(
         directory,
         f"http://{HOST}:{ports['endpoint']}",
         f"http://{HOST}:{ports['admin']}",
         etcd,
         tuple(processes),
+        f"https://{HOST}:{ports[TLS]}" if options.tls else None,
     )
 
 
@@ -342,11 +376,23 @@ def _haproxy(
 ) -> PlannedProcess:
     path = directory / "haproxy.cfg"
     text = haproxy_configuration(
-        front_ends, port=ports["endpoint"], admin_port=ports["admin"], connections_max=connections_max
+        front_ends,
+        port=ports["endpoint"],
+        admin_port=ports["admin"],
+        connections_max=connections_max,
+        tls=TLSFront(ports[TLS], directory / HAPROXY_CERTIFICATE) if TLS in ports else None,
     )
     address = f"{HOST}:{ports['endpoint']}"
     command = tuple(haproxy_command(program, path))
     return PlannedProcess("haproxy", "haproxy", None, address, None, command, {path: text})
+
+
+def _socket(front_end: Path) -> Path:
+    """Return the socket in a front end's directory, else raise PlanRefused."""
+    path = front_end / SOCKET
+    if len(os.fsencode(path)) + len(NEW_SUFFIX) > UNIX_PATH_BYTES_MAX:
+        raise PlanRefused(f"--tls: the path {path} is too long for a socket. Choose a shorter directory.")
+    return path
 
 
 def render_settings(settings: Mapping[str, object]) -> str:

@@ -12,10 +12,15 @@ from pathlib import Path
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.cli.client import SQSClient
 from quaymaster.cli.connection import ServerConnection, connection_fields, read_client_file
+from quaymaster.cli.edge.certificates import read_bundles, write_private
+from quaymaster.cli.edge.self_signed import ensure_self_signed
 from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.cli.local.cluster import POLL_S, START_TIMEOUT_S, Cluster, Progress
 from quaymaster.cli.local.plan import (
     BLOCK,
+    CERTIFICATES,
+    HAPROXY_CERTIFICATE,
+    HOST,
     KEYS,
     START_STAGES,
     ClusterOptions,
@@ -25,6 +30,7 @@ from quaymaster.cli.local.plan import (
     Programs,
     check_options,
     choose_ports,
+    plan_cluster,
 )
 from quaymaster.cli.local.ports import NoPorts, PortBlock
 from quaymaster.cli.local.processes import is_port_free
@@ -51,9 +57,11 @@ def plan_start(
     try:
         check_options(options, known.options if known is not None else None)
         ports = choose_ports(options, before, block.candidates, is_port_free)
+        ports = {**ports, BLOCK: block.first}
+        plan_cluster(directory, options, ports, programs)
     except PlanRefused as error:
         raise WrongUsage(str(error)) from None
-    return Cluster(directory, ClusterRecord(options, programs, {**ports, BLOCK: block.first}))
+    return Cluster(directory, ClusterRecord(options, programs, ports))
 
 
 @contextlib.contextmanager
@@ -110,6 +118,11 @@ def _prepare(plan: ClusterPlan) -> None:
     for planned in plan.processes:
         if planned.role != "haproxy":
             disk.make_directory(str(plan.directory / planned.name))
+    if plan.tls_url is not None:
+        certificates = plan.directory / CERTIFICATES
+        ensure_self_signed(certificates, HOST)
+        (bundle,) = read_bundles(certificates).values()
+        write_private(plan.directory / HAPROXY_CERTIFICATE, bundle)
     provider = FileKeyProvider(plan.directory / KEYS)
     if not provider.key_ids():
         provider.create()
