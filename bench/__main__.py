@@ -1,7 +1,7 @@
 """`make bench`: this server beside its peers, then their backlogs; or one measurement of this folder.
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
-    python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
+    python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | verify | close | invoices
         [its options]
 
@@ -36,12 +36,14 @@ from bench import (
     report,
     rpc_cost,
     serve_cost,
+    tls_cost,
     verify,
     width,
 )
 
 MEASUREMENTS: dict[str, Callable[[], None]] = {
     "serve_cost": serve_cost.main,
+    "tls_cost": tls_cost.main,
     "compare": compare.main,
     "backlog": backlog.main,
     "http_limit": http_limit.main,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import boto3
@@ -139,6 +140,29 @@ def test_health_and_metrics_of_haproxy_are_shown(edge: EdgeProcess, server: Quay
     until(lambda: edge.health()[0] == 503)
     server.start()
     until(lambda: edge.health()[0] == 200)
+
+
+# The standard library leaves a socket that was reset before its handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_address_has_half_of_the_connections(server: QuaymasterProcess, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        edge = stack.enter_context(
+            edge_before(server, tmp_path, "--self-signed", "--set", "http_connections_max=12")
+        )
+        held = [stack.enter_context(edge.connect()) for _ in range(6)]
+
+        with pytest.raises((OSError, ssl.SSLError)):
+            edge.connect()
+        held.pop().close()
+        until(lambda: can_connect(edge))
+
+
+def can_connect(edge: EdgeProcess) -> bool:
+    try:
+        edge.connect().close()
+    except OSError:
+        return False
+    return True
 
 
 # Certificates.

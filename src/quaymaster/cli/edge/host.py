@@ -25,6 +25,8 @@ CIPHERS: Final = ":".join(
 )
 """Of TLS 1.2: with forward secrecy and authenticated."""
 CIPHERS_13: Final = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+SOURCES_MAX: Final = 100_000
+"""Addresses whose connections are counted."""
 SESSION_CONNECTIONS_MAX: Final = 16
 """Idle connections to the front end that one client's connection keeps: with HTTP/2 its requests run side by side."""
 
@@ -107,6 +109,10 @@ def _traffic_lines(host: HostProxy) -> list[str]:
     return [
         "frontend sqs",
         f"    bind {host.bind} ssl crt {_quoted(host.certificates)}/ alpn h2,http/1.1",
+        "    # One address, or /64 network, cannot have all connections.",
+        f"    stick-table type ipv6 size {SOURCES_MAX} expire 2m store conn_cur",
+        "    tcp-request connection track-sc0 src,ipmask(32,64)",
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {max(1, host.connections_max // 2)} }}",
         "    default_backend front-end",
         "",
         "backend front-end",
