@@ -446,12 +446,6 @@ class Settings(BaseSettings):
             parse_edge_listen(value)
         return value
 
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _networks(cls, value: str) -> str:
-        _parse_networks(value)
-        return value
-
     @field_validator("replicas", mode="before")
     @classmethod
     def _number(cls, value: object) -> object:
@@ -464,7 +458,7 @@ class Settings(BaseSettings):
         parse_addresses(value)
         return value
 
-    @field_validator("outbound_networks")
+    @field_validator("trusted_proxies", "outbound_networks")
     @classmethod
     def _networks(cls, value: str | None) -> str | None:
         _parse_networks(value or "")

@@ -23,6 +23,7 @@ from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.edge.reload import reload_edge
+from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 ROTATIONS = 40
 ROTATIONS_LONG = 1_000
@@ -413,3 +414,54 @@ def test_as_root_haproxy_becomes_the_owner_of_the_data_directory(
         assert "Gid:\t12346\t12346" in status
         assert edge.run("reload").returncode == 0
     os.chown(server.data, 0, 0)
+
+
+# Other proxies.
+
+
+@pytest.mark.parametrize(
+    ("trusted", "address", "scheme"),
+    [("127.0.0.1", "203.0.113.9", "https"), ("10.0.0.0/8", "127.0.0.1", "http")],
+)
+def test_trusted_proxies_tell_clients_and_tls_on_both_ports(
+    tmp_path: Path, trusted: str, address: str, scheme: str
+) -> None:
+    server = QuaymasterProcess(tmp_path / "data", settings={"trusted_proxies": trusted})
+    server.start()
+    try:
+        made = forwarded(server, server.admin_port, b"/admin/v1/accounts", [], {"name": "one"})
+        headers = [
+            (b"x-amz-target", b"AmazonSQS.CreateQueue"),
+            (b"content-type", b"application/x-amz-json-1.0"),
+        ]
+        created = forwarded(server, server.listen_port, b"/", headers, {"QueueName": "jobs"})
+    finally:
+        server.stop()
+
+    assert "account_id" in made
+    assert f"address={address} " in server.log()
+    assert created["QueueUrl"].startswith(f"{scheme}://")
+
+
+def forwarded(
+    server: QuaymasterProcess,
+    port: int,
+    path: bytes,
+    headers: list[tuple[bytes, bytes]],
+    fields: dict[str, str],
+) -> dict[str, str]:
+    """Return the answer to a signed request that a proxy passed on."""
+    found, body = server.env(), json.dumps(fields).encode()
+    host = f"127.0.0.1:{port}"
+    signed = sign(
+        UnsignedRequest(b"POST", path, b"", [(b"host", host.encode()), *headers], body),
+        Signer(found.access_key_id, found.secret_access_key, found.region),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    told = {name.decode(): value.decode() for name, value in signed}
+    told |= {"X-Forwarded-For": "198.51.100.1, 203.0.113.9", "X-Forwarded-Proto": "https"}
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+    connection.request("POST", path.decode(), body, told)
+    answer: dict[str, str] = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
