@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ START_TIMEOUT_S = PATIENCE_S
 STOP_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 20_000
+SOCKETS = shutil.ignore_patterns("run")
+"""For `copytree`: what a killed server leaves there cannot be copied, and means nothing without its process."""
 
 # By process: a child that was forked must not give what its parent gives.
 _ports: dict[int, Iterator[int]] = {}

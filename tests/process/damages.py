@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.load import SQSConnection
-from harness.process import ProcessFailed, QuaymasterProcess
+from harness.process import SOCKETS, ProcessFailed, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from .support import EXIT_UNUSABLE, Client, bodies
@@ -106,7 +106,7 @@ class World:
         that is back.
         """
         copied = directory / "data"
-        shutil.copytree(self.data, copied)
+        shutil.copytree(self.data, copied, ignore=SOCKETS)
         damage.do(copied)
         process = QuaymasterProcess(copied, settings=SETTINGS)
         try:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from harness.etcd import EtcdCluster
 from harness.load import SQSConnection
-from harness.process import QuaymasterProcess
+from harness.process import SOCKETS, QuaymasterProcess
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
@@ -103,7 +103,7 @@ class EtcdWorld:
         Raises AssertionError when something deleted or disabled is back, or something acknowledged is lost.
         """
         directory.mkdir()
-        shutil.copytree(self.data, directory / "data")
+        shutil.copytree(self.data, directory / "data", ignore=SOCKETS)
         shutil.copytree(self.etcd_data, directory / self.etcd_data.name)
         damage.do(directory / self.etcd_data.name)
         etcd = EtcdCluster(directory)

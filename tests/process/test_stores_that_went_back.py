@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from harness.process import QuaymasterProcess
+from harness.process import SOCKETS, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from .support import Client, bodies, refused_start, running
@@ -81,7 +81,7 @@ def test_what_is_missing_or_damaged_is_told_and_put_back_it_is_served(
     server: QuaymasterProcess, tmp_path: Path, harm: Callable[[Path], None], told: str
 ) -> None:
     data = tmp_path / "data"
-    shutil.copytree(data, tmp_path / "kept")
+    shutil.copytree(data, tmp_path / "kept", ignore=SOCKETS)
     harm(data)
 
     for _ in range(2):  # a refused start leaves nothing behind that the next one would take

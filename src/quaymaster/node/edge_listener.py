@@ -38,7 +38,7 @@ async def listen_for_proxies(node: Node, server: HTTPServer) -> None:
     except OSError as error:
         reason = error.strerror or error
         if node.settings.edge_listen is None:
-            log_event(log, logging.WARNING, "no socket for a proxy", path=str(place), reason=reason)
+            log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)
             return
         raise OSError(
             f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from harness.process import SOCKETS
 from harness.waiting import INTERVAL_S, PATIENCE_S
 
 from quaymaster.cli.server import force_start
@@ -109,9 +110,7 @@ class Snapshots:
                 return
             copy = self.target / f"{next(self._numbers):03}"
             try:
-                # Sockets cannot be copied, and mean nothing without their process.
-                sockets = shutil.ignore_patterns("run")
-                shutil.copytree(self.data, copy, ignore=sockets, ignore_dangling_symlinks=True)
+                shutil.copytree(self.data, copy, ignore=SOCKETS, ignore_dangling_symlinks=True)
             except (shutil.Error, FileNotFoundError):
                 if attempt == COPIES_TRIED_MAX - 1:
                     raise
