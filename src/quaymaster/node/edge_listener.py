@@ -11,7 +11,7 @@ from quaymaster.net.http.proxied import ProxiedListener
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.node.node import Node
 
-RUN_DIRECTORY_MODE: Final = 0o750
+RUN_DIRECTORY_MODE: Final = 0o700
 
 log = logging.getLogger(__name__)
 

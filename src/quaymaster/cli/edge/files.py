@@ -26,7 +26,7 @@ from quaymaster.cli.failures import CommandFailed, CommandRefused, NoServer, Wro
 from quaymaster.settings import UNIX_PREFIX, Address, parse_address, parse_edge_listen
 
 RUN: Final = "run"
-RUN_MODE: Final = 0o750
+RUN_MODE: Final = 0o700
 DATA_PATIENCE_S: Final = 10.0
 """A server that was started at the same time makes the data directory within this time."""
 POLL_S: Final = 0.05
