@@ -109,11 +109,8 @@ def _traffic_lines(host: HostProxy) -> list[str]:
     return [
         "frontend sqs",
         f"    bind {host.bind} ssl crt {_quoted(host.certificates)}/ alpn h2,http/1.1",
-        "    # One address, or /64 network, cannot have all connections.",
-        f"    stick-table type ipv6 size {SOURCES_MAX} expire 2m store conn_cur",
-        "    tcp-request connection track-sc0 src,ipmask(32,64)",
-        f"    tcp-request connection reject if {{ sc0_conn_cur gt {max(1, host.connections_max // 2)} }}",
         "    default_backend front-end",
+        *_share_lines(host),
         "",
         "backend front-end",
         "    option httpchk GET /health/ready",
@@ -147,6 +144,15 @@ def _health_lines(host: HostProxy) -> list[str]:
         "    stats enable",
         "    stats uri /stats",
         f"    {answer.format(404, 'not-found')} unless {{ path_beg /stats }}",
+    ]
+
+
+def _share_lines(host: HostProxy) -> list[str]:
+    """Keep one address, or /64 network, from having all connections, also those without a handshake."""
+    return [
+        f"    stick-table type ipv6 size {SOURCES_MAX} expire 2m store conn_cur",
+        "    tcp-request connection track-sc0 src,ipmask(32,64)",
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {max(1, host.connections_max // 2)} }}",
     ]
 
 
