@@ -172,10 +172,10 @@ class EdgeProcess:
         self.child.send_signal(signal.SIGTERM)
         return self.ended_with()
 
-    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command on it."""
         return subprocess.run(
-            self.command(command),
+            self.command(command, *arguments),
             capture_output=True,
             text=True,
             env=_environment(),
@@ -243,4 +243,8 @@ def edge_before(server: QuaymasterProcess, directory: Path, *arguments: str) -> 
 
 
 def _environment() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if not name.startswith(("QUAYMASTER_", "AWS_"))}
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name == "QUAYMASTER_TOOLS" or not name.startswith(("QUAYMASTER_", "AWS_"))
+    }

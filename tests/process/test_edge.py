@@ -5,24 +5,28 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
+import socket
 import ssl
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import boto3
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
-from harness.edge import Authority, EdgeProcess, edge_before
+from harness.edge import Authority, EdgeProcess, edge_before, haproxy_or_skip
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.edge.reload import reload_edge
+from quaymaster.cli.tools import tools_directory
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 ROTATIONS = 40
@@ -402,18 +406,73 @@ def test_what_cannot_be_is_wrong_usage(
     assert reason in edge.log()
 
 
-@pytest.mark.privileged
-def test_as_root_haproxy_becomes_the_owner_of_the_data_directory(
-    server: QuaymasterProcess, tmp_path: Path
-) -> None:
-    os.chown(server.data, 12_345, 12_346)
-    with edge_before(server, tmp_path) as edge:
-        status = Path(f"/proc/{edge.workers()[0]}/status").read_text()
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that every user can go into, with an HAProxy that every user can run."""
+    program = haproxy_or_skip()
+    with TemporaryDirectory(prefix="quaymaster-edge-", ignore_cleanup_errors=True) as made:
+        directory = Path(made)
+        directory.chmod(0o755)
+        if program.is_relative_to(tools_directory()):
+            shutil.copytree(program.parent, directory / "tools" / "haproxy", symlinks=True)
+            monkeypatch.setenv("QUAYMASTER_TOOLS", str(directory / "tools"))
+        yield directory
 
-        assert "Uid:\t12345\t12345" in status
-        assert "Gid:\t12346\t12346" in status
-        assert edge.run("reload").returncode == 0
-    os.chown(server.data, 0, 0)
+
+@pytest.mark.privileged
+def test_root_reads_the_certificates_and_becomes_the_owner_of_the_data_directory(public: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    authority = Authority()
+    data = public / "data"
+    (data / "run").mkdir(parents=True)
+    elsewhere = public / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.pem").write_text("kept")
+    for path in (data, data / "run"):
+        os.chown(path, OWNER, OWNER + 1)
+    edge = EdgeProcess(QuaymasterProcess(data), public)
+    put(edge, authority)
+    edge.certificates.chmod(0o700)
+    edge.port = free_low_port()
+    edge.start("--set", "log_level=info")
+    try:
+        (worker,) = edge.workers()
+        assert edge.child is not None
+        for pid in (worker, edge.child.pid):
+            status = Path(f"/proc/{pid}/status").read_text()
+            assert f"Uid:\t{OWNER}\t{OWNER}\t{OWNER}" in status
+            assert f"Gid:\t{OWNER + 1}\t{OWNER + 1}" in status
+            assert "CapEff:\t0000000000000400" in status  # ports below 1024, and nothing else
+        shown = ssl.get_server_certificate(("127.0.0.1", edge.port))
+
+        put(edge, authority)
+        refused = edge.run("reload")
+        done = edge.run("reload", "--certificates", str(edge.certificates))
+        assert (refused.returncode, "--certificates" in refused.stderr) == (2, True)
+        assert (done.returncode, done.stdout) == (0, "tls: new certificates are shown.\n")
+        assert ssl.get_server_certificate(("127.0.0.1", edge.port)) != shown
+
+        # What the owner puts there does not lead root elsewhere.
+        shutil.rmtree(data / "run" / "certificates")
+        (data / "run" / "certificates").symlink_to(elsewhere)
+        put(edge, authority)
+        assert edge.run("reload", "--certificates", str(edge.certificates)).returncode != 0
+        assert [path.name for path in elsewhere.iterdir()] == ["precious.pem"]
+    finally:
+        assert edge.stop() == 0
+
+
+OWNER = 12_345
+
+
+def free_low_port() -> int:
+    """Return a port that only root may bind."""
+    for port in range(1_023, 600, -1):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all are taken")
 
 
 # Other proxies.

@@ -70,7 +70,7 @@ def bundles_in(directory: Path) -> dict[str, bytes]:
 def write_bundles(directory: Path, bundles: Mapping[str, bytes]) -> None:
     """Write the files that HAProxy reads, mode 0600, and remove others. Raises OSError."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    for path in directory.iterdir():
+    for path in directory.glob("*.pem"):
         if path.stem not in bundles:
             path.unlink()
     for name, content in bundles.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,43 +52,62 @@ def run(
     """Run an HAProxy that serves TLS for the front end of a data directory, until SIGTERM or Ctrl-C.
 
     It then takes no more connections, lets requests in progress end, and ends with 0; with 1 when HAProxy ended by
-    itself, and with 3 when it could not start. SIGHUP does what `edge reload` does. Needs HAProxy 2.6 or newer. As
-    root, HAProxy becomes the owner of the data directory once it listens.
+    itself, and with 3 when it could not start. SIGHUP does what `edge reload` does. Needs HAProxy 2.6 or newer. Root
+    reads the certificates, then becomes the owner of the data directory, who may still bind ports below 1024.
     """
     import asyncio
 
     from quaymaster.cli.edge.certificates import CertificatesUnusable, read_bundles, write_bundles
+    from quaymaster.cli.edge.privileges import become_owner
     from quaymaster.cli.edge.reload import write_configuration
     from quaymaster.cli.edge.self_signed import CA_FILE, ensure_self_signed
-    from quaymaster.cli.edge.supervisor import check_port, supervise
+    from quaymaster.cli.edge.supervisor import supervise
+    from quaymaster.cli.tools import find_haproxy
 
-    settings, files, state = _plan(data, bind, certificates, config, overrides)
-    directory = Path(state.certificates)
-    with files.held():
-        check_port(settings.edge_bind_address, "edge_bind")
-        try:
-            made = self_signed and ensure_self_signed(directory, settings.edge_bind_address.host)
-            write_bundles(files.certificates, read_bundles(directory))
+    find_haproxy()  # all is imported before root becomes another user, who may not be able to read it
+    settings, origins, files, directory = _asked(data, bind, certificates, config, overrides)
+    bound, shown = settings.edge_bind_address, settings.edge_admin_address
+    try:
+        if self_signed:
+            become_owner(files.data, bound.port, shown.port)
+            if ensure_self_signed(directory, bound.host):
+                note(f"Made a certificate in {directory}; clients trust it by {directory / CA_FILE}.")
+        bundles = read_bundles(directory)
+        become_owner(files.data, bound.port, shown.port)
+        files.make_run()
+        with files.held():
+            state = _plan(settings, origins, directory)
+            write_bundles(files.certificates, bundles)
             write_configuration(files, state, files.render(state))
-        except CertificatesUnusable as error:
-            hint = "" if self_signed else " To try TLS, --self-signed makes one."
-            raise WrongUsage(f"{error}{hint}") from None
-        except OSError as error:
-            raise NoServer(f"{error.filename} cannot be used: {error.strerror}.") from None
-        if made:
-            note(f"Made a certificate in {directory}; clients trust it by {directory / CA_FILE}.")
-        asyncio.run(supervise(files, state, f"Serving https://{settings.edge_bind_address}"))
+            asyncio.run(supervise(files, state, f"Serving https://{bound}"))
+    except CertificatesUnusable as error:
+        hint = "" if self_signed else " To try TLS, --self-signed makes one."
+        raise WrongUsage(f"{error}{hint}") from None
+    except OSError as error:
+        raise NoServer(f"{error.filename or files.run} cannot be used: {error.strerror}.") from None
 
 
 @app.command()
-def reload(data: options.Data = None, as_json: options.AsJSON = False) -> None:
+def reload(
+    data: options.Data = None, certificates: Certificates = None, as_json: options.AsJSON = False
+) -> None:
     """Show new certificates, without disturbing anybody; reload HAProxy where more has changed.
 
-    Use it as certbot's deploy hook. Where a certificate cannot be used, the one before is still shown.
+    Use it as certbot's deploy hook. Where a certificate cannot be used, the one before is still shown. Root names the
+    directory of the certificates, unless the data directory is root's: what is in there is not for root to believe.
     """
-    from quaymaster.cli.edge.reload import reload_edge
+    from quaymaster.cli.edge.privileges import become_owner, is_foreign_root
+    from quaymaster.cli.edge.reload import read_certificates, reload_edge
 
-    done = reload_edge(_files(data))
+    files = _files(data)
+    bundles = None
+    if certificates is not None:
+        bundles = read_certificates(certificates)
+    elif files.data.is_dir() and is_foreign_root(files.data):
+        raise WrongUsage("As root, name the directory of the certificates with --certificates.")
+    if files.data.is_dir():
+        become_owner(files.data)
+    done = reload_edge(files, bundles)
     if as_json:
         print_json({"done": done})
     else:
@@ -104,7 +124,11 @@ def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
     import signal
     import time
 
+    from quaymaster.cli.edge.privileges import become_owner
+
     files = _files(data)
+    if files.data.is_dir():
+        become_owner(files.data)
     os.kill(files.read_state().haproxy, signal.SIGUSR1)
     deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
     while files.is_held():
@@ -124,27 +148,34 @@ def _files(data: Path | None) -> EdgeFiles:
     return EdgeFiles(data_directory(data).absolute())
 
 
-def _plan(
+def _asked(
     data: Path | None,
     bind: str | None,
     certificates: Path | None,
     config: Path | None,
     overrides: list[str] | None,
-) -> tuple[Settings, EdgeFiles, EdgeState]:
-    """Return what was asked for. Raises NoServer and WrongUsage where it cannot be."""
-    import os
-
-    from quaymaster.cli.edge.files import EdgeFiles, EdgeState, place_text
-    from quaymaster.cli.edge.supervisor import check_port
-    from quaymaster.cli.tools import find_haproxy, get_program, haproxy_version
+) -> tuple[Settings, Mapping[str, str], EdgeFiles, Path]:
+    """Return what was asked for, and the certificates' directory. Raises NoServer and WrongUsage where it cannot be."""
+    from quaymaster.cli.edge.files import EdgeFiles
 
     settings, origins = render.load_edge_settings(config, data, bind, certificates, overrides)
     warn_of_unknown_variables()
     if settings.edge_certificates is None:
         raise WrongUsage("Name the directory of the certificates with --certificates.")
-    place = settings.edge_place
-    if place is None:
+    if settings.edge_place is None:
         raise WrongUsage('edge_listen is "off": the front end takes no connections of a proxy.')
+    files = EdgeFiles(settings.data_directory.absolute())
+    files.wait_for_data()
+    return settings, origins, files, settings.edge_certificates.absolute()
+
+
+def _plan(settings: Settings, origins: Mapping[str, str], directory: Path) -> EdgeState:
+    """Return how it will run. Raises NoServer where it cannot."""
+    from quaymaster.cli.edge.files import EdgeState, place_text
+    from quaymaster.cli.edge.supervisor import check_port
+    from quaymaster.cli.tools import find_haproxy, get_program, haproxy_version
+
+    check_port(settings.edge_bind_address, "edge_bind")
     program, problem = get_program("haproxy", find_haproxy)
     if program is None:
         raise NoServer(f"An edge needs HAProxy, which is not on this machine. {problem}")
@@ -159,18 +190,15 @@ def _plan(
             raise
         note(f"quaymaster edge: no health checks and metrics of HAProxy: {failure.message}")
         admin = None
-    files = EdgeFiles(settings.data_directory.absolute())
-    files.make_run()
-    owner = files.data.stat()
-    state = EdgeState(
+    place = settings.edge_place
+    assert place is not None, "there is an edge only where there is one"
+    return EdgeState(
         haproxy=0,
         program=str(program),
         bind=settings.edge_bind,
         admin=admin,
         front_end=place_text(place),
         admin_listen=None if origins["admin_listen"] == "default" else settings.admin_listen,
-        certificates=str(settings.edge_certificates.absolute()),
+        certificates=str(directory),
         connections_max=render.connections_within(settings.http_connections_max),
-        owner=(owner.st_uid, owner.st_gid) if os.geteuid() == 0 and owner.st_uid else None,
     )
-    return settings, files, state

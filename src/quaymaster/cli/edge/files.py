@@ -45,7 +45,6 @@ class EdgeState(msgspec.Struct, frozen=True):
     admin_listen: str | None
     certificates: str
     connections_max: int
-    owner: tuple[int, int] | None
     format: int = 1
 
 
@@ -62,25 +61,14 @@ class EdgeFiles:
         self.certificates = self.run / "certificates"
 
     def make_run(self) -> None:
-        """Make the directory; it belongs to whom the data directory does.
+        """Make the directory.
 
         Raises:
-            NoServer: there is no data directory, or it may not be written.
+            NoServer: it cannot be made.
+            WrongUsage: its path is too long.
         """
-        deadline_s = time.monotonic() + DATA_PATIENCE_S
-        while not self.data.is_dir():
-            if time.monotonic() > deadline_s:
-                raise NoServer(
-                    f"{self.data} is no directory. Start a server on it first: `quaymaster serve --data {self.data}`."
-                )
-            time.sleep(POLL_S)
         try:
-            self.run.mkdir(mode=RUN_MODE)
-            if os.geteuid() == 0:
-                owner = self.data.stat()
-                os.chown(self.run, owner.st_uid, owner.st_gid)
-        except FileExistsError:
-            pass
+            self.run.mkdir(mode=RUN_MODE, exist_ok=True)
         except OSError as error:
             raise NoServer(f"{self.run} cannot be made: {error.strerror}.") from None
         if len(os.fsencode(self.control)) > CONTROL_PATH_BYTES_MAX:
@@ -88,6 +76,16 @@ class EdgeFiles:
                 f"The path {self.control} is too long for a socket: it has at most {CONTROL_PATH_BYTES_MAX} bytes. "
                 "Move the data directory, or name it by a shorter symbolic link."
             )
+
+    def wait_for_data(self) -> None:
+        """Return when there is a data directory. Raises NoServer when none comes."""
+        deadline_s = time.monotonic() + DATA_PATIENCE_S
+        while not self.data.is_dir():
+            if time.monotonic() > deadline_s:
+                raise NoServer(
+                    f"{self.data} is no directory. Start a server on it first: `quaymaster serve --data {self.data}`."
+                )
+            time.sleep(POLL_S)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -155,7 +153,6 @@ class EdgeFiles:
             admin=None if state.admin is None else parse_address(state.admin),
             control=self.control,
             connections_max=state.connections_max,
-            owner=state.owner,
         )
 
     def render(self, state: EdgeState) -> str:

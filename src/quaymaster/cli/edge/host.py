@@ -37,7 +37,6 @@ class HostProxy:
 
     `front_end`: its `edge_listen`. `certificates`: a directory with a PEM file for each certificate and its key.
     `admin`: where health and metrics are shown; None: nowhere. `control`: of the socket that takes commands.
-    `owner`: user and group that it becomes after its start; None: it stays what it is.
     """
 
     bind: Address
@@ -47,7 +46,6 @@ class HostProxy:
     admin: Address | None
     control: Path
     connections_max: int
-    owner: tuple[int, int] | None = None
 
 
 def render_host(host: HostProxy) -> str:
@@ -56,20 +54,16 @@ def render_host(host: HostProxy) -> str:
 
 
 def _global_lines(host: HostProxy) -> list[str]:
-    owner = [] if host.owner is None else [f"    uid {host.owner[0]}", f"    gid {host.owner[1]}"]
-    of_owner = "" if host.owner is None else f" uid {host.owner[0]} gid {host.owner[1]}"
     return [
         "# Written by `quaymaster edge`, each time.",
         "global",
         f"    maxconn {host.connections_max}",
-        f"    stats socket {_quoted(host.control)} mode 600{of_owner} level admin expose-fd listeners",
+        f"    stats socket {_quoted(host.control)} mode 600 level admin expose-fd listeners",
         "    stats timeout 10s",
         "    # After a reload, how long connections of the process before may stay: long polls take 20 s.",
         "    hard-stop-after 60s",
         "    # A second HAProxy on the same port would take half of the connections; a reload passes its sockets on.",
         "    noreuseport",
-        *owner,
-        "    log stdout format raw daemon notice",
         f"    tune.bufsize {BUFFER_BYTES}",
         f"    tune.http.maxhdr {HEADERS_MAX}",
         "    ssl-default-bind-options ssl-min-ver TLSv1.2",
@@ -81,8 +75,6 @@ def _global_lines(host: HostProxy) -> list[str]:
 _MIDDLE: Final = f"""
 defaults
     mode http
-    log global
-    option dontlognull
     timeout connect 1s
     retries 3
     timeout client 75s

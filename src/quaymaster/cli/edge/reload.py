@@ -19,18 +19,26 @@ CHECK_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.05
 
 
-def reload_edge(files: EdgeFiles) -> str:
+def read_certificates(directory: Path) -> dict[str, bytes]:
+    """Return the certificates of a directory. Raises CommandRefused where they cannot be used."""
+    try:
+        return read_bundles(directory)
+    except CertificatesUnusable as error:
+        raise CommandRefused(str(error)) from None
+
+
+def reload_edge(files: EdgeFiles, bundles: dict[str, bytes] | None = None) -> str:
     """Do what is least disturbing, and return what was done, as a sentence.
+
+    `bundles`: the certificates; None: those that are in the directory with which the edge was started.
 
     Raises:
         NoServer: no edge runs, or it does not answer.
         CommandRefused: certificates or configuration cannot be used; what ran before still does.
     """
     state = files.read_state()
-    try:
-        bundles = read_bundles(Path(state.certificates))
-    except CertificatesUnusable as error:
-        raise CommandRefused(str(error)) from None
+    if bundles is None:
+        bundles = read_certificates(Path(state.certificates))
     shown = bundles_in(files.certificates)
     configuration = files.render(state)
     try:
