@@ -312,7 +312,8 @@ def test_edge_may_start_before_the_server(tmp_path: Path) -> None:
     server.start()
     try:
         until(lambda: "Serving" in edge.log())
-        edge.client(attempts=3).list_queues()
+        until(lambda: edge.health()[0] == 200)
+        edge.client().list_queues()
         assert edge.stop() == 0
     finally:
         server.stop()

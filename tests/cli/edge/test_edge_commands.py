@@ -103,7 +103,7 @@ def test_older_haproxy_is_refused(
     program.chmod(0o755)
     monkeypatch.setattr(tools, "find_haproxy", lambda: program)
 
-    result = run("edge", "run", "--data", tmp_path, "--certificates", tmp_path)
+    result = run("edge", "run", "--data", tmp_path, "--certificates", tmp_path / "made", "--self-signed")
 
     assert (result.code, reason in result.err) == (3, True), result.err
 
