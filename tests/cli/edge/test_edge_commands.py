@@ -15,7 +15,9 @@ from quaymaster.cli.edge import commands
 from quaymaster.cli.edge.certificates import read_bundles, write_bundles
 from quaymaster.cli.edge.files import EdgeFiles, front_end_admin
 from quaymaster.cli.edge.self_signed import ensure_self_signed
-from quaymaster.settings import Address
+from quaymaster.cli.failures import WrongUsage
+from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
+from quaymaster.settings import EDGE_SOCKET, Address
 
 __all__ = ["run"]
 
@@ -118,3 +120,15 @@ def test_data_directory_that_does_not_come_is_named(
 
     assert (result.code, "is no directory" in result.err) == (3, True)
     assert commands.VERSION_MIN == (2, 6)
+
+
+def test_path_of_a_data_directory_has_at_most_82_bytes(tmp_path: Path) -> None:
+    longest = tmp_path / ("d" * (82 - len(str(tmp_path)) - 1))
+    longer = longest.with_name(longest.name + "d")
+    for directory in (longest, longer):
+        directory.mkdir()
+
+    EdgeFiles(longest).make_run()
+    with pytest.raises(WrongUsage, match="too long for a socket"):
+        EdgeFiles(longer).make_run()
+    assert len(str(longest / EDGE_SOCKET)) + len(NEW_SUFFIX) <= UNIX_PATH_BYTES_MAX
