@@ -162,6 +162,7 @@ LOOKS = {
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
+    *(("kms", "list"), ("kms", "show")),
 }
 """Commands that change nothing but messages."""
 

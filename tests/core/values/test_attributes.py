@@ -28,6 +28,8 @@ SPELLED_BESIDES = {
     "quaymaster/cli/message.py": {"DelaySeconds", "VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
     "quaymaster/protocol/actions/validation.py": {"VisibilityTimeout"},
+    # A parameter of STS.
+    "quaymaster/protocol/sts/validation.py": {"Policy"},
 }
 
 
