@@ -169,6 +169,9 @@ class Settings(BaseSettings):
     outbound_networks: str | None = Field(None, json_schema_extra=NETWORK)
     """Networks that are not public, but that URLs of customers may reach, also by plain http: `10.0.0.0/8,fd00::/8`.
     Unset: loopback if `listen` is on loopback, else none. URLs in settings are not checked."""
+    drain_notice_s: NotNegative = Field(3, json_schema_extra=NETWORK)
+    """After SIGTERM, how long a front end or server still takes requests while `/health/ready` answers 404, so that
+    [balancers](../guides/tls-and-balancers.md) stop sending new ones. SIGINT, and a second SIGTERM, end it at once."""
 
     authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=AUTHENTICATION_COMMON)
     """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
@@ -362,7 +365,8 @@ class Settings(BaseSettings):
     node: Name | None = Field(None, json_schema_extra=CELL_COMMON)
     """This process's name, which no other of the same role in the cell has. Unset: the host's name."""
     zone: Name = Field("default", json_schema_extra=CELL_COMMON)
-    """What fails together with this broker: its data center, rack or host. Replicas are in different zones."""
+    """What fails together with this process: its data center, rack or host. Replicas are in different
+    [zones](../guides/zones.md), and front ends prefer metadata nodes of their own."""
     replicas: Literal[1, 3, 5] = Field(3, json_schema_extra=CELL_COMMON)
     """Brokers that have a copy of each journal. With 3 one may be lost, with 5 two; fewer brokers than that do not
     begin to serve. Journals follow when it is changed."""

@@ -106,6 +106,7 @@ class RoleProcess:
             found["PYTHONPATH"] = str(self.python_path)
         if self.clock is not None:
             found |= self.clock.environment()
+        found["QUAYMASTER_DRAIN_NOTICE_S"] = "0"  # there is no balancer that needs one
         return found | {f"QUAYMASTER_{name.upper()}": value for name, value in self.settings.items()}
 
     def wait_until_ready(self) -> None:

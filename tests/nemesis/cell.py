@@ -68,6 +68,7 @@ SETTINGS: dict[str, object] = {
     "purge_interval_s": 0,
     "queue_name_reuse_s": 0,
     "drain_grace_s": 2,
+    "drain_notice_s": 0,
     "replacement_grace_s": 5,
 }
 START_TIMEOUT_S = PATIENCE_S

@@ -15,7 +15,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.node.node import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, Node, Role, run_node, run_on
-from quaymaster.node.roles import run_role
+from quaymaster.node.roles import ROLES, run_role
 from quaymaster.settings import Settings, load_settings
 
 
@@ -121,3 +121,77 @@ def test_a_process_serves_until_it_is_told_to_stop_or_fails(tmp_path: Path) -> N
 
     assert asyncio.run(served("told")) == (EXIT_OK, ["serving, started: True", "draining"])
     assert asyncio.run(served("fails")) == (EXIT_FAILED, ["serving, started: True", "draining"])
+
+
+async def draining(
+    data: Path, role: Role, signals: list[signal.Signals], *, notice_s: int = 1, has_notice: bool = False
+) -> list[int]:
+    """Run a process of the role, signal it, and return what readiness said before, during and after that."""
+    settings = settings_of(data).model_copy(update={"drain_notice_s": notice_s})
+    said: list[int] = []
+
+    async def look(node: Node) -> None:
+        said.append((await ask(node, "/health/ready"))[0])
+        for number in signals:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)  # the same signal twice at once would be one
+        if has_notice:
+            while said[-1] == 200:
+                said.append((await ask(node, "/health/ready"))[0])
+            assert (await ask(node, "/health/live"))[0] == 200
+
+    async def start(node: Node) -> None:
+        tasks: list[asyncio.Task[None]] = []
+        node.greet = lambda: tasks.append(asyncio.create_task(look(node)))
+
+        async def end() -> None:
+            said.append(0)
+            await asyncio.gather(*tasks)
+
+        node.stack.push_async_callback(end)
+
+    assert await run(settings, role._replace(start=start)) == EXIT_OK
+    return said
+
+
+async def nothing(node: Node) -> None:
+    """What a role does that is replaced."""
+
+
+FRONT_END = Role("frontend", nothing, has_clients=True)
+
+
+def test_a_front_end_that_drains_answers_404_and_still_serves_during_the_notice(tmp_path: Path) -> None:
+    said = asyncio.run(draining(tmp_path, FRONT_END, [signal.SIGTERM], has_notice=True))
+
+    assert (said[0], *said[-2:]) == (200, 404, 0)
+
+
+def test_the_notice_is_for_balancers_so_other_roles_end_at_once(tmp_path: Path) -> None:
+    # Were there a notice, the test would run into its limit.
+    said = asyncio.run(draining(tmp_path, Role("broker", nothing), [signal.SIGTERM], notice_s=3600))
+
+    assert said[0] == 200
+    assert said[-1] == 0
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGINT]])
+def test_the_notice_is_cut_short_by_ctrl_c_and_by_a_second_signal(
+    tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    said = asyncio.run(draining(tmp_path, FRONT_END, signals, notice_s=3600))
+
+    assert said == [200, 0]
+
+
+def test_a_process_that_fails_gives_no_notice(tmp_path: Path) -> None:
+    async def start(node: Node) -> None:
+        node.greet = lambda: node.fail(OSError("the disk is gone"))
+
+    settings = settings_of(tmp_path).model_copy(update={"drain_notice_s": 3600})
+
+    assert asyncio.run(run(settings, FRONT_END._replace(start=start))) == EXIT_FAILED
+
+
+def test_front_ends_and_servers_have_clients_that_balancers_send() -> None:
+    assert {name for name, role in ROLES.items() if role.has_clients} == {"server", "frontend"}

@@ -1,7 +1,7 @@
 """One process: what each has, whatever its role, and how it starts, serves and ends.
 
     lock data directory ─▶ admin port ─▶ the role ─▶ ready
-    SIGTERM ─▶ not ready ─▶ the role, and so on, the other way round ─▶ 0
+    SIGTERM ─▶ draining: 404 for balancers ─▶ the role, and so on, the other way round ─▶ 0
 
 The admin port is there first: a long recovery can be watched, and is alive though not ready.
 """
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,8 @@ class Node:
     rpc: RPCMetrics = field(default_factory=RPCMetrics)
     has_started: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a drain should not wait for balancers: at SIGINT, a second SIGTERM, a failure."""
     failure: Exception | None = None
     greet: Callable[[], None] | None = None
     """Says that it serves, instead of a line in the log."""
@@ -98,7 +100,29 @@ class Node:
     def fail(self, error: Exception) -> None:
         """Stop the process: it cannot go on."""
         self.failure = error
+        self.hurry()
+
+    def ask_to_stop(self) -> None:
+        """Drain and end; asked again, end without the notice."""
+        if self.stopped.is_set():
+            self.hurried.set()
         self.stopped.set()
+
+    def hurry(self) -> None:
+        """End without the notice."""
+        self.hurried.set()
+        self.stopped.set()
+
+    async def drain(self, notice_s: float) -> None:
+        """Tell balancers to send no new requests, and give them time to see it; all requests are still served.
+
+        What was started is then ended by `stack`: listeners close, requests end within their grace period, the role
+        gives its work away, the presence row goes.
+        """
+        self.health.set_state("draining")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(notice_s):
+                await self.hurried.wait()
 
     def serve_admin(self, admin: Admin) -> None:
         """Answer the whole admin API on the admin port from now on, not probes only."""
@@ -108,11 +132,13 @@ class Node:
 
 
 class Role(NamedTuple):
-    """What a process is for. `has_all`: it is a server, with all parts of a cell in it."""
+    """What a process is for. `has_all`: it is a server, with all parts of a cell in it. `has_clients`: it takes requests
+    of clients, which balancers send."""
 
     name: str
     start: Callable[[Node], Coroutine[Any, Any, None]]
     has_all: bool = False
+    has_clients: bool = False
 
     def lock(self, settings: Settings, data: Path) -> DirectoryLock:
         """Take the data directory; see `prepare_data_directory`. Raises StoreUnusable before anything is made."""
@@ -171,7 +197,7 @@ async def run_on(stack: AsyncExitStack, settings: Settings, role: Role) -> int:
     else:
         node.greet()
     await ended
-    node.health.set_state("draining")
+    await node.drain(settings.drain_notice_s if role.has_clients else 0)
     return _exit_code(node, role)
 
 
@@ -202,6 +228,8 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
     address = await listen_on(admin, settings.admin_address, "admin")
     stack.push_async_callback(admin.drain, 1.0)
     node = Node(settings, role.name, data, stack, health, metrics, watch, admin, address, stopped=stopped)
+    loop.add_signal_handler(signal.SIGTERM, node.ask_to_stop)
+    loop.add_signal_handler(signal.SIGINT, node.hurry)
     listen_for_failures(loop, node.fail)
     metrics.add_source(node.rpc.samples)
     metrics.add_histograms(node.rpc.histograms)

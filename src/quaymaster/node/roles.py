@@ -183,6 +183,9 @@ CELL_ROLES: Final = {
     FRONT_END_ROLE: _start_front_end,
 }
 ROLES: Final = {
-    SERVER: Role(SERVER, start_server, has_all=True),
-    **{name: Role(name, partial(_start_in_cell, start)) for name, start in CELL_ROLES.items()},
+    SERVER: Role(SERVER, start_server, has_all=True, has_clients=True),
+    **{
+        name: Role(name, partial(_start_in_cell, start), has_clients=name == FRONT_END_ROLE)
+        for name, start in CELL_ROLES.items()
+    },
 }

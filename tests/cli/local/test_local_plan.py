@@ -101,6 +101,7 @@ def test_haproxy_stands_at_the_endpoint_and_asks_front_ends_whether_they_are_rea
     assert plan.endpoint_url == "http://127.0.0.1:9400"
     assert haproxy.address == "127.0.0.1:9400"
     assert "bind 127.0.0.1:9400" in configuration
+    assert "http-check disable-on-404" in configuration
     for name in ("frontend-1", "frontend-2"):
         front_end = plan.process(name)
         assert f"server {name} {front_end.address} check port {front_end.admin_port}" in configuration

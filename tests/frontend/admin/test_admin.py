@@ -113,12 +113,15 @@ def test_a_process_is_live_at_once_and_ready_when_it_serves() -> None:
             port.health.add_check(lambda: "The journal has stopped.")
             stopped = await stranger.request("HEAD", "/health/ready")
             reason = await stranger.request("GET", "/health/ready")
+            port.health.set_state("draining")
+            draining = await stranger.request("GET", "/health/ready")
 
             assert live.status == 200
             assert (starting.status, starting.json["reason"]) == (503, "The process is starting.")
             assert (ready.status, ready.json) == (200, {"status": "ready"})
             assert stopped.status == 503
             assert reason.json["reason"] == "The journal has stopped."
+            assert (draining.status, draining.json["reason"]) == (404, "The process is draining.")
 
     asyncio.run(scenario())
 

@@ -1,7 +1,8 @@
 """How an HAProxy is run before the front ends of a local cluster: its program, arguments and configuration.
 
-Clients see one endpoint. A front end that is not ready gets nothing; one that cannot be connected to is passed over
-without the client noticing. A request that was sent is never sent again by HAProxy: clients do that, under its id.
+Clients see one endpoint. A front end that is not ready gets nothing; one that drains (404) gets nothing new, and what
+it has is answered; one that cannot be connected to is passed over without the client noticing. A request that was sent
+is never sent again by HAProxy: clients do that, under its id.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ defaults
     option redispatch 1
     balance roundrobin
     option httpchk GET /health/ready
+    http-check disable-on-404
     default-server inter 500ms fastinter 100ms fall 2 rise 1
     default-server observe layer4 error-limit 1 on-error fastinter
-    # Who waits for one that fell silent should ask another. One that is asked to end has answered all by then.
+    # Who waits for one that fell silent should ask another. At 404 nothing is cut off.
     default-server on-marked-down shutdown-sessions
 
 frontend sqs

@@ -344,6 +344,8 @@ class _ClusterPlanner:
         admin_port = admin_port or self.ports[f"{name} admin"]
         settings: dict[str, object] = {
             "replicas": REPLICAS if self.options.brokers >= REPLICAS else 1,
+            # HAProxy asks twice as often.
+            "drain_notice_s": 1,
             **self.options.settings,
             "cell": CELL,
             "node": name,

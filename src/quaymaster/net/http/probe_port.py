@@ -1,7 +1,7 @@
 """What monitoring asks every process, without a key: whether it lives, whether it is ready, its metrics.
 
 GET /health/live     200 while the process answers
-GET /health/ready    200, or 503 and why not
+GET /health/ready    200; 404 while the process drains; else 503; and why not
 GET /metrics         Prometheus text
 """
 
@@ -69,7 +69,7 @@ class ProbePort:
                 answer = {"status": "not ready", "reason": reason}
             if notices := self._health.notices():
                 answer["notices"] = notices
-            _respond(request, 200 if reason is None else 503, answer)
+            _respond(request, _readiness(self._health, reason), answer)
         elif path == b"/metrics":
             self._scrape(request)
         elif path.startswith(b"/admin/") and self._health.state == "starting":
@@ -111,6 +111,13 @@ class ProbePort:
             text = b"the metrics cannot be rendered\n"
         for request in requests:
             request.respond(status, headers, text)
+
+
+def _readiness(health: Health, reason: str | None) -> int:
+    """Return the status for balancers: at 404 HAProxy (`disable-on-404`) sends nothing new, and cuts nothing off."""
+    if health.state == "draining":
+        return 404
+    return 200 if reason is None else 503
 
 
 def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
