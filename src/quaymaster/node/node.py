@@ -132,8 +132,8 @@ class Node:
 
 
 class Role(NamedTuple):
-    """What a process is for. `has_all`: it is a server, with all parts of a cell in it. `has_clients`: it takes requests
-    of clients, which balancers send."""
+    """What a process is for. `has_all`: it is a server, with all parts of a cell in it. `has_clients`: balancers send it
+    requests of clients."""
 
     name: str
     start: Callable[[Node], Coroutine[Any, Any, None]]
