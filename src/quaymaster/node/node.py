@@ -132,8 +132,7 @@ class Node:
 
 
 class Role(NamedTuple):
-    """What a process is for. `has_all`: it is a server, with all parts of a cell in it. `has_clients`: balancers send it
-    requests of clients."""
+    """What a process is for. `has_all`: it is a server, with all parts of a cell. `has_clients`: it serves clients."""
 
     name: str
     start: Callable[[Node], Coroutine[Any, Any, None]]
