@@ -115,6 +115,50 @@ def test_one_of_two_managers_acts_and_the_other_takes_over() -> None:
     run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
 
 
+def lost_with_its_manager(cell: FakeCell, broker: str) -> str:
+    """Kill a broker and the acting manager, whose lease outlasts the test, as if the store elected its leaders."""
+
+    async def stand_by() -> None:
+        """Find that another one holds the key."""
+
+    (acting,) = cell.acting()
+    (other,) = cell.managers.keys() - {acting}
+    cell.managers[other].leadership._step = stand_by  # type: ignore[method-assign]
+    cell.kill_manager(acting)
+    cell.kill(broker)
+    return other
+
+
+def test_leaders_that_were_lost_with_the_acting_manager_are_replaced_before_its_lease_ends() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+
+        other = lost_with_its_manager(cell, "b")
+        await cell.until_led("a", "c")
+
+        assert cell.acting() == []
+        done = cell.managers[other]._actions_done
+        assert done == {("Appoint", "done"): 1}
+
+    run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
+
+
+def test_a_manager_that_stands_by_only_appoints_and_moves_nothing() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+
+        other = lost_with_its_manager(cell, "b")
+        await cell.until_led("a", "c")
+        cell.world.start("b")
+        await cell.pass_ms(20_000)
+
+        # Its home would be brought back by a manager that acts.
+        assert set(cell.world.leaders().values()) == {"a", "c"}
+        assert {action for action, _ in cell.managers[other]._actions_done} == {"Appoint"}
+
+    run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
+
+
 @pytest.mark.parametrize("call", ["transfer", "prepare", "drop"])
 def test_standby_goes_on_where_the_acting_manager_was_killed(call: str) -> None:
     async def scenario(cell: FakeCell) -> None:

@@ -52,7 +52,7 @@ CELL = "nemesis"
 ETCD_PREFIX = "quaymaster/nemesis/"
 ETCD_PORTS = (2379, 2380)
 PORTS: dict[Role, int] = {"broker": 9340, "metadata": 9330, "manager": 9350, "frontend": 9324}
-ADMIN_PORTS: dict[Role, int] = {"broker": 9325, "metadata": 9326, "manager": 9327, "frontend": 9325}
+ADMIN_PORTS: dict[Role, int] = {"broker": 9325, "metadata": 9326, "manager": 9327, "frontend": 9328}
 LISTEN: dict[Role, str] = {
     "broker": "broker_listen",
     "metadata": "metadata_listen",
@@ -372,7 +372,10 @@ class Cell:
                 name = f"{role}-{number}"
                 self._add_role(name, role, host, self.directory / name, metadata)
 
-    def _add_role(self, name: str, role: Role, host: str, data: Path, metadata: str) -> None:
+    def _add_role(
+        self, name: str, role: Role, host: str, data: Path, metadata: str, **others: object
+    ) -> None:
+        """Plan a process; `others` are settings that differ from those of its like."""
         address = self.hosts.address(host)
         settings: dict[str, object] = {
             **SETTINGS,
@@ -388,6 +391,7 @@ class Cell:
             "etcd_prefix": ETCD_PREFIX,
             "keys_directory": str(self.directory / "keys"),
             "force_plaintext": True,
+            **others,
         }
         path = self.directory / f"{name}.toml"
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))

@@ -7,6 +7,7 @@
          └──────────────── compare-and-swap ──────────────────────────────┘
 
 Several run; one acts (`leader`), the others observe as well, so that they know what they need when their turn comes.
+They stand in for it (`stand_in`) where journals have lost their leader and it appoints nobody.
 What a plan says is done at once, a task for each journal; while it is, nothing else is planned for that journal.
 
 Without coordination nothing new is appointed, and the cell goes on with the leaders it has. An outcome that is
@@ -19,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -75,6 +76,7 @@ from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound,
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
+from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
@@ -157,6 +159,9 @@ class InClusterManager:
         """The epoch of each journal's last planned change of leaders."""
         self._hand_overs_failed: Counter[int] = Counter()
         self._suspects: set[str] = set()
+        self._stand_in = StandIn()
+        self._standing_in: set[tuple[int, int]] = set()
+        """The journals for which it stands in now, with the revision of their configuration."""
         self._problems: tuple[str, ...] = ()
         self._retry_ms = 0
         self._blind_since_ms: int | None = None
@@ -398,13 +403,20 @@ class InClusterManager:
                 unreadable = (*sorted(self._unreadable_brokers), *self._unreadable_rows)
                 told = tuple(f"{key} in coordination cannot be read" for key in unreadable)
                 self._tell_problems((*made.problems, *told))
-                may_act = self.leadership.is_held and seen.now_ms >= self._retry_ms
-                if may_act and not self._unreadable_brokers:
-                    for action in made.actions:
-                        self._begin(action)
+                may_act = seen.now_ms >= self._retry_ms and not self._unreadable_brokers
+                for action in self._due(seen, made.actions) if may_act else ():
+                    self._begin(action)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_ms / 1000):
                     await self._replan.wait()
+
+    def _due(self, seen: CellSeen, planned: tuple[Action, ...]) -> Sequence[Action]:
+        """Return what this manager is to do of a plan: all of it when it acts, else what the acting one should have."""
+        if self.leadership.is_held:
+            return planned
+        due = self._stand_in.choose(seen, planned, self._suspects)
+        self._standing_in |= {(action.journal, action.revision) for action in due}
+        return due
 
     def _tell_problems(self, problems: tuple[str, ...]) -> None:
         for problem in problems:
@@ -485,6 +497,8 @@ class InClusterManager:
             if isinstance(action, DropReplica) and result == "done":
                 await asyncio.sleep(self._poll_ms / 1000)  # till then the broker's report names the replica
             self._under_way(action).discard(number)
+        if isinstance(action, Appoint):
+            self._standing_in.discard((action.journal, action.revision))
         self._replan.set()
 
     def _note_hand_over(self, action: Action, number: int, before: JournalConfiguration) -> None:
@@ -534,7 +548,7 @@ class InClusterManager:
         return broker.link
 
     async def _write(self, number: int, revision: int, configuration: JournalConfiguration) -> None:
-        if not self.leadership.is_held:
+        if not self.leadership.is_held and (number, revision) not in self._standing_in:
             # It was stopped, or a broker took long: what was planned then may name those who are dead by now.
             raise MoveRefused("This manager's turn ended before it could write what it had planned.")
         written = await self._coordination.compare_and_swap(
