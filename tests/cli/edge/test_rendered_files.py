@@ -110,7 +110,7 @@ def test_keepalived_takes_the_file_of_a_balancer_and_would_run_its_check(directo
 
     with Hosts.made(["balancer"]) as hosts:
         file = written(directory, "balancer-2") / "keepalived.conf"
-        command = [keepalived, "--log-console", "--config-test", "--use-file", file]
+        command = [str(keepalived), "--log-console", "--config-test", "--use-file", str(file)]
         child = hosts.popen("balancer", command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         said, _ = child.communicate(timeout=PATIENCE_S)
 
