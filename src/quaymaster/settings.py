@@ -159,6 +159,9 @@ class Settings(BaseSettings):
     data directory."""
     edge_admin: str = Field("127.0.0.1:9329", json_schema_extra=NETWORK)
     """Address of `quaymaster edge run` for health checks (`/health/ready`) and its metrics (`/metrics`)."""
+    edge_balancers: str = Field("", json_schema_extra=NETWORK)
+    """Addresses and networks of [balancers](../guides/tls-and-balancers.md#balancers), separated by commas. Their
+    connections to `edge_bind` begin with a PROXY protocol header of version 2, and no others do."""
     cors_origins: str = Field("*", json_schema_extra=NETWORK)
     """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. With
     `authentication = "open"`, `*` means pages of this machine; requests that other pages cause are refused,
@@ -462,7 +465,7 @@ class Settings(BaseSettings):
         parse_addresses(value)
         return value
 
-    @field_validator("trusted_proxies", "outbound_networks")
+    @field_validator("trusted_proxies", "edge_balancers", "outbound_networks")
     @classmethod
     def _networks(cls, value: str | None) -> str | None:
         _parse_networks(value or "")
@@ -543,6 +546,11 @@ class Settings(BaseSettings):
     def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
         """The networks of believed proxies, taken apart."""
         return _parse_networks(self.trusted_proxies)
+
+    @property
+    def edge_balancer_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """The networks of balancers before the edge, taken apart."""
+        return _parse_networks(self.edge_balancers)
 
     @property
     def node_name(self) -> str:

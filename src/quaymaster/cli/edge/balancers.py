@@ -41,14 +41,15 @@ defaults
     timeout server 90s
     timeout client-fin 10s
     timeout check 1s
-    # A peer that is gone without a word is missed after 5 s + 3 x 2 s.
+    # A client that is gone without a word is missed after 5 s + 3 x 2 s; a host after 1 s + 3 x 1 s, or 3 s without an
+    # acknowledgement of what was sent, and who waits for it should ask another.
     option clitcpka
     clitcpka-idle 5s
     clitcpka-intvl 2s
     clitcpka-cnt 3
     option srvtcpka
-    srvtcpka-idle 5s
-    srvtcpka-intvl 2s
+    srvtcpka-idle 1s
+    srvtcpka-intvl 1s
     srvtcpka-cnt 3
     # A host that cannot be connected to is passed over without the client noticing.
     retries 3
@@ -65,9 +66,8 @@ backend hosts
     http-check disable-on-404
     default-server check port {health_port} inter 500ms fastinter 250ms fall 2 rise 1
     default-server observe layer4 error-limit 1 on-error fastinter
-    # Who waits for a host that failed should ask another.
-    default-server on-marked-down shutdown-sessions
-    default-server send-proxy-v2
+    # Not `on-marked-down shutdown-sessions`: a proxy that was drained refuses checks too, and answers what it has.
+    default-server send-proxy-v2 tcp-ut 3s
 {hosts}
 frontend check
     mode http

@@ -201,4 +201,5 @@ def _plan(settings: Settings, origins: Mapping[str, str], directory: Path) -> Ed
         admin_listen=None if origins["admin_listen"] == "default" else settings.admin_listen,
         certificates=str(directory),
         connections_max=render.connections_within(settings.http_connections_max),
+        balancers=tuple(map(str, settings.edge_balancer_networks)),
     )

@@ -45,6 +45,7 @@ class EdgeState(msgspec.Struct, frozen=True):
     admin_listen: str | None
     certificates: str
     connections_max: int
+    balancers: tuple[str, ...] = ()
     format: int = 1
 
 
@@ -153,6 +154,7 @@ class EdgeFiles:
             admin=None if state.admin is None else parse_address(state.admin),
             control=self.control,
             connections_max=state.connections_max,
+            balancers=state.balancers,
         )
 
     def render(self, state: EdgeState) -> str:

@@ -1,6 +1,7 @@
 """The HAProxy on a front end's host, which ends TLS: its configuration, as text. Nothing is done here.
 
     clients ──TLS: HTTP/2, HTTP/1.1──▶ HAProxy ──HTTP/1.1, PROXY v2──▶ edge_listen of the front end
+    balancers ──PROXY v2, TLS ...───────▶ │
                                           └──/health/ready──▶ its admin port
 
 It changes no header: signatures cover them. Requests are never sent twice: clients retry, under the same id.
@@ -37,6 +38,7 @@ class HostProxy:
 
     `front_end`: its `edge_listen`. `certificates`: a directory with a PEM file for each certificate and its key.
     `admin`: where health and metrics are shown; None: nowhere. `control`: of the socket that takes commands.
+    `balancers`: networks whose connections begin with a PROXY header.
     """
 
     bind: Address
@@ -46,6 +48,7 @@ class HostProxy:
     admin: Address | None
     control: Path
     connections_max: int
+    balancers: tuple[str, ...] = ()
 
 
 def render_host(host: HostProxy) -> str:
@@ -101,6 +104,7 @@ def _traffic_lines(host: HostProxy) -> list[str]:
     return [
         "frontend sqs",
         f"    bind {host.bind} ssl crt {_quoted(host.certificates)}/ alpn h2,http/1.1",
+        *_balancer_lines(host),
         "    default_backend front-end",
         *_share_lines(host),
         "",
@@ -117,6 +121,13 @@ def _traffic_lines(host: HostProxy) -> list[str]:
         "    http-check disable-on-404",
         f"    server front-end {admin} check inter 500ms fastinter 100ms fall 2 rise 1",
     ]
+
+
+def _balancer_lines(host: HostProxy) -> list[str]:
+    if not host.balancers:
+        return []
+    # Anybody else who begins so is refused: the TLS handshake fails.
+    return [f"    tcp-request connection expect-proxy layer4 if {{ src {' '.join(host.balancers)} }}"]
 
 
 def _health_lines(host: HostProxy) -> list[str]:

@@ -68,6 +68,7 @@ def host(
             admin=settings.edge_admin_address,
             control=files.control,
             connections_max=settings.http_connections_max,
+            balancers=tuple(map(str, settings.edge_balancer_networks)),
         )
     )
     sys.stdout.write(text)
