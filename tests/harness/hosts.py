@@ -134,6 +134,15 @@ class Hosts:
         self._run_in(name, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *shape)
         self._slow.add(name)
 
+    def cut_power(self, name: str) -> None:
+        """Let a host vanish: all of its processes are killed, and its cable is dead. For ever."""
+        self._run_in(name, "ip", "link", "set", "eth0", "down")
+        _kill_processes(self.namespace(name))
+
+    def run(self, name: str, *command: str) -> str:
+        """Run a command in a host until it ends, and return what it printed."""
+        return self._run_in(name, *command)
+
     def heal(self) -> None:
         """Undo all cuts and slow links."""
         for sender, receiver in list(self._cuts):
@@ -260,13 +269,17 @@ def _locked(directory: Path) -> Iterator[None]:
 def _remove_namespace(namespace: str) -> None:
     if not (NAMESPACES / namespace).exists():
         return
+    _kill_processes(namespace)
+    _run("ip", "netns", "delete", namespace)
+
+
+def _kill_processes(namespace: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (left := _processes_left(namespace)) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    _run("ip", "netns", "delete", namespace)
 
 
 def _processes_left(namespace: str) -> list[int]:

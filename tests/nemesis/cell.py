@@ -46,7 +46,7 @@ from quaymaster.coordination.stores.row_checksum import value_of
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
-Role = Literal["etcd", "broker", "metadata", "manager", "frontend"]
+Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "edge"]
 
 CELL = "nemesis"
 ETCD_PREFIX = "quaymaster/nemesis/"
@@ -155,6 +155,12 @@ class Member:
         if child is not None:
             child.kill()
             child.wait()
+
+    def wait_for_end(self) -> int:
+        """Return the exit code of a process that was told to end otherwise, or will end by itself."""
+        child, self._child = self._child, None
+        assert child is not None, f"{self.name} is not started"
+        return child.wait(STOP_TIMEOUT_S)
 
     def stop(self) -> int:
         """Ask the process to end, and return its exit code; it is killed when it takes too long.

@@ -52,6 +52,7 @@ class ZonedCell(Cell):
         with Hosts.made([*ZONES, CLIENTS, *others]) as hosts, ExitStack() as stack:
             cell = cls(directory, hosts)
             cell._plan_zones(program, settings or {})
+            cell._plan_others(stack)
             stack.callback(cell._end)
             stack.enter_context(hosts.entered(CLIENTS))
             for member in cell.members:
@@ -91,6 +92,14 @@ class ZonedCell(Cell):
             for role in ROLES:
                 name = f"{role}-{number}"
                 endpoints = ",".join(member.endpoint for member in first)
+                more = {**settings, **self._settings_of(role, zone)}
                 self._add_role(
-                    name, role, zone, self.directory / name, metadata, etcd_endpoints=endpoints, **settings
+                    name, role, zone, self.directory / name, metadata, etcd_endpoints=endpoints, **more
                 )
+
+    def _settings_of(self, role: Role, zone: str) -> Mapping[str, object]:
+        """Return settings that a subclass gives a process."""
+        return {}
+
+    def _plan_others(self, stack: ExitStack) -> None:
+        """Plan more processes, in a subclass."""

@@ -29,6 +29,8 @@ _HAPROXY: Final = """\
 # Written by `quaymaster edge render balancer`, for {name}.
 global
     maxconn {connections_max}
+    # With fewer open files than that takes it serves fewer, rather than none.
+    no strict-limits
     hard-stop-after 60s
     log stdout format raw daemon notice
 

@@ -1,0 +1,98 @@
+"""Virtual IPs, balancers and hosts that fail or are restarted: clients of the name notice one failed try, or nothing.
+
+Times are printed; the machine's other work is in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.waiting import eventually
+
+from .balanced import BALANCERS, NAME, PORT, VIPS, ZONES, BalancedCell, is_reached, resolver
+from .tls_clients import Clients
+
+MESSAGES = 60
+RESTARTS = 20
+
+pytestmark = [pytest.mark.privileged, pytest.mark.slow]
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[tuple[BalancedCell, Clients]]:
+    """Give a cell behind balancers, and clients that use it."""
+    with BalancedCell.balanced(directory) as cell, resolver(cell).used():
+        clients = Clients(cell.environment(), f"https://{NAME}:{PORT}", cell.ca_file)
+        clients.start()
+        try:
+            clients.work(MESSAGES)
+            yield cell, clients
+        finally:
+            clients.stop()
+
+
+@pytest.mark.timeout(600)
+def test_a_balancer_that_dies_loses_its_virtual_ip_to_the_other_and_no_message(tmp_path: Path) -> None:
+    with serving(tmp_path) as (cell, clients):
+        assert sorted(resolver(cell).addresses()) == [(vip, 30) for vip in VIPS]
+        shares = [cell.connections(*of) for of in zip(BALANCERS, VIPS, strict=True)]
+
+        dead_s = time.monotonic()
+        cell.hosts.cut_power(BALANCERS[0])
+        eventually(lambda: is_reached(VIPS[0]), "the other balancer to have the virtual IP")
+        moved_s = time.monotonic() - dead_s
+        clients.work(MESSAGES)
+
+        assert cell.has(BALANCERS[1], VIPS[0])
+        assert cell.has(BALANCERS[1], VIPS[1])
+    print(f"shares {shares}; virtual IP moved in {moved_s:.2f} s; {clients.report()}")
+    assert all(shares)
+    assert clients.lost == set()
+    assert clients.failures == []
+    assert max(clients.failed_tries) <= 1
+
+
+@pytest.mark.timeout(600)
+def test_a_balancer_whose_haproxy_dies_gives_its_virtual_ip_up(tmp_path: Path) -> None:
+    with serving(tmp_path) as (cell, clients):
+        dead_s = time.monotonic()
+        cell.kill_program(BALANCERS[1], "haproxy")
+        eventually(lambda: cell.has(BALANCERS[0], VIPS[1]), "the other balancer to have the virtual IP")
+        moved_s = time.monotonic() - dead_s
+        clients.work(MESSAGES)
+    print(f"virtual IP moved in {moved_s:.2f} s; {clients.report()}")
+    assert clients.lost == set()
+    assert clients.failures == []
+
+
+@pytest.mark.timeout(600)
+def test_a_host_that_dies_costs_one_failed_try_and_no_message(tmp_path: Path) -> None:
+    with serving(tmp_path) as (cell, clients):
+        cell.hosts.cut_power(ZONES[2])
+        clients.work(MESSAGES)
+    print(clients.report())
+    assert clients.lost == set()
+    assert clients.failures == []
+    assert max(clients.failed_tries) <= 1
+
+
+@pytest.mark.timeout(1200)
+def test_front_ends_that_are_restarted_cost_no_error(tmp_path: Path) -> None:
+    with serving(tmp_path) as (cell, clients):
+        for restart in range(RESTARTS):
+            number = restart % len(ZONES) + 1
+            cell.command(number, "edge", "drain", "--data", str(cell.directory / f"frontend-{number}"))
+            assert cell.edge(number).wait_for_end() == 0
+            front_end = cell.member(f"frontend-{number}")
+            assert front_end.stop() == 0
+            front_end.launch()
+            cell.edge(number).launch()
+            cell.wait_until_ready()
+            clients.work(MESSAGES // 2)
+    print(clients.report())
+    assert clients.lost == set()
+    assert clients.failures == []
