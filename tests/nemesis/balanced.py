@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +61,7 @@ class BalancedCell(ZonedCell):
         for program in (haproxy_or_skip, keepalived_or_skip, dnsmasq_or_skip):
             program()
         ensure_self_signed(directory / "certificates", NAME)
-        with cls.in_zones(directory, others=(*BALANCERS, DNS), settings={"drain_notice_s": 3}) as cell:
+        with cls.in_zones(directory, others=(*BALANCERS, DNS), settings={"drain_notice_s": 1}) as cell:
             eventually(cell.is_settled, "each balancer to have its own virtual IP, and to keep it")
             yield cell
 
@@ -130,15 +130,15 @@ class BalancedCell(ZonedCell):
         layout = self.directory / "edge.toml"
         layout.write_text(self._layout())
         for balancer in BALANCERS:
-            files = place / balancer
-            _render(
-                "balancer", str(layout), "--name", balancer, "--out", str(files), "--installed", str(files)
-            )
-            self._launch(stack, balancer, "haproxy", [haproxy_or_skip(), "-db", "-f", files / "haproxy.cfg"])
-            self._launch(stack, balancer, "keepalived", _keepalived(files))
+            own = place / balancer
+            _render("balancer", str(layout), "--name", balancer, "--out", str(own), "--installed", str(own))
+            self._launch(stack, balancer, "haproxy", [haproxy_or_skip(), "-db", "-f", own / "haproxy.cfg"])
+            self._launch(stack, balancer, "keepalived", _keepalived(own))
         _render("dns", str(layout), "--out", str(place))
-        dnsmasq = [dnsmasq_or_skip(), "--keep-in-foreground", f"--conf-file={place / 'dnsmasq.conf'}"]
-        self._launch(stack, DNS, "dnsmasq", [*dnsmasq, "--user=root", f"--pid-file={place / 'dnsmasq.pid'}"])
+        files = [f"--conf-file={place / 'dnsmasq.conf'}", f"--pid-file={place / 'dnsmasq.pid'}"]
+        self._launch(
+            stack, DNS, "dnsmasq", [dnsmasq_or_skip(), "--keep-in-foreground", "--user=root", *files]
+        )
 
     def _layout(self) -> str:
         lines = [f'name = "{NAME}"', ""]
@@ -150,7 +150,7 @@ class BalancedCell(ZonedCell):
             lines += [f'zone = "{zone}"', ""]
         return "\n".join(lines)
 
-    def _launch(self, stack: ExitStack, host: str, name: str, command: list[str | Path]) -> None:
+    def _launch(self, stack: ExitStack, host: str, name: str, command: Sequence[str | Path]) -> None:
         """Start a program until the test ends, with a log of its own."""
         with (self.directory / f"{host}-{name}.log").open("ab") as log:
             child = self.hosts.popen(
@@ -231,11 +231,11 @@ class Resolver:
                 found += asked(address, port, *arguments, **options)
             return found
 
-        socket.getaddrinfo = look_up  # type: ignore[assignment]
+        socket.getaddrinfo = look_up
         try:
             yield
         finally:
-            socket.getaddrinfo = asked  # type: ignore[assignment]
+            socket.getaddrinfo = asked
 
 
 def resolver(cell: BalancedCell) -> Resolver:

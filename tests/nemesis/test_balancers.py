@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from harness.waiting import eventually
 
-from .balanced import BALANCERS, NAME, PORT, VIPS, ZONES, BalancedCell, is_reached, resolver
+from .balanced import BALANCERS, NAME, PORT, VIPS, BalancedCell, is_reached, resolver
 from .tls_clients import Clients
+from .zones import ZONES
 
 MESSAGES = 60
 RESTARTS = 20

@@ -126,7 +126,7 @@ class MetadataNode:
         """`on_unusable` is called when the store went back: what is in memory is newer, and the process must end."""
         self.name = name
         self._store = store
-        self._greeting = Greeting(options.region, options.account_id)
+        self._greeting = Greeting(options.region, options.account_id, options.zone)
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
         self._beat_interval_ms = options.beat_interval_ms

@@ -20,6 +20,7 @@ class MetadataOptions:
     """Whose store it is, which rules its queues have, and how often what is due is done.
 
     `account_id` is the first account, which the store is made for. `cell_format` grows while the cell is upgraded.
+    `zone` is where the process is.
     """
 
     region: str
@@ -31,3 +32,4 @@ class MetadataOptions:
     kms: KMSMode = "ignore"
     upkeep_interval_ms: int = UPKEEP_INTERVAL_MS
     beat_interval_ms: int = BEAT_INTERVAL_MS
+    zone: str = ""

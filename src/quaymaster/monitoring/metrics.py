@@ -219,6 +219,11 @@ METRICS: Final[dict[str, Declaration]] = {
         "Metadata nodes that did not answer when last asked; others are asked first.",
         is_of_cells=True,
     ),
+    "quaymaster_metadata_other_zone": Declaration(
+        "gauge",
+        "1 while a front end follows a metadata node of another zone, because none of its own answers.",
+        is_of_cells=True,
+    ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(

@@ -68,6 +68,7 @@ def metadata_options(settings: Settings, cell_format: CellFormat | None = None) 
         quotas=Quotas(**settings.account_quotas()),
         cell_format=cell_format or CellFormat(),
         kms=settings.kms,
+        zone=settings.zone,
     )
 
 

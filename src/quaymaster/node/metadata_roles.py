@@ -126,7 +126,7 @@ async def start_remote_metadata(
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
     )
-    registry = RemoteRegistry(MetadataClient(FullNodes(nodes)), options, limits)
+    registry = RemoteRegistry(MetadataClient(FullNodes(nodes), zone=options.zone), options, limits)
     metadata = MetadataService(
         registry,
         key_provider,

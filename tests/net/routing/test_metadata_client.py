@@ -16,8 +16,15 @@ from quaymaster.core.values.errors import (
     Timeout,
     Unreachable,
 )
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, known, when_known
-from quaymaster.protocol.rpc.metadata_messages import Greet, Greeting, encode_message
+from quaymaster.net.routing.metadata_client import (
+    STALE_NODE_MS,
+    FullNodes,
+    MetadataClient,
+    MetadataLink,
+    known,
+    when_known,
+)
+from quaymaster.protocol.rpc.metadata_messages import Changes, Greet, Greeting, encode_message
 
 GREETING = encode_message(Greeting("us-east-1", "000000000000"))
 
@@ -39,10 +46,10 @@ class FakeConnection:
         return self.answer
 
 
-def client_of(*connections: FakeConnection) -> MetadataClient:
+def client_of(*connections: FakeConnection, zone: str = "") -> MetadataClient:
     nodes = FullNodes([MetadataLink(str(number), link) for number, link in enumerate(connections)])
     nodes._nodes.sort(key=lambda node: node.name)
-    return MetadataClient(nodes)
+    return MetadataClient(nodes, zone=zone)
 
 
 async def greet(client: MetadataClient, *, is_repeatable: bool = True) -> Greeting:
@@ -160,5 +167,112 @@ def test_what_is_looked_up_again_is_what_was_asked_for() -> None:
         waiting[-1](Overloaded())
         with pytest.raises(Overloaded):
             await refused
+
+    asyncio.run(scenario())
+
+
+class ZonedConnection(FakeConnection):
+    """Greets from a zone, and answers whoever follows with nothing new, unless it is told to fail."""
+
+    def __init__(self, zone: str) -> None:
+        super().__init__(None)
+        self.zone = zone
+        self.failure: Exception | None = None
+        self.age_ms = 0
+        self.followed = 0
+
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+        await asyncio.sleep(0)
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        if counted_as:
+            self.followed += 1
+            return encode_message(Changes([], 1, self.age_ms))
+        return encode_message(Greeting("us-east-1", "000000000000", self.zone))
+
+
+async def follow(client: MetadataClient, answers: int) -> str:
+    """Follow for so many answers, and return the name of the node that is followed then."""
+    changes = client.follow(["queues/"], 0)
+    for _ in range(answers):
+        await anext(changes)
+    await changes.aclose()  # type: ignore[attr-defined]
+    assert client.followed is not None
+    return client.followed.name
+
+
+def test_nodes_of_the_own_zone_are_asked_and_followed_first() -> None:
+    async def scenario() -> None:
+        far, near = ZonedConnection("a"), ZonedConnection("b")
+        client = client_of(far, near, zone="b")
+
+        await client.meet()
+        far.asked = near.asked = 0
+        await greet(client)
+
+        assert (far.asked, near.asked) == (0, 1)
+        assert await follow(client, 3) == "1"
+        assert not client.is_abroad
+
+    asyncio.run(scenario())
+
+
+def test_a_node_of_the_own_zone_that_comes_back_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quaymaster.net.routing.metadata_client.REST_MIN_S", 0.001)
+
+    async def scenario() -> None:
+        far, near = ZonedConnection("a"), ZonedConnection("b")
+        client = client_of(far, near, zone="b")
+        near.failure = Unreachable()
+        await client.meet()
+
+        assert await follow(client, 3) == "0"
+        assert client.is_abroad
+        near.failure = None
+        await client.meet()
+        changes = client.follow(["queues/"], 0)
+        await anext(changes)
+        await anext(changes)
+        await changes.aclose()  # type: ignore[attr-defined]
+
+        assert client.followed is not None
+        assert client.followed.name == "1"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_of_the_own_zone_whose_store_is_away_is_not_gone_back_to_at_once() -> None:
+    async def scenario() -> None:
+        far, near = ZonedConnection("a"), ZonedConnection("b")
+        client = client_of(far, near, zone="b")
+        await client.meet()
+        near.age_ms = STALE_NODE_MS + 1
+
+        assert await follow(client, 4) == "0"
+        assert near.followed == 1
+
+    asyncio.run(scenario())
+
+
+def test_without_zones_all_nodes_are_alike() -> None:
+    async def scenario() -> None:
+        one, two = ZonedConnection("a"), ZonedConnection("b")
+        client = client_of(one, two)
+        await client.meet()
+
+        assert await follow(client, 2) == "0"
+        assert not client.is_abroad
+
+    asyncio.run(scenario())
+
+
+def test_a_node_of_before_that_tells_no_zone_is_of_another_one() -> None:
+    async def scenario() -> None:
+        old, near = ZonedConnection(""), ZonedConnection("b")
+        client = client_of(old, near, zone="b")
+        await client.meet()
+
+        assert await follow(client, 2) == "1"
 
     asyncio.run(scenario())

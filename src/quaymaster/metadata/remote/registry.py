@@ -31,6 +31,7 @@ from quaymaster.metadata.store.authorization_floor import FollowedFloor
 from quaymaster.metadata.store.identity import Identity, compare_identities
 from quaymaster.metadata.store.rows import DATA_KEYS, DATA_KEYS_KEPT_MAX
 from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues, CountQueues, Greet, Greeting
 
@@ -57,6 +58,7 @@ class RemoteRegistry:
         self.queues = RemoteQueues(client, self.mirror, self.lookups, limits)
         self.data_keys_max = min(limits.rows_max, DATA_KEYS_KEPT_MAX)
         self.miss = self.lookups.miss
+        self._meeting: asyncio.Task[None] | None = None
         self.identities.users.on_missing = self.identities.roles.on_missing = self.miss
 
     async def start(self) -> None:
@@ -68,6 +70,8 @@ class RemoteRegistry:
         """
         greeting = await self._client.ask(Greet(), Greeting, deadline_ms=LIST_MS)
         compare_identities(self._identity, Identity(greeting.account_id, greeting.region))
+        await self._client.meet()
+        self._meeting = supervise(asyncio.create_task(self._client.meet_for_ever(), name="metadata-zones"))
         await self.mirror.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARD_MS / 1000):
@@ -75,6 +79,9 @@ class RemoteRegistry:
 
     async def close(self) -> None:
         """Stop following."""
+        if self._meeting is not None:
+            self._meeting.cancel()
+            await asyncio.gather(self._meeting, return_exceptions=True)
         await self.lookups.close()
         await self.mirror.close()
 
@@ -103,6 +110,7 @@ class RemoteRegistry:
             Sample("quaymaster_metadata_queues", len(self.queues)),
             Sample("quaymaster_metadata_retries_total", self._client.retries),
             Sample("quaymaster_metadata_nodes_silent", self._client.nodes_silent),
+            Sample("quaymaster_metadata_other_zone", float(self._client.is_abroad)),
             *(
                 Sample("quaymaster_metadata_lookups_total", number, (result,))
                 for result, number in self.lookups.results.items()

@@ -1,8 +1,10 @@
 """How front ends reach metadata nodes: which one is asked, for how long, and who next.
 
-    request ──▶ nodes that hold the key, those that failed lately last ──▶ first answer
+    request ──▶ nodes that hold the key, those of the own zone first, those that failed lately last ──▶ first answer
                      │ not reached, not now: the next one, if asking again does no harm
                      └ outcome unknown: the same, else Timeout to the caller
+
+A node tells its zone in its greeting. Changes are followed at a node of the own zone while one answers.
 
 A node is asked through any connection that can `ask` (net/rpc's, or one in memory). What is in flight is bounded, so
 that slow nodes cost a bounded number of waiting requests, and none of those that need no metadata node.
@@ -31,7 +33,15 @@ from quaymaster.core.values.errors import (
     Unreachable,
 )
 from quaymaster.core.values.unreadable import UNREADABLE
-from quaymaster.protocol.rpc.metadata_messages import METHOD, Changes, GetChanges, Request, encode_message
+from quaymaster.protocol.rpc.metadata_messages import (
+    METHOD,
+    Changes,
+    GetChanges,
+    Greet,
+    Greeting,
+    Request,
+    encode_message,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +56,11 @@ FOLLOW_GRACE_MS: Final = 1_000
 """How much longer than that its answer may take; then another node is asked."""
 STALE_NODE_MS: Final = 3_000
 """A node that has not heard of its store for this long is left for another."""
+MEET_INTERVAL_S: Final = 5.0
+"""How often nodes are asked for their zone."""
+MEET_MS: Final = 1_000
+STALE_REST_S: Final = 15.0
+"""A node of the own zone that was left because its store is away is not gone back to for so long."""
 
 T = TypeVar("T")
 
@@ -66,6 +81,9 @@ class MetadataLink:
         self.connection = connection
         self._failures = 0
         self._rests_until_s = 0.0
+        self.zone: str | None = None
+        """Where it is; None until it has told."""
+        self.stale_until_s = 0.0
 
     def __repr__(self) -> str:
         return f"Node({self.name!r})"
@@ -120,8 +138,10 @@ class FullNodes:
 class MetadataClient:
     """Asks nodes, one after the other until one answers."""
 
-    def __init__(self, nodes: MetadataNodes, *, in_flight_max: int = IN_FLIGHT_MAX) -> None:
+    def __init__(self, nodes: MetadataNodes, *, zone: str = "", in_flight_max: int = IN_FLIGHT_MAX) -> None:
+        """`zone`: whose nodes are preferred; with an empty one all are alike."""
         self._nodes = nodes
+        self._zone = zone
         self._in_flight_max = in_flight_max
         self._in_flight = 0
         self.followed: MetadataLink | None = None
@@ -207,7 +227,51 @@ class MetadataClient:
 
     def _in_order(self, key: str) -> list[MetadataLink]:
         followed = self.followed
-        return sorted(self._nodes.holding(key), key=lambda node: (node.rest_s() > 0, node is not followed))
+        return sorted(
+            self._nodes.holding(key),
+            key=lambda node: (node.rest_s() > 0, node is not followed, self._is_far(node)),
+        )
+
+    # Zones
+
+    @property
+    def is_abroad(self) -> bool:
+        """Whether a node of another zone is followed."""
+        return self.followed is not None and self._is_far(self.followed)
+
+    async def meet(self) -> None:
+        """Ask all nodes for their zone."""
+        await asyncio.gather(*(self._greet(node) for node in self._nodes.holding("")))
+
+    async def meet_for_ever(self) -> None:
+        """Ask again and again: a node that comes back, or another one at its address, is found."""
+        while True:
+            await asyncio.sleep(MEET_INTERVAL_S)
+            await self.meet()
+
+    async def _greet(self, node: MetadataLink) -> None:
+        try:
+            data = await node.connection.ask(METHOD, encode_message(Greet()), MEET_MS)
+            node.zone = _decode(data, Greeting).zone
+        except (NotNow, CallerError) as error:
+            node.failed(error)
+        else:
+            node.answered()
+
+    def _is_far(self, node: MetadataLink) -> bool:
+        return bool(self._zone) and node.zone != self._zone
+
+    def _nearest(self, node: MetadataLink) -> MetadataLink:
+        """Return the node to follow from now on: a node of the own zone, if one answers and knows its store."""
+        if not self._is_far(node):
+            return node
+        now_s = time.monotonic()
+        near = [
+            other
+            for other in self._nodes.holding("")
+            if not self._is_far(other) and not other.is_silent and other.stale_until_s <= now_s
+        ]
+        return near[0] if near else node
 
     # Following
 
@@ -271,6 +335,8 @@ class MetadataClient:
             yield changes
             if changes.age_ms > STALE_NODE_MS:
                 node = await self._leave(node)
+            else:
+                node = self._nearest(node)
 
     def _confirm(self, at_s: float) -> None:
         self.heard.set()
@@ -278,6 +344,7 @@ class MetadataClient:
 
     async def _leave(self, stale: MetadataLink) -> MetadataLink | None:
         """Return the next node to try instead of one that is cut off from its store."""
+        stale.stale_until_s = time.monotonic() + STALE_REST_S
         others = [node for node in self._in_order("") if node is not stale and not node.rest_s()]
         await asyncio.sleep(REST_MIN_S)
         return random.choice(others) if others else stale

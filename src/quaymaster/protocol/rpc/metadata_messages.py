@@ -273,10 +273,11 @@ Request = (
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """What everything the node keeps rests on."""
+    """What everything the node keeps rests on, and in which zone it is; empty where it does not say."""
 
     region: str
     account_id: str
+    zone: str = ""
 
 
 class RowPage(msgspec.Struct, frozen=True, array_like=True):
