@@ -67,9 +67,9 @@ def cell_upgrade(
         print_json(upgraded)
         return
     print_table(
-        ("ROLE", "NODE", "VERSION", "READS FORMATS"),
+        ("ROLE", "NODE", "ZONE", "VERSION", "READS FORMATS"),
         [
-            (one["role"], one["node"], one["version"], f"{one['format_min']}-{one['format_max']}")
+            (one["role"], one["node"], one["zone"], one["version"], f"{one['format_min']}-{one['format_max']}")
             for one in upgraded["processes"]
         ],
     )

@@ -1,6 +1,12 @@
-"""Where the journals of a cell should be led: each at the broker of its first member, evened out."""
+"""Where the journals of a cell should be led: each at the broker of its first member, evened out.
+
+Over brokers first, over zones second: a zone that has two homes more than another gives one away if that makes no
+broker's share worse.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
@@ -10,7 +16,8 @@ def choose_homes(cell: CellView) -> dict[int, str | None]:
     """Return each journal's home; None for one of whose members no broker can be that.
 
     While a broker has two homes more than another, a chain of journals, each with a member on the next broker,
-    shifts one home along it.
+    shifts one home along it. So does one from a broker to another that has one less, while the zone of the first has
+    two more than that of the second.
     """
     homes: dict[int, str | None] = {}
     counts = dict.fromkeys(cell.brokers, 0)
@@ -29,6 +36,9 @@ def choose_homes(cell: CellView) -> dict[int, str | None]:
                 counts[home] += 1
     while _shift_home(homes, hosts, counts):
         pass
+    zones = {name: cell.zone(name) for name in cell.brokers}
+    while _shift_home_over_zones(homes, hosts, counts, zones):
+        pass
     return homes
 
 
@@ -37,20 +47,63 @@ def _shift_home(homes: dict[int, str | None], hosts: dict[int, list[str]], count
     for fullest in sorted(counts, key=lambda name: -counts[name]):
         if counts[fullest] < fewest + 2:
             break  # nobody has room for one of its own
-        came_by: dict[str, tuple[int, str]] = {}
-        reached = [fullest]
-        for name in reached:
-            if counts[name] <= counts[fullest] - 2:
-                counts[fullest] -= 1
-                counts[name] += 1
-                while name != fullest:
-                    number, before = came_by[name]
-                    homes[number] = name
-                    name = before
-                return True
-            for number, home in homes.items():
-                for other in hosts[number] if home == name else ():
-                    if other not in reached:
-                        came_by[other] = number, name
-                        reached.append(other)
+
+        def may_take(name: str, most: int = counts[fullest] - 2) -> bool:
+            return counts[name] <= most
+
+        if _shift(homes, hosts, counts, fullest, may_take):
+            return True
+    return False
+
+
+def _shift_home_over_zones(
+    homes: dict[int, str | None],
+    hosts: dict[int, list[str]],
+    counts: dict[str, int],
+    zones: dict[str, str],
+) -> bool:
+    """Shift one home to a zone that has two less, from a broker to one that has one less: they change places."""
+    of_zone = dict.fromkeys(zones.values(), 0)
+    for name, count in counts.items():
+        of_zone[zones[name]] += count
+    least = min(of_zone.values(), default=0)
+    for fullest in sorted(counts, key=lambda name: (-of_zone[zones[name]], -counts[name], name)):
+        most = of_zone[zones[fullest]] - 2
+        if most < least:
+            break  # no zone has room for one of its own
+
+        def may_take(name: str, count: int = counts[fullest] - 1, most: int = most) -> bool:
+            return counts[name] == count and of_zone[zones[name]] <= most
+
+        if _shift(homes, hosts, counts, fullest, may_take):
+            return True
+    return False
+
+
+def _shift(
+    homes: dict[int, str | None],
+    hosts: dict[int, list[str]],
+    counts: dict[str, int],
+    fullest: str,
+    may_take: Callable[[str], bool],
+) -> bool:
+    """Shift one home away from a broker, along the shortest chain to one that may take it; False if there is none."""
+    if not any(map(may_take, counts)):
+        return False
+    came_by: dict[str, tuple[int, str]] = {}
+    reached = [fullest]
+    for name in reached:
+        if may_take(name):
+            counts[fullest] -= 1
+            counts[name] += 1
+            while name != fullest:
+                number, before = came_by[name]
+                homes[number] = name
+                name = before
+            return True
+        for number, home in homes.items():
+            for other in hosts[number] if home == name else ():
+                if other not in reached:
+                    came_by[other] = number, name
+                    reached.append(other)
     return False
