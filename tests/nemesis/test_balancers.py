@@ -5,15 +5,21 @@ Times are printed; the machine's other work is in them.
 
 from __future__ import annotations
 
+import json
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
+from harness.proxied import header_v2
 from harness.waiting import eventually
 
-from .balanced import BALANCERS, NAME, PORT, VIPS, BalancedCell, is_reached, resolver
+from .balanced import BALANCERS, DNS, NAME, PORT, VIPS, BalancedCell, is_reached, resolver
+from .cell import CLIENTS
 from .tls_clients import Clients
 from .zones import ZONES
 
@@ -79,6 +85,45 @@ def test_a_host_that_dies_costs_one_failed_try_and_no_message(tmp_path: Path) ->
     assert clients.lost == set()
     assert clients.failures == []
     assert max(clients.failed_tries) <= 1
+
+
+@pytest.mark.timeout(600)
+def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(tmp_path: Path) -> None:
+    with serving(tmp_path) as (cell, clients):
+        client = clients.client()
+        statement = {
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "sqs:GetQueueAttributes",
+            "Condition": {"NotIpAddress": {"aws:SourceIp": cell.hosts.address(CLIENTS)}},
+        }
+        policy = json.dumps({"Version": "2012-10-17", "Statement": statement})
+        client.set_queue_attributes(QueueUrl=clients.queue_url, Attributes={"Policy": policy})
+
+        def is_refused() -> bool:
+            try:
+                elsewhere.get_queue_attributes(QueueUrl=clients.queue_url, AttributeNames=["QueueArn"])
+            except ClientError as error:
+                return error.response["Error"]["Code"] == "AccessDenied"
+            return False
+
+        with cell.hosts.entered(DNS):
+            elsewhere = clients.client()
+            eventually(is_refused, "another address to be refused")
+            elsewhere.close()
+        for _ in VIPS:
+            client.get_queue_attributes(QueueUrl=clients.queue_url, AttributeNames=["QueueArn"])
+            client.close()
+        host = cell.hosts.address(ZONES[0]), PORT
+        trusting = ssl.create_default_context(cafile=cell.ca_file)
+        with socket.create_connection(host) as plain, trusting.wrap_socket(plain, server_hostname=NAME):
+            pass
+        with socket.create_connection(host) as plain:
+            plain.sendall(header_v2(cell.hosts.address(CLIENTS)))
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                trusting.wrap_socket(plain, server_hostname=NAME)
+
+    assert clients.lost == set()
 
 
 @pytest.mark.timeout(1200)
