@@ -18,6 +18,7 @@ import yaml  # with the AWS CLI
 from harness.table_specs import all_specs
 
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
+from quaymaster.cli.edge.layout import EdgeLayout
 from quaymaster.cli.profile_files import PROFILE_VARIABLE
 from quaymaster.core.values.attributes import ATTRIBUTES
 from quaymaster.monitoring.metrics import METRICS
@@ -75,6 +76,8 @@ NOT_SETTINGS = {
     "delay_seconds",
     # boto3's.
     *("read_timeout", "max_pool_connections", "visibility_timeout", "predefined_queues"),
+    # Of the file that describes an edge.
+    *EdgeLayout.__struct_fields__,
     # Prometheus's.
     *("process_cpu_seconds_total",),
 }

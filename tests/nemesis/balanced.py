@@ -30,6 +30,7 @@ from harness.hosts import NETWORK, Hosts
 from harness.programs import dnsmasq_or_skip, haproxy_or_skip, keepalived_or_skip
 from harness.waiting import PATIENCE_S, eventually
 
+from quaymaster.cli.edge.balancers import CHECK_FILE
 from quaymaster.cli.edge.self_signed import CA_FILE, ensure_self_signed
 
 from .cell import Member, Role
@@ -91,6 +92,14 @@ class BalancedCell(ZonedCell):
         """Return the proxy of a host."""
         return self.member(f"edge-{number}")
 
+    def reaches_hosts(self, balancer: str) -> bool:
+        """Whether a balancer says that it has a host, as keepalived asks."""
+        try:
+            self.hosts.run(balancer, str(self._place / balancer / CHECK_FILE), "hosts")
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
     def kill_program(self, host: str, name: str) -> None:
         """End a program of a balancer as a crash does."""
         self._programs[host, name].kill()
@@ -117,6 +126,8 @@ class BalancedCell(ZonedCell):
     def _plan_others(self, stack: ExitStack) -> None:
         for number, zone in enumerate(ZONES, 1):
             settings = self.directory / f"frontend-{number}.toml"
+            # An edge waits for its front end's, but not for as long as a busy machine takes.
+            (self.directory / f"frontend-{number}").mkdir(mode=0o700)
             command = [_quaymaster(), "edge", "run", "--config", str(settings)]
             self._add(
                 f"edge-{number}",
@@ -125,7 +136,7 @@ class BalancedCell(ZonedCell):
                 command,
                 (self.hosts.address(zone), HEALTH_PORT, "/health/ready"),
             )
-        place = Path(tempfile.mkdtemp(prefix="quaymaster-edge-", dir=SECRET_PLACE))
+        self._place = place = Path(tempfile.mkdtemp(prefix="quaymaster-edge-", dir=SECRET_PLACE))
         stack.callback(shutil.rmtree, place)
         layout = self.directory / "edge.toml"
         layout.write_text(self._layout())

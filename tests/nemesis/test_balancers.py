@@ -88,6 +88,33 @@ def test_a_host_that_dies_costs_one_failed_try_and_no_message(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(600)
+def test_a_balancer_without_hosts_ranks_below_one_with_some_and_keeps_its_own_when_nobody_has_any(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path) as (cell, clients):
+        cut_s = time.monotonic()
+        for zone in ZONES:
+            cell.hosts.cut(BALANCERS[0], zone)
+        eventually(lambda: cell.has(BALANCERS[1], VIPS[0]), "a balancer with hosts to have the virtual IP")
+        moved_s = time.monotonic() - cut_s
+        clients.work(MESSAGES)
+        cell.hosts.heal()
+        eventually(cell.is_settled, "the balancer to have its virtual IP again")
+
+        for number in range(1, len(ZONES) + 1):
+            cell.edge(number).kill9()
+        eventually(lambda: not any(cell.reaches_hosts(balancer) for balancer in BALANCERS))
+
+        assert cell.is_settled()
+        for number in range(1, len(ZONES) + 1):
+            cell.edge(number).launch()
+        cell.wait_until_ready()
+        clients.work(MESSAGES)
+    print(f"virtual IP moved in {moved_s:.2f} s; {clients.report()}")
+    assert clients.lost == set()
+
+
+@pytest.mark.timeout(600)
 def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(tmp_path: Path) -> None:
     with serving(tmp_path) as (cell, clients):
         client = clients.client()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from quaymaster.cli.edge.layout import Balancer, EdgeHost, LayoutError, parse_layout
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "tls-and-balancers.md"
 EXAMPLE = (Path(__file__).parent / "expected" / "edge.toml").read_text()
 
 
@@ -153,3 +156,10 @@ def test_there_is_a_host_and_there_are_not_too_many() -> None:
 
     assert problems(f"host = []\n{without}") == ["host: there are 0; 1 to 250 are needed"]
     assert problems(without + hosts) == ["host: there are 251; 1 to 250 are needed"]
+
+
+def test_the_description_in_the_guide_is_this_one() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (shown,) = (textwrap.dedent(block) for block in blocks if "[[balancer]]" in block)
+
+    assert parse_layout(shown) == parse_layout(EXAMPLE)
