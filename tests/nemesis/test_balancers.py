@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 from harness.proxied import header_v2
+from harness.sdk_clients import Clients
 from harness.waiting import eventually
 
 from .balanced import BALANCERS, DNS, NAME, PORT, VIPS, BalancedCell, is_reached, resolver
 from .cell import CLIENTS
-from .tls_clients import Clients
 from .zones import ZONES
 
 MESSAGES = 60
@@ -131,7 +131,7 @@ def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(tm
             try:
                 elsewhere.get_queue_attributes(QueueUrl=clients.queue_url, AttributeNames=["QueueArn"])
             except ClientError as error:
-                return error.response["Error"]["Code"] == "AccessDenied"
+                return bool(error.response["Error"]["Code"] == "AccessDenied")
             return False
 
         with cell.hosts.entered(DNS):

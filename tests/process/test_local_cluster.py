@@ -15,10 +15,15 @@ import pytest
 from harness.edge import haproxy_or_skip
 from harness.etcd import etcd_or_skip
 from harness.local_cluster import LocalCluster, environment
+from harness.process import Environment
+from harness.sdk_clients import Clients
 from harness.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
+RESTARTS = 6
+MESSAGES = 30
+"""Between them."""
 SMALL = ("--brokers", "1", "--metadata", "1", "--managers", "1", "--frontends", "1")
 
 
@@ -79,6 +84,26 @@ def test_a_cell_goes_on_without_the_broker_that_led_and_takes_it_back(tmp_path: 
 
         assert stopped == [process["name"] for process in before["processes"]]
         assert cluster.pids() == []
+
+
+@pytest.mark.timeout(900)
+def test_front_ends_are_restarted_behind_haproxy_and_no_try_fails(tmp_path: Path) -> None:
+    haproxy_or_skip()
+    with LocalCluster.started(tmp_path / "cluster", *SMALL[:-1], "2", "--port", "0") as cluster:
+        credentials = {name: cluster.credentials[name] for name in Environment._fields}
+        clients = Clients(Environment(**credentials), cluster.credentials["endpoint_url"])
+        clients.start()
+        clients.work(MESSAGES)
+
+        for restart in range(RESTARTS):
+            cluster.run("restart", f"frontend-{restart % 2 + 1}")
+            clients.work(MESSAGES)
+
+        clients.stop()
+    print(clients.report())
+    assert clients.lost == set()
+    assert clients.failures == []
+    assert set(clients.failed_tries) == {0}
 
 
 def is_whole(status: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Clients of an edge: boto3 over TLS, by the name, with the retries that it makes by itself.
+"""Clients that live through restarts and failures: boto3, with the retries that it makes by itself.
 
     clients = Clients(...) ─▶ some send, some receive with long polls and delete ─▶ stop ─▶ what is left is received
 
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from harness.process import Environment
-from harness.waiting import PATIENCE_S, eventually
+
+from .process import Environment
+from .waiting import PATIENCE_S, eventually
 
 ATTEMPTS_MAX = 4
 CONNECT_TIMEOUT_S = 2.0
@@ -34,13 +35,13 @@ class Failure(NamedTuple):
 
 
 class Clients:
-    """Threads that send and receive. Each has a connection of its own."""
+    """Threads that send and receive. Each has a connection of its own; of TLS, where there is a `ca_file`."""
 
     def __init__(
         self,
         environment: Environment,
         endpoint_url: str,
-        ca_file: Path,
+        ca_file: Path | None = None,
         *,
         senders: int = 3,
         receivers: int = 2,
@@ -111,7 +112,7 @@ class Clients:
         ).client(
             "sqs",
             endpoint_url=self._endpoint_url,
-            verify=str(self._ca_file),
+            verify=None if self._ca_file is None else str(self._ca_file),
             config=Config(
                 retries={"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"},
                 connect_timeout=CONNECT_TIMEOUT_S,
