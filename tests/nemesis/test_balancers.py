@@ -159,9 +159,9 @@ def test_front_ends_that_are_restarted_cost_no_error(tmp_path: Path) -> None:
         for restart in range(RESTARTS):
             number = restart % len(ZONES) + 1
             cell.command(number, "edge", "drain", "--data", str(cell.directory / f"frontend-{number}"))
-            assert cell.edge(number).wait_for_end() == 0
+            assert cell.edge(number).wait_for_end() == 0, cell.edge(number).log()
             front_end = cell.member(f"frontend-{number}")
-            assert front_end.stop() == 0
+            assert front_end.stop() == 0, front_end.log()
             front_end.launch()
             cell.edge(number).launch()
             cell.wait_until_ready()
