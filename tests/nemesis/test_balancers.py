@@ -161,7 +161,7 @@ def test_front_ends_that_are_restarted_cost_no_error(tmp_path: Path) -> None:
             number = restart % len(ZONES) + 1
             cell.command(number, "edge", "drain", "--data", str(cell.directory / f"frontend-{number}"))
             if cell.edge(number).wait_for_end() != 0:
-                # HAProxy 2.6.12 of Debian 12 sometimes crashes when its last connection is closed. Clients notice nothing.
+                # Debian 12's HAProxy, 2.6.12, sometimes crashes at its end. Clients notice nothing.
                 assert "exited with code 139" in cell.edge(number).log(), cell.edge(number).log()
                 crashes += 1
             front_end = cell.member(f"frontend-{number}")

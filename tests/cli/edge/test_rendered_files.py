@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import tempfile
@@ -15,7 +16,9 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.edge.balancers import balancer_files
 from quaymaster.cli.edge.dns import dnsmasq_configuration
+from quaymaster.cli.edge.host import HostProxy, render_host
 from quaymaster.cli.edge.layout import Balancer, parse_layout
+from quaymaster.settings import Address
 
 EXPECTED = Path(__file__).parent / "expected"
 LAYOUT = parse_layout((EXPECTED / "edge.toml").read_text())
@@ -122,3 +125,33 @@ def test_dnsmasq_takes_the_file_of_a_name_server(tmp_path: Path) -> None:
     (tmp_path / "dnsmasq.conf").write_text(dnsmasq_configuration(LAYOUT))
 
     assert "OK" in accepted(dnsmasq, "--test", "--conf-file=" + str(tmp_path / "dnsmasq.conf"))
+
+
+def test_a_host_reads_headers_of_balancers_alone_and_counts_their_clients_by_their_own_addresses() -> None:
+    host = HostProxy(
+        bind=Address("10.0.0.21", 443),
+        front_end=Path("/data/run/edge.sock"),
+        front_end_admin=Address("127.0.0.1", 9325),
+        certificates=Path("/data/run/certificates"),
+        admin=None,
+        control=Path("/data/run/edge.ctl"),
+        connections_max=100,
+        balancers=("10.0.0.5/32", "10.0.1.0/24"),
+    )
+
+    lines = [line.strip() for line in render_host(host).splitlines()]
+    alone = render_host(dataclasses.replace(host, balancers=()))
+
+    first = lines.index("acl from-balancer src 10.0.0.5/32 10.0.1.0/24")
+    assert lines[first + 1 : first + 8] == [
+        "tcp-request connection expect-proxy layer4 if from-balancer",
+        "default_backend front-end",
+        "stick-table type ipv6 size 100000 expire 2m store conn_cur",
+        "tcp-request connection track-sc0 src,ipmask(32,64) unless from-balancer",
+        "tcp-request connection reject if { sc0_conn_cur gt 50 }",
+        "tcp-request session track-sc0 src,ipmask(32,64)",
+        "tcp-request session reject if { sc0_conn_cur gt 50 }",
+    ]
+    assert "expect-proxy" not in alone
+    assert "from-balancer" not in alone
+    assert "tcp-request session" not in alone

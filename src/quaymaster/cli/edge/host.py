@@ -127,7 +127,10 @@ def _balancer_lines(host: HostProxy) -> list[str]:
     if not host.balancers:
         return []
     # Anybody else who begins so is refused: the TLS handshake fails.
-    return [f"    tcp-request connection expect-proxy layer4 if {{ src {' '.join(host.balancers)} }}"]
+    return [
+        f"    acl from-balancer src {' '.join(host.balancers)}",
+        "    tcp-request connection expect-proxy layer4 if from-balancer",
+    ]
 
 
 def _health_lines(host: HostProxy) -> list[str]:
@@ -151,12 +154,23 @@ def _health_lines(host: HostProxy) -> list[str]:
 
 
 def _share_lines(host: HostProxy) -> list[str]:
-    """Keep one address, or /64 network, from having all connections, also those without a handshake."""
-    return [
+    """Keep one address, or /64 network, from having all connections, also those without a handshake.
+
+    Behind a balancer the address is the client's, which is known once the PROXY header is read.
+    """
+    most = max(1, host.connections_max // 2)
+    unless = " unless from-balancer" if host.balancers else ""
+    lines = [
         f"    stick-table type ipv6 size {SOURCES_MAX} expire 2m store conn_cur",
-        "    tcp-request connection track-sc0 src,ipmask(32,64)",
-        f"    tcp-request connection reject if {{ sc0_conn_cur gt {max(1, host.connections_max // 2)} }}",
+        f"    tcp-request connection track-sc0 src,ipmask(32,64){unless}",
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {most} }}",
     ]
+    if host.balancers:
+        lines += [
+            "    tcp-request session track-sc0 src,ipmask(32,64)",
+            f"    tcp-request session reject if {{ sc0_conn_cur gt {most} }}",
+        ]
+    return lines
 
 
 def _quoted(path: Path) -> str:
