@@ -69,7 +69,13 @@ def cell_upgrade(
     print_table(
         ("ROLE", "NODE", "ZONE", "VERSION", "READS FORMATS"),
         [
-            (one["role"], one["node"], one["zone"], one["version"], f"{one['format_min']}-{one['format_max']}")
+            (
+                one["role"],
+                one["node"],
+                one["zone"],
+                one["version"],
+                f"{one['format_min']}-{one['format_max']}",
+            )
             for one in upgraded["processes"]
         ],
     )
