@@ -1,0 +1,409 @@
+"""The manifests: judged by the schemas of Kubernetes, compared with the program, and fitting together."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quaymaster.broker.cell.broker_service import CALLER_ROLES
+from quaymaster.node.roles import CELL_ROLES
+from quaymaster.settings import Settings
+
+from .composed import variables_of_image
+from .support import A_KEY, DEPLOY, USER, check_command, check_settings, documents, lint, program_or_skip
+
+KUBERNETES = DEPLOY / "kubernetes"
+KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml"))
+OVERLAYS = [path for path in KUSTOMIZATIONS if path.parent.name == "overlays"]
+FILES = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
+FOREIGN = ("cert-manager.io/v1",)
+"""Whose schemas are not those of Kubernetes."""
+WORKLOADS = ("StatefulSet", "Deployment")
+COMPONENT = "app.kubernetes.io/component"
+ZONE = "zone-1"
+NOT_RENDERED = "that kustomize takes the overlays is not tested (kubectl has it)"
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(KUBERNETES))
+
+
+@functools.cache
+def kustomization(directory: Path) -> dict[str, Any]:
+    [found] = documents(directory / "kustomization.yaml")
+    return found
+
+
+@functools.cache
+def objects(directory: Path) -> list[dict[str, Any]]:
+    """Return what a kustomization is made of, with the resources and patches of its components."""
+    found: list[dict[str, Any]] = []
+    for resource in kustomization(directory).get("resources", []):
+        path = (directory / resource).resolve()
+        found += objects(path) if path.is_dir() else documents(path)
+    for name in kustomization(directory).get("components", []):
+        part = (directory / name).resolve()
+        found += objects(part)
+        for patch in kustomization(part)["patches"]:
+            for change in documents(part / patch["path"]):
+                place = next(
+                    number for number, one in enumerate(found) if _identity(one) == _identity(change)
+                )
+                found[place] = _patched(found[place], change)
+    return found
+
+
+def _identity(one: dict[str, Any]) -> tuple[str, str]:
+    return one["kind"], one["metadata"]["name"]
+
+
+def _patched(before: Any, change: Any) -> Any:
+    """Return what a strategic merge gives: maps by key, lists of named things by name."""
+    if isinstance(before, dict) and isinstance(change, dict):
+        return before | {key: _patched(before.get(key), value) for key, value in change.items()}
+    if isinstance(before, list) and all(
+        isinstance(one, dict) and "name" in one for one in [*before, *change]
+    ):
+        named = {one["name"]: one for one in before}
+        return list((named | {one["name"]: _patched(named.get(one["name"]), one) for one in change}).values())
+    return change
+
+
+def literals(directory: Path) -> dict[str, dict[str, str]]:
+    """Return the generated ConfigMaps of a kustomization and those below it."""
+    found: dict[str, dict[str, str]] = {}
+    for resource in kustomization(directory).get("resources", []):
+        if (directory / resource).is_dir():
+            found |= literals(directory / resource)
+    for generator in kustomization(directory).get("configMapGenerator", []):
+        pairs = dict(text.split("=", 1) for text in generator["literals"])
+        found[generator["name"]] = found.get(generator["name"], {}) | pairs
+    return found
+
+
+def of_kind(kind: str, directory: Path) -> list[dict[str, Any]]:
+    return [found for found in objects(directory) if found["kind"] == kind]
+
+
+def workloads(directory: Path) -> list[dict[str, Any]]:
+    return [found for found in objects(directory) if found["kind"] in WORKLOADS]
+
+
+def every(*kinds: str) -> list[Any]:
+    """Return a test's parameters: each object of these kinds in each overlay."""
+    return [
+        pytest.param(overlay, one, id=f"{overlay.name}-{one['metadata']['name']}")
+        for overlay in OVERLAYS
+        for kind in kinds
+        for one in of_kind(kind, overlay)
+    ]
+
+
+def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return found
+
+
+def component(one: dict[str, Any]) -> str:
+    found: str = one["spec"]["template"]["metadata"]["labels"][COMPONENT]
+    return found
+
+
+def ports(overlay: Path) -> dict[str, dict[str, int]]:
+    """Return the ports of each component, by name."""
+    return {
+        component(workload): {
+            port["name"]: port["containerPort"]
+            for container in pod_of(workload)["containers"]
+            for port in container.get("ports", [])
+        }
+        for workload in workloads(overlay)
+    }
+
+
+def environment(overlay: Path, workload: dict[str, Any], container: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of a container of a workload's first pod."""
+    found = variables_of_image("quaymaster")
+    for source in container.get("envFrom", []):
+        found |= literals(overlay)[source["configMapRef"]["name"]]
+    fields = {
+        "metadata.name": f"{workload['metadata']['name']}-0",
+        "metadata.labels['topology.kubernetes.io/zone']": ZONE,
+    }
+    for variable in container.get("env", []):
+        source = variable.get("valueFrom", {})
+        if "fieldRef" in source:
+            found[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in source:
+            assert source["secretKeyRef"]["key"] == variable["name"]
+            found[variable["name"]] = A_KEY
+        else:
+            # As Kubernetes does: what is there so far.
+            found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], variable["value"])
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name_of)
+def test_an_overlay_is_what_kubernetes_takes(overlay: Path, tmp_path: Path) -> None:
+    known = [found for found in objects(overlay) if found["apiVersion"] not in FOREIGN]
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(known))
+
+    lint("kubernetes-validate", "--strict", "--quiet", tmp_path / "objects.yaml")
+
+
+def test_every_file_is_used_and_every_file_that_is_used_is_there() -> None:
+    used = set()
+    for directory in KUSTOMIZATIONS:
+        found = kustomization(directory)
+        named = [*found.get("resources", []), *found.get("components", [])]
+        named += [patch["path"] for patch in found.get("patches", []) if "path" in patch]
+        named += [
+            file.rpartition("=")[2]
+            for one in found.get("configMapGenerator", [])
+            for file in one.get("files", [])
+        ]
+        for name in named:
+            path = (directory / name).resolve()
+            assert path.exists(), f"{name_of(directory)} names {name}"
+            assert path.is_file() or (path / "kustomization.yaml").exists(), name
+            used.add(path)
+
+    assert set(FILES) <= used
+    assert [overlay.name for overlay in OVERLAYS] == ["cell", "cell-cert-manager", "single"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name_of)
+def test_kustomize_renders_an_overlay_that_kubernetes_takes(overlay: Path, tmp_path: Path) -> None:
+    kubectl = program_or_skip("kubectl", NOT_RENDERED)
+
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(lint(kubectl, "kustomize", overlay))
+    found = documents(rendered)
+    rendered.write_text(yaml.safe_dump_all(one for one in found if one["apiVersion"] not in FOREIGN))
+    lint("kubernetes-validate", "--strict", "--quiet", rendered)
+
+    images = {
+        container["image"]
+        for one in found
+        if one["kind"] in WORKLOADS
+        for container in pod_of(one)["containers"]
+    }
+    assert all(re.fullmatch(r"registry\.example\.com/[a-z-]+:\d+\.\d+\.\d+", image) for image in images), (
+        images
+    )
+    assert {one["metadata"].get("namespace") for one in found} == {"quaymaster", None}
+
+
+@pytest.mark.parametrize(("overlay", "workload"), every(*WORKLOADS))
+def test_commands_and_settings_of_a_pod_exist(overlay: Path, workload: dict[str, Any]) -> None:
+    for container in pod_of(workload)["containers"]:
+        variables = environment(overlay, workload, container)
+        if container["image"] == "quaymaster-etcd":
+            continue
+        settings = check_settings(variables)
+        for shown in re.findall(r"quaymaster ([a-z ]+)", " ".join(container.get("command", []))):
+            check_command(shown.split())
+        if "command" not in container:
+            name = check_command(container["args"])
+            assert name in {"serve", "edge run", f"run {component(workload)}"}
+            assert settings.admin_address.port == ports(overlay)[component(workload)]["admin"]
+            assert not settings.admin_address.is_loopback, "probes come from outside the pod"
+            if name != "edge run":
+                _check_addresses(overlay, workload, settings)
+
+
+def _check_addresses(overlay: Path, workload: dict[str, Any], settings: Settings) -> None:
+    role = component(workload)
+    known = ports(overlay)
+    if role == "server":
+        assert settings.listen_address.port == known[role]["sqs"]
+        return
+    assert settings.node == f"{role}-0"
+    assert settings.zone == ZONE
+    mount = next(
+        mount for mount in pod_of(workload)["containers"][0]["volumeMounts"] if mount["name"] == "tls"
+    )
+    assert settings.tls_directory == Path(mount["mountPath"]) / f"{role}-0"
+    hosts = {
+        f"{one}-{number}.{one}": ports
+        for one, ports in known.items()
+        for number in range(_pods(overlay, one))
+    }
+    for endpoint in settings.etcd_endpoint_list:
+        host, _, port = endpoint.removeprefix("http://").partition(":")
+        assert hosts[host]["client"] == int(port)
+    if role == "broker":
+        assert settings.broker_advertise == f"broker-0.broker:{known[role]['broker']}"
+        assert settings.broker_listen_address.port == known[role]["broker"]
+    if role == "frontend":
+        assert {address.host for address in settings.metadata_node_list} == {
+            host for host in hosts if host.endswith(".metadata")
+        }
+        assert {address.port for address in settings.metadata_node_list} == {known["metadata"]["metadata"]}
+
+
+def _pods(overlay: Path, name: str) -> int:
+    """Return how many pods of a component there can be."""
+    scalers = {
+        one["spec"]["scaleTargetRef"]["name"]: one for one in of_kind("HorizontalPodAutoscaler", overlay)
+    }
+    if name in scalers:
+        found: int = scalers[name]["spec"]["maxReplicas"]
+        return found
+    [workload] = [one for one in workloads(overlay) if component(one) == name]
+    replicas: int = workload["spec"]["replicas"]
+    return replicas
+
+
+@pytest.mark.parametrize(("overlay", "workload"), every(*WORKLOADS))
+def test_a_pod_may_do_nothing_but_its_work(overlay: Path, workload: dict[str, Any]) -> None:
+    pod = pod_of(workload)
+    security = pod["securityContext"]
+
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] == security["fsGroup"] == USER
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False, "variables such as QUAYMASTER_PORT would look like settings"
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(("overlay", "workload"), every(*WORKLOADS))
+def test_what_a_pod_mounts_is_there(overlay: Path, workload: dict[str, Any]) -> None:
+    pod = pod_of(workload)
+    claims = [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+    there = {volume["name"] for volume in pod["volumes"]} | set(claims)
+    mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+
+    assert mounted == there
+    assert workload["spec"]["selector"]["matchLabels"] == workload["spec"]["template"]["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(("overlay", "workload"), every(*WORKLOADS))
+def test_a_pod_is_probed_and_has_time_to_drain(overlay: Path, workload: dict[str, Any]) -> None:
+    pod = pod_of(workload)
+    for container in pod["containers"]:
+        if container["image"] == "quaymaster" and "command" not in container:
+            assert container["livenessProbe"]["httpGet"] == {"path": "/health/live", "port": "admin"}
+            assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "admin"}
+            waited_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            drained_s = check_settings(environment(overlay, workload, container)).drain_grace_s
+            assert pod["terminationGracePeriodSeconds"] >= waited_s + drained_s + 30
+
+
+@pytest.mark.parametrize(("overlay", "service"), every("Service"))
+def test_a_service_leads_to_ports_of_pods(overlay: Path, service: dict[str, Any]) -> None:
+    known = ports(overlay)[service["spec"]["selector"][COMPONENT]]
+
+    for port in service["spec"]["ports"]:
+        assert port["targetPort"] in known
+        assert port["port"] in (known[port["targetPort"]], 443)
+
+
+@pytest.mark.parametrize(("overlay", "policy"), every("NetworkPolicy"))
+def test_a_network_policy_is_of_pods_and_ports_that_exist(overlay: Path, policy: dict[str, Any]) -> None:
+    known = ports(overlay)
+    own = policy["spec"]["podSelector"].get("matchLabels", {}).get(COMPONENT)
+
+    for rule in policy["spec"].get("ingress", []):
+        for peer in rule.get("from", []):
+            for expression in peer.get("podSelector", {}).get("matchExpressions", []):
+                assert set(expression["values"]) <= set(known)
+        for port in rule["ports"]:
+            assert any(port["port"] in known[name] for name in known if own in (name, None))
+
+
+def test_network_policies_let_in_whom_the_processes_take() -> None:
+    [broker] = [
+        one
+        for one in of_kind("NetworkPolicy", KUBERNETES / "overlays/cell")
+        if one["metadata"]["name"] == "broker"
+    ]
+    [rule] = broker["spec"]["ingress"]
+    [expression] = rule["from"][0]["podSelector"]["matchExpressions"]
+
+    assert set(expression["values"]) == set(CALLER_ROLES)
+
+
+@pytest.mark.parametrize("name", [*CELL_ROLES, "etcd"])
+def test_what_may_be_lost_of_a_cell_at_once_is_bounded_and_spread_over_zones(name: str) -> None:
+    overlay = KUBERNETES / "overlays/cell"
+    [workload] = [one for one in workloads(overlay) if component(one) == name]
+    budgets = {one["metadata"]["name"]: one["spec"] for one in of_kind("PodDisruptionBudget", overlay)}
+    [spread] = pod_of(workload)["topologySpreadConstraints"]
+
+    assert budgets[name]["maxUnavailable"] == 1
+    assert budgets[name]["selector"] == workload["spec"]["selector"]
+    assert spread["topologyKey"] == "topology.kubernetes.io/zone"
+    assert spread["labelSelector"]["matchLabels"][COMPONENT] == name
+    assert (spread["whenUnsatisfiable"] == "DoNotSchedule") == (name in ("broker", "etcd"))
+    assert "podAntiAffinity" in pod_of(workload)["affinity"]
+
+
+def test_there_is_a_certificate_for_each_pod_that_there_can_be() -> None:
+    overlay = KUBERNETES / "overlays/cell-cert-manager"
+    cell = literals(overlay)["cell"]["QUAYMASTER_CELL"]
+    certificates = {one["metadata"]["name"]: one["spec"] for one in of_kind("Certificate", overlay)}
+    issuers = {one["metadata"]["name"] for one in of_kind("Issuer", overlay)}
+    wanted = {f"{role}-{number}": role for role in CELL_ROLES for number in range(_pods(overlay, role))}
+
+    for node, role in (wanted | {"operator": "operator"}).items():
+        spec = certificates[f"tls-{node}"]
+        assert spec["secretName"] == f"tls-{node}"
+        assert spec["uris"] == [f"quaymaster://{cell}/{role}/{node}"]
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+    assert issuers == {
+        spec["issuerRef"]["name"] for spec in certificates.values() if spec["issuerRef"]["kind"] == "Issuer"
+    }
+
+
+def test_the_edge_of_a_front_end_ends_first_and_has_no_master_key() -> None:
+    overlay = KUBERNETES / "overlays/cell-cert-manager"
+    [workload] = [one for one in workloads(overlay) if component(one) == "frontend"]
+    containers = {container["name"]: container for container in pod_of(workload)["containers"]}
+    waits = {
+        name: one["lifecycle"]["preStop"]["sleep"]["seconds"]
+        for name, one in containers.items()
+        if "ports" in one
+    }
+    [secret] = [
+        volume["secret"]["secretName"] for volume in pod_of(workload)["volumes"] if "secret" in volume
+    ]
+    edge = check_settings(environment(overlay, workload, containers["edge"]))
+
+    # HAProxy lets requests in progress end within 30 s.
+    assert waits["frontend"] >= waits["edge"] + 30
+    assert edge.master_key is None
+    assert check_settings(environment(overlay, workload, containers["frontend"])).master_key is not None
+    assert {port["containerPort"] for port in containers["edge"]["ports"]} == {
+        edge.edge_bind_address.port,
+        edge.edge_admin_address.port,
+    }
+    assert secret in {one["spec"]["secretName"] for one in of_kind("Certificate", overlay)}
+
+
+@pytest.mark.parametrize("name", [*CELL_ROLES, "operator"])
+def test_a_pod_finds_its_certificate_where_it_looks(name: str) -> None:
+    overlay = KUBERNETES / "overlays/cell"
+    [workload] = [one for one in workloads(overlay) if component(one) == name]
+    [volume] = [volume for volume in pod_of(workload)["volumes"] if volume["name"] == "tls"]
+    found = {source["secret"]["name"]: source["secret"] for source in volume["projected"]["sources"]}
+    nodes = (
+        ["operator"] if name == "operator" else [f"{name}-{number}" for number in range(_pods(overlay, name))]
+    )
+
+    for node in nodes:
+        items = {item["key"]: item["path"] for item in found[f"tls-{node}"]["items"]}
+        assert items == {file: f"{node}/{file}" for file in ("ca.crt", "tls.crt", "tls.key")}
