@@ -7,13 +7,12 @@ from pathlib import Path
 
 import boto3
 import pytest
-from harness.etcd import etcd_or_skip
 
-from quaymaster.cli.tools import find_haproxy
 from quaymaster.net.certificates import ROLES
 
-from .composed import COMPOSE, SERVICES, ComposedCell, command, variables, volumes
-from .support import DEPLOY, TOOLS, check_command, check_settings, instructions, lint
+from .composed import COMPOSE, SERVICES, command, containers, variables, volumes
+from .containers import ContainersHere
+from .support import DEPLOY, check_command, check_settings, instructions, lint
 
 STAGES = {stage for stage, _, _ in instructions((DEPLOY / "Containerfile").read_text(encoding="utf-8"))}
 ROLE_SERVICES = [name for name, service in SERVICES.items() if command(service)[:2] == ["quaymaster", "run"]]
@@ -78,15 +77,14 @@ def test_there_are_as_many_processes_as_a_cell_needs() -> None:
 
 
 @pytest.mark.slow
-def test_the_cell_carries_messages_and_outlives_a_broker(tmp_path: Path) -> None:
-    haproxy = find_haproxy()
-    if haproxy is None:
-        pytest.skip(
-            "there is no HAProxy: the balancer of compose.yaml is not tested (scripts/haproxy gets one)"
-        )
-    programs = {"etcd": etcd_or_skip(), "haproxy": haproxy}
-    with ComposedCell.started(tmp_path, programs) as cell:
-        status = [str(TOOLS / "quaymaster"), *command(SERVICES["operator"])[1:]]
+def test_the_cell_carries_messages_and_outlives_one_process_of_each_role(tmp_path: Path) -> None:
+    found = containers()
+    status = ["quaymaster", *command(SERVICES["operator"])[1:]]
+    with ContainersHere(tmp_path, found) as cell:
+        made = cell.run("certificates", *found["certificates"].words)
+        for name, service in SERVICES.items():
+            if service["profiles"] == ["cell"] and name != "certificates":
+                cell.start(name)
         cell.until("operator", *status)
         known = json.loads(cell.until("frontend-1", "quaymaster", "env", "--json"))
         sqs = boto3.client(
@@ -98,14 +96,15 @@ def test_the_cell_carries_messages_and_outlives_a_broker(tmp_path: Path) -> None
         )
         url = sqs.create_queue(QueueName="orders")["QueueUrl"]
         sqs.send_message(QueueUrl=url, MessageBody="two coffees")
-        again = cell.run("certificates", *command(SERVICES["certificates"]))
-        ended = [cell.stop("broker-1"), cell.stop("frontend-1"), cell.stop("manager-1")]
+        again = cell.run("certificates", *found["certificates"].words)
+        ended = [cell.stop(f"{role}-1") for role in ("broker", "frontend", "manager", "metadata")]
         [message] = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)["Messages"]
-        cell.start("broker-1")
-        cell.start("manager-1")
+        for role in ("broker", "manager", "metadata"):
+            cell.start(f"{role}-1")
         cell.until("operator", *status)
 
-    assert message["Body"] == "two coffees"
+    assert made.returncode == 0, made.stderr
+    assert again.returncode == 0, again.stderr
     assert "No certificate expires so soon." in again.stderr, "none is made a second time"
-    assert again.returncode == 0
-    assert ended == [0, 0, 0]
+    assert message["Body"] == "two coffees"
+    assert ended == [0, 0, 0, 0]

@@ -1,0 +1,61 @@
+"""The pods of a cell, as processes of this machine: their words and variables are those of the manifests."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import boto3
+import pytest
+
+from quaymaster.cli.edge.self_signed import ensure_self_signed
+from quaymaster.net.certificates import CertificateAuthority
+from quaymaster.node.roles import CELL_ROLES
+
+from .containers import ContainersHere
+from .manifests import KUBERNETES, containers, literals
+
+
+@pytest.mark.slow
+def test_pods_of_a_cell_find_each_other_and_serve_by_their_edges() -> None:
+    overlay = KUBERNETES / "overlays/cell-cert-manager"
+    pods = {"etcd": 3, "broker": 3, "metadata": 3, "manager": 2, "frontend": 2, "operator": 1}
+    nodes = {
+        f"{role}-{number}": role
+        for role, count in pods.items()
+        if role in CELL_ROLES
+        for number in range(count)
+    }
+    cell = literals(overlay)["cell"]["QUAYMASTER_CELL"]
+    # A short name: the socket between edge and front end is in the data directory.
+    with (
+        tempfile.TemporaryDirectory(prefix="qm") as directory,
+        ContainersHere(Path(directory), containers(overlay, pods)) as here,
+    ):
+        authority = CertificateAuthority.create(here.volume("ca"), cell, days=2)
+        for node, role in (nodes | {"operator": "operator"}).items():
+            authority.issue(node, [role], days=1)
+        ensure_self_signed(here.volume("edge-tls"), "127.0.0.1")
+        for name in [*(f"etcd-{number}" for number in range(3)), *nodes, "edge-0", "edge-1"]:
+            here.start(name)
+        here.until("operator-0", "quaymaster", "cell", "status")
+        known = json.loads(here.until("frontend-0", "quaymaster", "env", "--json"))
+        here.until("edge-1", "quaymaster", "edge", "reload")
+        url = f"https://127.0.0.1:{here.port('frontend-1.frontend', 9443)}"
+        sqs = boto3.client(
+            "sqs",
+            endpoint_url=url,
+            verify=str(here.volume("edge-tls") / "ca.crt"),
+            region_name=known["region"],
+            aws_access_key_id=known["access_key_id"],
+            aws_secret_access_key=known["secret_access_key"],
+        )
+        queue = sqs.create_queue(QueueName="orders")["QueueUrl"]
+        sqs.send_message(QueueUrl=queue, MessageBody="two coffees")
+        [message] = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20)["Messages"]
+        ended = [here.stop("edge-1"), here.stop("frontend-1"), here.stop("broker-1")]
+
+    assert queue == "https://queue.example.com/000000000000/orders"
+    assert message["Body"] == "two coffees"
+    assert ended == [0, 0, 0]
