@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import time
@@ -138,6 +139,30 @@ def test_the_kernel_settings_exist() -> None:
     assert int(found["net.core.somaxconn"]) == BACKLOG
     for name in found:
         assert Path("/proc/sys", *name.split(".")).exists() or not Path("/proc/sys").exists(), name
+
+
+def test_systemd_makes_the_user_and_the_directories(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: that systemd makes user and directories is not tested")
+    (tmp_path / "etc").mkdir()
+
+    lint(
+        program_or_skip("systemd-sysusers", NOT_JUDGED),
+        f"--root={tmp_path}",
+        SYSTEMD / "quaymaster.sysusers.conf",
+    )
+    lint(
+        program_or_skip("systemd-tmpfiles", NOT_JUDGED),
+        f"--root={tmp_path}",
+        "--create",
+        SYSTEMD / "quaymaster.tmpfiles.conf",
+    )
+
+    group = re.search(r"^quaymaster:x:(\d+):", (tmp_path / "etc/group").read_text(), re.MULTILINE)
+    assert group is not None
+    for name in ("etc/quaymaster", "etc/quaymaster/tls", "etc/quaymaster/edge"):
+        status = (tmp_path / name).stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (0, int(group[1]), 0o750)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
