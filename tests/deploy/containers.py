@@ -147,7 +147,7 @@ class ContainersHere:
         of_machine = {
             "PATH": f"{TOOLS}:{os.environ['PATH']}",
             "HOME": str(self.directory),
-            "QUAYMASTER_TOOLS": str(tools_directory()),
+            "XDG_CACHE_HOME": str(tools_directory().parent.parent),
         }
         return kept | found | of_machine
 

@@ -55,24 +55,27 @@ def _identity(one: dict[str, Any]) -> tuple[str, str]:
 
 
 def _patched(before: Any, change: Any) -> Any:
-    """Return what a strategic merge gives: maps by key, lists of named things by name."""
+    """Return what kustomize makes of a strategic merge: maps by key, named things by name, changed first."""
     if isinstance(before, dict) and isinstance(change, dict):
         return before | {key: _patched(before.get(key), value) for key, value in change.items()}
     if isinstance(before, list) and all(
         isinstance(one, dict) and "name" in one for one in [*before, *change]
     ):
         named = {one["name"]: one for one in before}
-        return list((named | {one["name"]: _patched(named.get(one["name"]), one) for one in change}).values())
+        changed = {one["name"]: _patched(named.get(one["name"]), one) for one in change}
+        return [*changed.values(), *(one for name, one in named.items() if name not in changed)]
     return change
 
 
 def literals(directory: Path) -> dict[str, dict[str, str]]:
-    """Return the generated ConfigMaps of a kustomization and those below it."""
+    """Return the generated ConfigMaps of a kustomization, its components and those below it."""
     found: dict[str, dict[str, str]] = {}
-    for resource in kustomization(directory).get("resources", []):
-        if (directory / resource).is_dir():
-            found |= literals(directory / resource)
-    for generator in kustomization(directory).get("configMapGenerator", []):
+    one = kustomization(directory)
+    for name in [*one.get("resources", []), *one.get("components", [])]:
+        if (directory / name).is_dir():
+            for key, pairs in literals(directory / name).items():
+                found[key] = found.get(key, {}) | pairs
+    for generator in one.get("configMapGenerator", []):
         pairs = dict(text.split("=", 1) for text in generator["literals"])
         found[generator["name"]] = found.get(generator["name"], {}) | pairs
     return found

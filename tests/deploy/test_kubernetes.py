@@ -97,6 +97,20 @@ def test_kustomize_renders_an_overlay_that_kubernetes_takes(overlay: Path, tmp_p
         images
     )
     assert {one["metadata"].get("namespace") for one in found} == {"quaymaster", None}
+    [settings] = [one["data"] for one in found if one["kind"] == "ConfigMap"] or [{}]
+    assert settings == literals(overlay).get("cell", {}), "what the other tests look at"
+    for one in found:
+        if one["kind"] in WORKLOADS:
+            _check_references(one)
+
+
+def _check_references(workload: dict[str, Any]) -> None:
+    """A variable names only those before it; kustomize puts those of patches first."""
+    for container in pod_of(workload)["containers"]:
+        known: set[str] = set()
+        for variable in container.get("env", []):
+            assert set(re.findall(r"\$\((\w+)\)", variable.get("value", ""))) <= known, variable
+            known.add(variable["name"])
 
 
 @pytest.mark.parametrize(("overlay", "workload"), every(*WORKLOADS))
@@ -135,7 +149,7 @@ def _check_addresses(overlay: Path, workload: dict[str, Any], settings: Settings
         for number in range(_pods(overlay, one))
     }
     for endpoint in settings.etcd_endpoint_list:
-        host, _, port = endpoint.removeprefix("http://").partition(":")
+        host, _, port = endpoint.partition("://")[2].partition(":")
         assert hosts[host]["client"] == int(port)
     if role == "broker":
         assert settings.broker_advertise == f"broker-0.broker:{known[role]['broker']}"
@@ -267,6 +281,27 @@ def test_there_is_a_certificate_for_each_pod_that_there_can_be() -> None:
     assert issuers == {
         spec["issuerRef"]["name"] for spec in certificates.values() if spec["issuerRef"]["kind"] == "Issuer"
     }
+
+
+def test_etcd_speaks_tls_to_clients_and_between_members() -> None:
+    overlay = KUBERNETES / "overlays/cell-cert-manager"
+    [workload] = [one for one in workloads(overlay) if component(one) == "etcd"]
+    [container] = pod_of(workload)["containers"]
+    variables = environment(overlay, workload, container)
+    urls = [
+        url
+        for name, value in variables.items()
+        if "URLS" in name and "METRICS" not in name
+        for url in [value]
+    ]
+    members = re.findall(r"etcd-\d=(https?)://([a-z0-9.-]+):2380", variables["ETCD_INITIAL_CLUSTER"])
+    [certificate] = [one for one in of_kind("Certificate", overlay) if one["metadata"]["name"] == "etcd-tls"]
+
+    assert len(urls) == 4
+    assert all(url.startswith("https://") for url in urls)
+    assert {scheme for scheme, _ in members} == {"https"}
+    assert literals(overlay)["cell"]["QUAYMASTER_ETCD_ENDPOINTS"].count("https://") == 3
+    assert {host for _, host in members} == set(certificate["spec"]["dnsNames"])
 
 
 def test_the_edge_of_a_front_end_ends_first_and_has_no_master_key() -> None:
