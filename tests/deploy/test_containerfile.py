@@ -186,7 +186,8 @@ class Container:
                 extra_groups=None if self.user is None else [],
             )
         deadline = time.monotonic() + PATIENCE_S
-        while self.run(*self.healthcheck).returncode:
+        # It is healthy while it starts, too; `env` tells what the server wrote when it served.
+        while self.run(*self.healthcheck).returncode or self.run("quaymaster", "env").returncode:
             if self.child.poll() is not None or time.monotonic() > deadline:
                 raise ProcessFailed(self.data.with_name("log").read_text())
             time.sleep(0.1)
