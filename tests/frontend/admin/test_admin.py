@@ -25,6 +25,8 @@ from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
+SHOP = "111122223333"
+
 
 class FakeOperations:
     """The parts that keep data, as far as the admin API asks."""
@@ -798,6 +800,87 @@ def test_a_user_of_the_default_account_operates_what_its_policies_allow() -> Non
             )
             assert allowed.status == deleted.status == 200
             assert error_of(others) == error_of(created) == (403, "AccessDenied")
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def operator(port: Port, name: str, *statements: Mapping[str, Any]) -> AsyncIterator[Client]:
+    metadata = port.service.metadata
+    await metadata.identities.create_user(ACCOUNT, name)
+    policy = json.dumps({"Statement": list(statements)})
+    await metadata.identities.put_user_policy(ACCOUNT, name, "operates", policy)
+    key = await metadata.accounts.create_access_key(ACCOUNT, user=name)
+    yield Client(port.client.port, key.access_key_id, key.secret)
+
+
+def test_a_deny_on_a_user_or_role_holds_however_its_name_is_written_in_the_path() -> None:
+    async def scenario() -> None:
+        everything = {"Effect": "Allow", "Action": "quaymaster:*", "Resource": "*"}
+        but_admin = {
+            "Effect": "Deny",
+            "Action": "quaymaster:*",
+            "Resource": "arn:aws:quaymaster:*:*:Admin",
+        }
+        trust = {"Statement": {"Effect": "Allow", "Principal": "*", "Action": "sts:AssumeRole"}}
+        async with administered() as port, operator(port, "ops", everything, but_admin) as ops:
+            identities = port.service.metadata.identities
+            await identities.create_user(ACCOUNT, "Admin")
+            await identities.create_role(ACCOUNT, "Admin", json.dumps(trust))
+            for kind in ("users", "roles"):
+                for name in ("Admin", "admin", "ADMIN", "ops/"):
+                    expected = 404 if name == "ops/" else 403
+                    fields = {"policy_name": "p", "policy": json.dumps({"Statement": everything})}
+                    for answer in (
+                        await port.call("POST", f"{kind}/{name}/policy", fields, ops),
+                        await port.call("DELETE", f"{kind}/{name}/policy?policy_name=p", client=ops),
+                        await port.call("POST", f"{kind}/{name}/revoke-sessions", {}, ops),
+                        await port.call("GET", f"{kind}/{name}", client=ops),
+                        await port.call("DELETE", f"{kind}/{name}", client=ops),
+                    ):
+                        assert answer.status == expected, (kind, name, answer.body)
+            assert (await port.call("GET", "users/OPS", client=ops)).json["name"] == "ops"
+
+    asyncio.run(scenario())
+
+
+def test_what_a_user_may_do_to_one_accounts_queues_it_may_not_do_to_anothers() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            service = port.service
+            await service.metadata.accounts.create_account("shop", SHOP)
+            for account_id in (ACCOUNT, SHOP):
+                await service.add_queue("jobs", account_id)
+
+            def all_of(account_id: str) -> dict[str, Any]:
+                resource = f"arn:aws:quaymaster:*:{account_id}:*"
+                return {"Effect": "Allow", "Action": "quaymaster:*", "Resource": resource}
+
+            async with (
+                operator(port, "own", all_of(ACCOUNT)) as own,
+                operator(port, "shops", all_of(SHOP)) as shops,
+            ):
+                own_key = service.client.key_id
+                assert (await port.call("GET", f"queues?account_id={SHOP}", client=own)).status == 403
+                assert (await port.call("DELETE", f"queues/jobs?account_id={SHOP}", client=own)).status == 403
+                assert (await port.call("POST", "keys", {"account_id": SHOP}, own)).status == 403
+                assert (await port.call("POST", f"users?account_id={SHOP}", {"name": "a"}, own)).status == 403
+                assert (await port.call("DELETE", "queues/jobs", client=own)).status == 200
+
+                assert (await port.call("GET", "queues", client=shops)).status == 403
+                for path in (f"keys/{own_key}/rotate", "backup", "keys/rotate-master"):
+                    answer = await port.call("POST", f"{path}?account_id={SHOP}", {"account_id": SHOP}, shops)
+                    assert answer.status == 403, answer.body
+                two = await port.call(
+                    "POST", f"users?account_id={SHOP}", {"name": "a", "account_id": ACCOUNT}
+                )
+                assert error_of(two) == (400, "InvalidParameterValue")
+                assert (await port.call("POST", f"users?account_id={SHOP}", {"name": "a"}, shops)).json[
+                    "account_id"
+                ] == SHOP
+                assert (
+                    await port.call("DELETE", f"queues/jobs?account_id={SHOP}", client=shops)
+                ).status == 200
 
     asyncio.run(scenario())
 

@@ -138,12 +138,11 @@ class AccountAdmin:
             )
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
-        return {"keys": [_key_row(key) for key in self._accounts.list_access_keys(account_id)]}
+        return {"keys": [_key_row(key) for key in self._accounts.list_access_keys(call.owner)]}
 
     async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
         key = await self._accounts.create_access_key(
-            call.text("account_id", call.account_id), call.text("name", ""), user=call.text("user", "")
+            call.owner, call.text("name", ""), user=call.text("user", "")
         )
         return {**_key_row(key), "secret_access_key": key.secret}
 

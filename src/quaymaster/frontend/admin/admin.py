@@ -106,6 +106,8 @@ PEEK_PER_COMMAND: Final = 16
 PEEK_BYTES_MAX: Final = 8 << 20
 """Bytes of messages in one answer, as JSON; more than the largest message takes."""
 
+_OF_ACCOUNTS: Final = frozenset({"queues", "roles", "users"})
+"""What belongs to the account that a request names. Access keys have ids that no other account has."""
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 
 log = logging.getLogger(__name__)
@@ -333,13 +335,16 @@ class Admin:
             queue_name = name if parts[0] == "queues" else ""
             act = self._acts.begin(route.act, request, principal, queue_name, {"name": name})
         try:
-            self._authorization.check(principal, request, route.operation, name)
+            self._authorization.check_account(principal)
             query, fields = parse_parameters(request.query), _fields(request.body)
             if act is not None:
                 # What the path names is what is acted upon, whatever a query or a body calls a name.
                 act.asked = query | fields | ({"name": name} if name else {})
             call = AdminCall(name, query, fields, principal.account_id)
-            self._start(self._answer(request, route.handler, call, act), act)
+            owner = call.owner if parts[0] in _OF_ACCOUNTS or parts == ["keys"] else principal.account_id
+            judge = partial(self._authorization.check, principal, request, route.operation, owner)
+            judge(name)
+            self._start(self._answer(request, route, call, act, judge), act)
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, act, error)
 
@@ -368,13 +373,23 @@ class Admin:
             return None, ""
         return self._routes.get((method, parts[0], "*", *parts[2:])), parts[1]
 
-    async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall, act: Act | None) -> None:
+    async def _answer(
+        self,
+        request: HTTPRequest,
+        route: AdminRoute,
+        call: AdminCall,
+        act: Act | None,
+        judge: Callable[[str], None],
+    ) -> None:
         try:
-            async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
+            async with asyncio.timeout(None if route.handler in self._untimed else self._timeout_s):
+                if route.stored_name is not None:
+                    # Paths name it in any case, policies in one: a Deny must not depend on how it is asked for.
+                    judge(await _when_known(_soon(route.stored_name), call))
                 if act is not None and act.queue_name:
                     act.queue = await _when_known(self._queue_of_act, call)
                 floor = self._metadata.floor.raised
-                answer = await _when_known(handler, call)
+                answer = await _when_known(route.handler, call)
             if act is not None and self._metadata.floor.raised > floor:
                 behind = await self._wait_for_front_ends(self._metadata.floor.raised)
                 answer = {**answer, "behind": behind} if behind else answer
@@ -411,7 +426,7 @@ class Admin:
             self._acts.when_noted(act, respond, None if answer is None else partial(_respond_late, request))
 
     async def _queue_of_act(self, call: AdminCall) -> QueueDefinition | None:
-        return self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
+        return self._metadata.find_queue(call.owner, call.name)
 
     # Looking
 
@@ -440,7 +455,7 @@ class Admin:
 
     async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
         request = ListQueues(
-            call.query.get("account_id") or call.account_id,
+            call.owner,
             call.query.get("prefix", ""),
             call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
             call.query.get("next_token") or None,
@@ -514,25 +529,25 @@ class Admin:
         }
 
     async def _list_groups(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
+        account_id = call.owner
         return {"name": call.name, "groups": await self._groups.list_groups(account_id, call.name)}
 
     async def _create_group(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
+        account_id = call.owner
         name = group_name(call.name, call.text("group"))
         return await self._groups.create_group(account_id, name, call.text("start", ""))
 
     async def _reset_group(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
+        account_id = call.owner
         return await self._groups.reset(account_id, call.name, call.text("start"))
 
     async def _set_group_offset(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
+        account_id = call.owner
         offset, partition = call.integer("offset"), call.integer("partition", 0)
         return await self._groups.set_offset(account_id, call.name, partition, offset)
 
     def _queue(self, call: AdminCall) -> QueueDefinition:
-        definition = self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
+        definition = self._metadata.find_queue(call.owner, call.name)
         if definition is None:
             raise QueueDoesNotExist
         return definition
@@ -656,6 +671,13 @@ async def _when_known(handler: Callable[[AdminCall], Awaitable[Result]], call: A
             return await handler(call)
         except NotYetKnown as unknown:  # handlers look before they change anything
             await known(unknown)
+
+
+def _soon(find: Callable[[AdminCall], Result]) -> Callable[[AdminCall], Awaitable[Result]]:
+    async def found(call: AdminCall) -> Result:
+        return find(call)
+
+    return found
 
 
 def _respond_late(request: HTTPRequest, error: NotNow) -> None:

@@ -23,6 +23,14 @@ class AdminCall(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     account_id: str
 
+    @property
+    def owner(self) -> str:
+        """The account whose queues, keys, users or roles it is about: as query or body say, else the caller's own."""
+        asked, told = self.query.get("account_id"), self.text("account_id", "")
+        if asked and told and asked != told:
+            raise InvalidParameterValue.of("account_id", told, f"The query says {asked}.")
+        return asked or told or self.account_id
+
     def number(self, parameter: str, default: int, *, largest: int, smallest: int = 1) -> int:
         """Return a parameter of the query as a number within its limits; InvalidParameterValue otherwise."""
         text = self.query.get(parameter)
@@ -65,12 +73,14 @@ Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
 class AdminRoute(NamedTuple):
     """What answers a request, and which act that is; "" for a look that leaves no audit event.
 
-    Policies name it by the act, or by `looks_at` where it is none.
+    Policies name it by the act, or by `looks_at` where it is none. `stored_name` gives the name of what it is about as
+    that is stored, where the path may have it in another case.
     """
 
     handler: Handler
     act: str = ""
     looks_at: Operation | None = None
+    stored_name: Callable[[AdminCall], str] | None = None
 
     @property
     def operation(self) -> Operation:

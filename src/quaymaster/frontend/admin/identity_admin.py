@@ -116,35 +116,61 @@ class IdentityAdmin:
         return {
             ("GET", "users"): AdminRoute(self._list_users, looks_at=Operation.LIST_USERS),
             ("POST", "users"): AdminRoute(self._create_user, "CreateUser"),
-            ("GET", "users", "*"): AdminRoute(self._show_user, looks_at=Operation.GET_USER),
-            ("DELETE", "users", "*"): AdminRoute(self._delete_user, "DeleteUser"),
-            ("POST", "users", "*", "policy"): AdminRoute(self._put_user_policy, "PutUserPolicy"),
-            ("DELETE", "users", "*", "policy"): AdminRoute(self._delete_user_policy, "DeleteUserPolicy"),
+            ("GET", "users", "*"): AdminRoute(
+                self._show_user, looks_at=Operation.GET_USER, stored_name=self._name_of_user
+            ),
+            ("DELETE", "users", "*"): AdminRoute(
+                self._delete_user, "DeleteUser", stored_name=self._name_of_user
+            ),
+            ("POST", "users", "*", "policy"): AdminRoute(
+                self._put_user_policy, "PutUserPolicy", stored_name=self._name_of_user
+            ),
+            ("DELETE", "users", "*", "policy"): AdminRoute(
+                self._delete_user_policy, "DeleteUserPolicy", stored_name=self._name_of_user
+            ),
             ("POST", "users", "*", "revoke-sessions"): AdminRoute(
-                self._revoke_user_sessions, "RevokeUserSessions"
+                self._revoke_user_sessions, "RevokeUserSessions", stored_name=self._name_of_user
             ),
             ("GET", "roles"): AdminRoute(self._list_roles, looks_at=Operation.LIST_ROLES),
             ("POST", "roles"): AdminRoute(self._create_role, "CreateRole"),
-            ("GET", "roles", "*"): AdminRoute(self._show_role, looks_at=Operation.GET_ROLE),
-            ("POST", "roles", "*"): AdminRoute(self._update_role, "UpdateRole"),
-            ("DELETE", "roles", "*"): AdminRoute(self._delete_role, "DeleteRole"),
-            ("POST", "roles", "*", "policy"): AdminRoute(self._put_role_policy, "PutRolePolicy"),
-            ("DELETE", "roles", "*", "policy"): AdminRoute(self._delete_role_policy, "DeleteRolePolicy"),
+            ("GET", "roles", "*"): AdminRoute(
+                self._show_role, looks_at=Operation.GET_ROLE, stored_name=self._name_of_role
+            ),
+            ("POST", "roles", "*"): AdminRoute(
+                self._update_role, "UpdateRole", stored_name=self._name_of_role
+            ),
+            ("DELETE", "roles", "*"): AdminRoute(
+                self._delete_role, "DeleteRole", stored_name=self._name_of_role
+            ),
+            ("POST", "roles", "*", "policy"): AdminRoute(
+                self._put_role_policy, "PutRolePolicy", stored_name=self._name_of_role
+            ),
+            ("DELETE", "roles", "*", "policy"): AdminRoute(
+                self._delete_role_policy, "DeleteRolePolicy", stored_name=self._name_of_role
+            ),
             ("POST", "roles", "*", "revoke-sessions"): AdminRoute(
-                self._revoke_role_sessions, "RevokeRoleSessions"
+                self._revoke_role_sessions, "RevokeRoleSessions", stored_name=self._name_of_role
             ),
         }
+
+    def _name_of_user(self, call: AdminCall) -> str:
+        user = self._identities.user(call.owner, call.name)
+        return call.name if user is None else user.row.name
+
+    def _name_of_role(self, call: AdminCall) -> str:
+        role = self._identities.role(call.owner, call.name)
+        return call.name if role is None else role.row.name
 
     # Users
 
     async def _list_users(self, call: AdminCall) -> Mapping[str, Any]:
         limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
         after = call.query.get("next_token", "")
-        users = self._identities.list_users(_account_of(call), after, limit + 1)
+        users = self._identities.list_users(call.owner, after, limit + 1)
         return _page("users", [_short_row(user) for user in users], limit)
 
     async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.text("account_id", call.account_id)
+        account_id = call.owner
         user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
         if not call.fields.get("key", True):
             return _user_row(user)
@@ -156,7 +182,7 @@ class IdentityAdmin:
         }
 
     async def _show_user(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = _account_of(call)
+        account_id = call.owner
         user = self._identities.user(account_id, call.name)
         if user is None:
             raise ResourceNotFound(f"The account {account_id} has no user {call.name}.")
@@ -165,22 +191,22 @@ class IdentityAdmin:
         return {**_user_row(user), "keys": listed}
 
     async def _delete_user(self, call: AdminCall) -> Mapping[str, Any]:
-        user = await self._identities.delete_user(_account_of(call), call.name)
+        user = await self._identities.delete_user(call.owner, call.name)
         await self._accounts.drop_keys_of_deleted_users()
         return {"account_id": user.row.account_id, "name": user.row.name, "deleted": True}
 
     async def _put_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
         user = await self._identities.put_user_policy(
-            call.text("account_id", call.account_id), call.name, call.text("policy_name"), call.text("policy")
+            call.owner, call.name, call.text("policy_name"), call.text("policy")
         )
         return _user_row(user)
 
     async def _delete_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        user = await self._identities.delete_user_policy(_account_of(call), call.name, _policy_of(call))
+        user = await self._identities.delete_user_policy(call.owner, call.name, _policy_of(call))
         return _user_row(user)
 
     async def _revoke_user_sessions(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.text("account_id", call.account_id)
+        account_id = call.owner
         return _user_row(await self._identities.revoke_user_sessions(account_id, call.name))
 
     # Roles
@@ -188,12 +214,12 @@ class IdentityAdmin:
     async def _list_roles(self, call: AdminCall) -> Mapping[str, Any]:
         limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
         after = call.query.get("next_token", "")
-        roles = self._identities.list_roles(_account_of(call), after, limit + 1)
+        roles = self._identities.list_roles(call.owner, after, limit + 1)
         return _page("roles", [_short_row(role) for role in roles], limit)
 
     async def _create_role(self, call: AdminCall) -> Mapping[str, Any]:
         role = await self._identities.create_role(
-            call.text("account_id", call.account_id),
+            call.owner,
             call.text("name"),
             call.text("trust_policy"),
             path=call.text("path", "/"),
@@ -202,7 +228,7 @@ class IdentityAdmin:
         return _role_row(role)
 
     async def _show_role(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = _account_of(call)
+        account_id = call.owner
         role = self._identities.role(account_id, call.name)
         if role is None:
             raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
@@ -211,7 +237,7 @@ class IdentityAdmin:
     async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
         fields = call.fields
         role = await self._identities.update_role(
-            call.text("account_id", call.account_id),
+            call.owner,
             call.name,
             trust_policy=call.text("trust_policy") if "trust_policy" in fields else None,
             session_max_s=call.integer("session_max_s") if "session_max_s" in fields else None,
@@ -219,26 +245,22 @@ class IdentityAdmin:
         return _role_row(role)
 
     async def _delete_role(self, call: AdminCall) -> Mapping[str, Any]:
-        role = await self._identities.delete_role(_account_of(call), call.name)
+        role = await self._identities.delete_role(call.owner, call.name)
         return {"account_id": role.row.account_id, "name": role.row.name, "deleted": True}
 
     async def _put_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
         role = await self._identities.put_role_policy(
-            call.text("account_id", call.account_id), call.name, call.text("policy_name"), call.text("policy")
+            call.owner, call.name, call.text("policy_name"), call.text("policy")
         )
         return _role_row(role)
 
     async def _delete_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        role = await self._identities.delete_role_policy(_account_of(call), call.name, _policy_of(call))
+        role = await self._identities.delete_role_policy(call.owner, call.name, _policy_of(call))
         return _role_row(role)
 
     async def _revoke_role_sessions(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.text("account_id", call.account_id)
+        account_id = call.owner
         return _role_row(await self._identities.revoke_role_sessions(account_id, call.name))
-
-
-def _account_of(call: AdminCall) -> str:
-    return call.query.get("account_id") or call.account_id
 
 
 def _policy_of(call: AdminCall) -> str:

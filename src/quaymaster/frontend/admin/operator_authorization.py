@@ -31,16 +31,22 @@ class OperatorAuthorization:
         if principal.account_id != self._account_id:
             raise AccessDenied("Only the default account may use the admin API.")
 
-    def check(self, principal: Principal, request: HTTPRequest, operation: Operation, name: str) -> None:
-        """Raise AccessDenied unless a key may ask for an operation on what `name` says."""
+    def check(
+        self, principal: Principal, request: HTTPRequest, operation: Operation, owner: str, name: str
+    ) -> None:
+        """Raise AccessDenied unless a key may ask for an operation on what `name` says, of the account `owner`."""
         self.check_account(principal)
         if principal.is_root:
             return
-        owner = self._account_id
         keys = RequestKeys(request, principal, owner, self._region, self._now_ms())
         resource = ("arn", "aws", ADMIN_SERVICE, self._region, owner, name)
         asked = AccessRequest(
-            principal.requester, OPERATION_NAMES[operation], resource, owner, keys.find, can_cross=False
+            principal.requester,
+            OPERATION_NAMES[operation],
+            resource,
+            self._account_id,  # operators need no policy of the account that they look after
+            keys.find,
+            can_cross=False,
         )
         decision = decide(asked, None, principal.policies, principal.session_policy)
         if decision is not Decision.ALLOWED:

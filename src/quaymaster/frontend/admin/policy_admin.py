@@ -46,7 +46,7 @@ class PolicyAdmin:
         return {"name": queue.name, "policy": None, "problem": None}
 
     def _queue(self, call: AdminCall) -> QueueDefinition:
-        queue = self._find_queue(call.query.get("account_id") or call.account_id, call.name)
+        queue = self._find_queue(call.owner, call.name)
         if queue is None:
             raise QueueDoesNotExist
         return queue
