@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quaymaster.core.access.patterns import automaton_of, parse_parts, parse_pattern
+from quaymaster.core.access.arns import one_matches, parse_arn_pattern
+from quaymaster.core.access.patterns import Patterns, automaton_of, parse_parts, parse_pattern
 
 from .naive import tokens, tokens_match
 
@@ -23,16 +24,56 @@ def test_wildcards_match_as_the_table_does(pattern: str, text: str) -> None:
     )
 
 
+@settings(max_examples=400)
+@given(
+    patterns=st.lists(st.one_of(st.text("ab*?", max_size=6), st.just("*${aws:username}?")), max_size=6),
+    text=st.text("ab*", max_size=8),
+    folds_case=st.booleans(),
+)
+def test_several_patterns_match_what_one_of_them_matches(
+    patterns: list[str], text: str, folds_case: bool
+) -> None:
+    def find(key: str) -> tuple[str, ...]:
+        return ("b*",)
+
+    parsed = [parse_pattern(each, has_variables=True, folds_case=folds_case) for each in patterns]
+    arns = [parse_arn_pattern("Resource", f"arn:a:b:?:*:{each}", has_variables=True) for each in patterns]
+    arns += [parse_arn_pattern("Resource", "arn:a:b:??:*:*", has_variables=True)]
+
+    assert Patterns(parsed).match(text.upper() if folds_case else text, find) == any(
+        pattern.matches(text, find) for pattern in parsed
+    )
+    segments = ("arn", "a", "b", "c", "d", text)
+    assert one_matches(arns, segments, find) == any(arn.matches(segments, find) for arn in arns)
+    assert not one_matches(arns, segments[:-1], find)
+
+
+class Counted(str):
+    """A text that counts how many of its characters were looked at."""
+
+    steps = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for character in str.__iter__(self):
+            Counted.steps += 1
+            yield character
+
+
 def test_many_wildcards_take_a_step_for_each_character() -> None:
-    class Counted(str):
-        steps = 0
-
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            for character in str.__iter__(self):
-                Counted.steps += 1
-                yield character
-
     pattern = parse_pattern("*a?" * 2_000 + "b", has_variables=False)
+    Counted.steps = 0
 
     assert not pattern.matches_always(Counted("a" * 1_000))
     assert Counted.steps == 1_000
+
+
+def test_many_patterns_take_a_step_for_each_character() -> None:
+    texts = [f"*?{number}" for number in range(1_000)]
+    patterns = [parse_pattern(text, has_variables=False) for text in texts]
+    arns = [parse_arn_pattern("Resource", f"arn:*:*:*:*:{text}", has_variables=False) for text in texts]
+    Counted.steps = 0
+
+    assert not Patterns(patterns).match(Counted("a" * 1_000), lambda key: ())
+    assert Counted.steps == 1_000
+    assert not one_matches(arns, ("arn", "", "", "", "", Counted("a" * 1_000)), lambda key: ())
+    assert Counted.steps == 2_000

@@ -7,10 +7,19 @@ Source: IAM User Guide, "IAM JSON policy elements: Resource" and "Condition oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from quaymaster.core.access.errors import PolicyValueIsWrong
-from quaymaster.core.access.patterns import FindValues, Part, Pattern, Wildcard, parse_parts, pattern_of
+from quaymaster.core.access.patterns import (
+    FindValues,
+    Part,
+    Pattern,
+    Patterns,
+    Wildcard,
+    parse_parts,
+    pattern_of,
+)
 
 SEGMENTS: Final = 6
 PARTITIONS: Final = frozenset({"aws", "aws-cn", "aws-us-gov"})
@@ -31,6 +40,22 @@ class ArnPattern(NamedTuple):
         return len(segments) == SEGMENTS and all(
             pattern.matches(segment, find) for pattern, segment in zip(self.segments, segments, strict=True)
         )
+
+
+def one_matches(patterns: Sequence[ArnPattern], segments: tuple[str, ...], find: FindValues) -> bool:
+    """Tell whether one of several patterns matches an ARN, which is given by its segments."""
+    if len(patterns) == 1:
+        return patterns[0].matches(segments, find)
+    if len(segments) != SEGMENTS:
+        return False
+    *head, resource = segments
+    # The head is short; who asks may choose a long name, which is gone through once for all patterns.
+    left = [
+        pattern.segments[-1]
+        for pattern in patterns
+        if all(one.matches(segment, find) for one, segment in zip(pattern.segments, head, strict=False))
+    ]
+    return left[0].matches(resource, find) if len(left) == 1 else Patterns(left).match(resource, find)
 
 
 _ANY_SEGMENT: Final = pattern_of([Wildcard.ANY])

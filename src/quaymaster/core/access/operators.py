@@ -19,9 +19,9 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from quaymaster.core.access.arns import parse_arn_pattern, split_arn
+from quaymaster.core.access.arns import one_matches, parse_arn_pattern, split_arn
 from quaymaster.core.access.errors import PolicyValueIsWrong
-from quaymaster.core.access.patterns import FindValues, parse_pattern
+from quaymaster.core.access.patterns import FindValues, Patterns, parse_pattern
 
 Comparison = Callable[[str, FindValues], bool]
 """Tells whether a value of a request matches one of a policy's values."""
@@ -56,7 +56,7 @@ def _texts(*, has_wildcards: bool, folds_case: bool) -> Callable[[str, Sequence[
             )
             for value in values
         ]
-        return lambda value, find: any(pattern.matches(value, find) for pattern in patterns)
+        return patterns[0].matches if len(patterns) == 1 else Patterns(patterns).match
 
     return compile_texts
 
@@ -65,8 +65,7 @@ def _arns(name: str, values: Sequence[str], has_variables: bool) -> Comparison:
     patterns = [parse_arn_pattern(name, value, has_variables=has_variables) for value in values]
 
     def compare(value: str, find: FindValues) -> bool:
-        segments = split_arn(value)
-        return any(pattern.matches(segments, find) for pattern in patterns)
+        return one_matches(patterns, split_arn(value), find)
 
     return compare
 

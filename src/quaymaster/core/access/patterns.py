@@ -9,13 +9,15 @@ one number: a match takes a step for each character of the text, whatever the wi
     state i: the first i characters of the pattern are matched.   a*b?   1 ─a─▶ 2 ─b─▶ 4 ─any─▶ 8
                                                                                ⟲ any
 
+The automata of several patterns stand side by side in one: a match of any of them takes no more steps.
+
 Source: IAM User Guide, "IAM policy elements: Variables and tags"; R. Baeza-Yates, G. Gonnet, A new approach to text
 searching (1992).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -47,22 +49,22 @@ _ESCAPED: Final = frozenset("*?$")
 
 
 class Automaton(NamedTuple):
-    """What a pattern takes: bit i of each number is about its state i. `end` is the state in which all is matched."""
+    """What patterns take: bit i of each number is about state i. They begin in `starts`; in `ends` all is matched."""
 
     takes: dict[Part, int]
     takes_any: int
     loops: int
-    end: int
+    starts: int
+    ends: int
 
     def accepts(self, text: str) -> bool:
         """Tell whether a text matches."""
-        takes, takes_any, loops, end = self
-        states = 1
+        takes, takes_any, loops, states, ends = self
         for character in text:
             states = (states & (takes.get(character, 0) | takes_any)) << 1 | states & loops
             if not states:
                 return False
-        return bool(states >> end & 1)
+        return bool(states & ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ class Pattern:
         """Tell whether a text matches. A pattern with a variable that the request has no value for matches nothing."""
         if not self.has_variables:
             return self.matches_always(text)
-        parts = self._filled(find)
-        return parts is not None and automaton_of(parts).accepts(text.lower() if self.folds_case else text)
+        automaton = self.filled(find)
+        return automaton is not None and automaton.accepts(text.lower() if self.folds_case else text)
 
     def matches_always(self, text: str) -> bool:
         """Tell whether a text matches a pattern without variables."""
@@ -98,7 +100,8 @@ class Pattern:
             return self.automaton.accepts(text)
         return _has_all(self.between, text)
 
-    def _filled(self, find: FindValues) -> tuple[Part, ...] | None:
+    def filled(self, find: FindValues) -> Automaton | None:
+        """Return the automaton of a pattern with variables; None where the request has no value for one."""
         filled: list[Part] = []
         for part in self.parts:
             if isinstance(part, PolicyVariable):
@@ -108,7 +111,30 @@ class Pattern:
                 filled += values[0].lower() if self.folds_case else values[0]
             else:
                 filled.append(part)
-        return tuple(filled)
+        return automaton_of(filled)
+
+
+class Patterns:
+    """Several patterns, of which one has to match. They fold case alike."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._ready = [pattern for pattern in patterns if pattern.between]
+        self._with_variables = [pattern for pattern in patterns if pattern.has_variables]
+        self._folds_case = any(pattern.folds_case for pattern in patterns)
+        automata = [pattern.automaton for pattern in patterns if pattern.automaton is not None]
+        self._automaton = side_by_side(automata) if automata else None
+
+    def match(self, text: str, find: FindValues) -> bool:
+        """Tell whether one of them matches a text."""
+        if any(pattern.matches_always(text) for pattern in self._ready):
+            return True
+        if self._folds_case:
+            text = text.lower()
+        if self._automaton is not None and self._automaton.accepts(text):
+            return True
+        filled = [pattern.filled(find) for pattern in self._with_variables]
+        automata = [automaton for automaton in filled if automaton is not None]
+        return bool(automata) and side_by_side(automata).accepts(text)
 
 
 def automaton_of(parts: Iterable[Part]) -> Automaton:
@@ -124,7 +150,22 @@ def automaton_of(parts: Iterable[Part]) -> Automaton:
         else:
             takes[part] = takes.get(part, 0) | 1 << count
         count += 1
-    return Automaton(takes, takes_any, loops, count)
+    return Automaton(takes, takes_any, loops, 1, 1 << count)
+
+
+def side_by_side(automata: Iterable[Automaton]) -> Automaton:
+    """Return an automaton that accepts what one of several accepts."""
+    takes: dict[Part, int] = {}
+    takes_any = loops = starts = ends = count = 0
+    for one in automata:
+        for part, states in one.takes.items():
+            takes[part] = takes.get(part, 0) | states << count
+        takes_any |= one.takes_any << count
+        loops |= one.loops << count
+        starts |= one.starts << count
+        ends |= one.ends << count
+        count += one.ends.bit_length()
+    return Automaton(takes, takes_any, loops, starts, ends)
 
 
 def parse_pattern(

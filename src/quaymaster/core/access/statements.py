@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from quaymaster.core.access.arns import PARTITIONS, ArnPattern, parse_arn_pattern
+from quaymaster.core.access.arns import PARTITIONS, ArnPattern, one_matches, parse_arn_pattern
 from quaymaster.core.access.conditions import Comparing, Condition, Quantifier, parse_conditions
 from quaymaster.core.access.documents import text_of, texts_of
 from quaymaster.core.access.errors import (
@@ -125,10 +125,8 @@ class CompiledStatement:
         if naming is Naming.NONE:
             return naming
         find = request.find
-        if self.resources:
-            is_listed = any(pattern.matches(request.resource, find) for pattern in self.resources)
-            if is_listed == self.spares_resources:
-                return Naming.NONE
+        if self.resources and one_matches(self.resources, request.resource, find) == self.spares_resources:
+            return Naming.NONE
         for condition in self.conditions:
             if not condition.holds(find):
                 return Naming.NONE
