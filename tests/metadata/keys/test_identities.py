@@ -17,6 +17,7 @@ from quaymaster.core.values.errors import (
     InvalidAttributeValue,
     InvalidParameterValue,
     LimitExceeded,
+    NotNow,
     ResourceNotFound,
     UnsupportedOperation,
 )
@@ -245,12 +246,15 @@ def test_keys_of_users_keep_nobody_from_taking_the_last_root_key_away(tmp_path: 
     run(scenario, tmp_path)
 
 
-def test_users_and_roles_of_a_deleted_account_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [("user",), ("role",), ("user", "role")])
+def test_users_and_roles_of_a_deleted_account_go(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             await service.accounts.create_account("shop", SHOP)
-            await service.identities.create_user(SHOP, "ada")
-            await service.identities.create_role(SHOP, "reader", OPEN_TRUST)
+            if "user" in kinds:
+                await service.identities.create_user(SHOP, "ada")
+            if "role" in kinds:
+                await service.identities.create_role(SHOP, "reader", OPEN_TRUST)
             await service.accounts.delete_account(SHOP)
         async with world.service() as service:
             await service.run_upkeep()
@@ -259,6 +263,35 @@ def test_users_and_roles_of_a_deleted_account_go(tmp_path: Path) -> None:
             assert service.role(SHOP, "reader") is None
             with pytest.raises(ResourceNotFound):
                 await service.identities.create_user(SHOP, "bob")
+
+    run(scenario, tmp_path)
+
+
+def test_what_is_left_of_deleted_accounts_and_users_goes_though_the_store_was_away_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> int:
+        raise NotNow
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts, identities = service.accounts, service.identities
+            await accounts.create_account("shop", SHOP)
+            await identities.create_user(SHOP, "ada")
+            await identities.create_user(ACCOUNT, "bob")
+            key = await accounts.create_access_key(ACCOUNT, user="bob")
+            await accounts.delete_account(SHOP)
+            await identities.delete_user(ACCOUNT, "bob")
+            with monkeypatch.context() as patched:
+                patched.setattr(world.memory, "transaction", away)
+                with pytest.raises(NotNow):
+                    await identities.drop_those_of_deleted_accounts()
+                with pytest.raises(NotNow):
+                    await accounts.drop_keys_of_deleted_users()
+            await service.run_upkeep()
+
+            assert service.user(SHOP, "ada") is None
+            assert accounts.access_key(key.access_key_id) is None
 
     run(scenario, tmp_path)
 

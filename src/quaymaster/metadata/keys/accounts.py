@@ -104,7 +104,7 @@ class Accounts:
         self.count_accounts = known.count_accounts
         known.listeners.append(self._note_keys)
         self._users = identities.users
-        identities.users.on_change = self._note_user
+        identities.users.listeners.append(self._note_user)
         self._accounts = known.rows
         self._cell_format = cell_format or CellFormat()
         self._count_queues = count_queues
@@ -235,6 +235,9 @@ class Accounts:
                 except RevisionMismatch:
                     self._users_to_look_at.add(suffix)
                     break
+                except NotNow:
+                    self._users_to_look_at.add(suffix)
+                    raise
 
     def _note_user(self, suffix: str) -> None:
         """Look at a user's keys when the user came or went."""

@@ -89,7 +89,8 @@ class Identities:
         self._of_deleted: set[str] = set()
         """Accounts that were deleted while users or roles of theirs are left."""
         accounts.listeners.append(self._note_account)
-        known.roles.on_change = self._note_role
+        for table in (known.users, known.roles):
+            table.listeners.append(self._note_identity)
         self._mirror = mirror
         self._now_ms = now_ms
         self._quotas = quotas or Quotas()
@@ -214,11 +215,11 @@ class Identities:
     async def drop_those_of_deleted_accounts(self) -> None:
         """Delete the users and roles that are left of accounts that were deleted."""
         for account_id in tuple(self._of_deleted):
-            self._of_deleted.discard(account_id)
             for table in (self.known.users, self.known.roles):
                 while page := table.list_page(account_id, "", TRANSACTION_OPERATIONS_MAX):
                     keys = [table.prefix + suffix_of(account_id, each.row.name) for each in page]
                     await self._mirror.transact([], deletes=keys)
+            self._of_deleted.discard(account_id)
 
     def _note_account(self, account_id: str) -> None:
         if self._accounts.is_deleted(account_id) and (
@@ -226,7 +227,7 @@ class Identities:
         ):
             self._of_deleted.add(account_id)
 
-    def _note_role(self, suffix: str) -> None:
+    def _note_identity(self, suffix: str) -> None:
         self._note_account(suffix.partition("/")[0])
 
     # How

@@ -91,8 +91,8 @@ class IdentityTable(Generic[Identity]):
         self.prefix = prefix
         self.rows: MirrorTable[Identity] = mirror.table(prefix, decode, self._on_change)
         self.on_missing: Callable[[str], None] = lambda key: None
-        self.on_change: Callable[[str], None] = lambda suffix: None
-        """Hears of each row that changed, by its account and name."""
+        self.listeners: list[Callable[[str], None]] = []
+        """Hear of each row that changed, by its account and name."""
         self._names: dict[str, list[str]] = {}
         """Of each account, in lower case, in order."""
 
@@ -128,7 +128,8 @@ class IdentityTable(Generic[Identity]):
             del names[bisect_left(names, name)]
             if not names:
                 del self._names[account_id]
-        self.on_change(suffix)
+        for listener in self.listeners:
+            listener(suffix)
 
 
 class KnownIdentities:
