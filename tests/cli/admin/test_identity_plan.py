@@ -117,3 +117,41 @@ def test_others_are_deleted_only_when_that_is_asked_for() -> None:
 def test_a_file_that_cannot_be_applied_is_refused_before_anything_is_changed(text: str, words: str) -> None:
     with pytest.raises(WrongUsage, match=words):
         plan(text, users={"ada": USERS_ADA})
+
+
+def test_a_role_is_created_after_those_that_its_trust_policy_names() -> None:
+    def role(name: str, *trusted: str) -> str:
+        arns = ", ".join(f'"arn:aws:iam::111111111111:role/{other}"' for other in trusted)
+        return f'[roles.{name}]\ntrust_policy = \'{{"Principal": {{"AWS": [{arns}]}}}}\'\n'
+
+    def created(text: str) -> list[str]:
+        return [step.text.rpartition(" ")[2] for step in plan(text)]
+
+    assert created(role("a", "b", "c") + role("b", "c") + role("c") + role("d")) == ["c", "d", "b", "a"]
+    assert created(role("a", "ab") + role("ab")) == ["ab", "a"]
+    assert created(role("a", "a") + role("b")) == ["a", "b"]
+    assert created(role("a", "b") + role("b", "a")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("count", [1, 5, 10])
+def test_a_full_set_of_policies_can_be_replaced(count: int) -> None:
+    text = "[users.ada]\n" + "".join(f"policies.new{number} = 'send.json'\n" for number in range(count))
+    there = {f"old{number}": POLICY for number in range(10)} | {"new0": POLICY}
+    del there["old9"]
+    steps = plan(text, users={"ada": {"name": "ada", "path": "/", "policies": there}})
+
+    policies = set(there)
+    for step in steps:
+        if step.method == "POST":
+            policies.add(step.fields["policy_name"])
+        else:
+            policies.remove(step.fields["policy_name"])
+        assert len(policies) <= 10
+    assert policies == {f"new{number}" for number in range(count)}
+    if count == 1:
+        assert steps[-1].method == "DELETE"
+
+
+def test_names_that_differ_only_in_case_are_refused_before_anything_is_changed() -> None:
+    with pytest.raises(WrongUsage, match=r"users has ada and Ada; names are compared without case"):
+        plan("[users.ada]\n[users.Ada]\n")

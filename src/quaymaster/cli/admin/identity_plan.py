@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Literal, NamedTuple
 
 from quaymaster.cli.failures import WrongUsage
@@ -29,6 +30,8 @@ _FIELDS: Final = {
     "roles": frozenset({"path", "policies", "trust_policy", "session_max_s"}),
 }
 _SESSION_MAX_S: Final = 3_600
+POLICIES_MAX: Final = 10
+"""So many a user or role may have."""
 
 
 class Wanted(NamedTuple):
@@ -74,7 +77,7 @@ def plan_changes(
     """
     steps: list[Step] = []
     for kind in KINDS:
-        for name, one in wanted[kind].items():
+        for name, one in _trusted_first(wanted[kind]):
             steps += _plan_one(kind, name, one, current[kind].get(name.lower()))
     if prune:
         for kind in reversed(KINDS):
@@ -90,6 +93,11 @@ def plan_changes(
 def _parse_kind(kind: Kind, given: Any, read_file: Callable[[str], str]) -> dict[str, Wanted]:
     if not isinstance(given, dict):
         raise WrongUsage(f"{kind} must be tables: [{kind}.NAME].")
+    spelled: dict[str, str] = {}
+    for name in given:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            raise WrongUsage(f"{kind} has {other} and {name}; names are compared without case.")
     return {name: _parse_one(kind, name, fields, read_file) for name, fields in given.items()}
 
 
@@ -153,19 +161,39 @@ def _plan_one(kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] 
             if changed:
                 text = f"change {' and '.join(changed)} of role {name}"
                 steps.append(Step(text, "POST", (kind, name), changed))
-    for policy, text in wanted.policies.items():
-        if policy not in policies or not _says_the_same(policies[policy], text):
-            fields = {"policy_name": policy, "policy": text}
-            steps.append(
-                Step(f"put policy {policy} of {noun} {name}", "POST", (kind, name, "policy"), fields)
-            )
-    for policy in policies:
-        if policy not in wanted.policies:
-            path = (kind, name, "policy")
-            steps.append(
-                Step(f"delete policy {policy} of {noun} {name}", "DELETE", path, {"policy_name": policy})
-            )
-    return steps
+    path = (kind, name, "policy")
+    puts = [
+        Step(f"put policy {policy} of {noun} {name}", "POST", path, {"policy_name": policy, "policy": text})
+        for policy, text in wanted.policies.items()
+        if policy not in policies or not _says_the_same(policies[policy], text)
+    ]
+    deletes = [
+        Step(f"delete policy {policy} of {noun} {name}", "DELETE", path, {"policy_name": policy})
+        for policy in policies
+        if policy not in wanted.policies
+    ]
+    # What goes may deny something, so it goes last; but what comes must have room.
+    too_many = max(0, len(policies.keys() | wanted.policies.keys()) - POLICIES_MAX)
+    return [*steps, *deletes[:too_many], *puts, *deletes[too_many:]]
+
+
+def _trusted_first(wanted: Mapping[str, Wanted]) -> list[tuple[str, Wanted]]:
+    """Return users or roles in the file's order, but each behind those that its trust policy names.
+
+    A name that nobody has yet is refused. Roles that trust each other stay as they are.
+    """
+    trusts = {
+        name: [
+            other
+            for other, its in wanted.items()
+            if other != name and f':role{its.path}{other}"' in (one.trust_policy or "")
+        ]
+        for name, one in wanted.items()
+    }
+    try:
+        return [(name, wanted[name]) for name in TopologicalSorter(trusts).static_order()]
+    except CycleError:
+        return list(wanted.items())
 
 
 def _says_the_same(one: Any, other: Any) -> bool:
