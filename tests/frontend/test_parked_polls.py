@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -121,3 +123,29 @@ def test_polls_that_are_still_allowed_go_on_and_get_their_message(change: str) -
         assert [message["Body"] for message in answer.json["Messages"]] == ["secret"]
 
     with_poll(test)
+
+
+def test_looks_at_many_polls_leave_most_of_the_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked_polls, "RECHECK_DELAY_S", 0.001)
+    monkeypatch.setattr(parked_polls, "RECHECK_DELAY_MAX_S", 0.2)
+
+    class Poll:
+        wait_ms = 20_000
+        is_done = False
+
+    async def scenario() -> None:
+        looked_s: list[float] = []
+
+        def judge(call: object) -> None:
+            looked_s.append(time.monotonic())
+            time.sleep(0.01)  # many polls
+            polls.look_again()
+
+        polls = parked_polls.ParkedPolls(lambda: [Poll()], judge)  # type: ignore[list-item]
+        polls.look_again()
+        await eventually(lambda: len(looked_s) >= 4)
+        await polls.close()
+        gaps_s = [later - earlier for earlier, later in pairwise(looked_s)]
+        assert min(gaps_s) >= 0.1
+
+    asyncio.run(scenario())

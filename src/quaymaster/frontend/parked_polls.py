@@ -9,6 +9,7 @@ What a poll is refused that has been given messages, its messages are visible ag
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -17,6 +18,9 @@ from quaymaster.frontend.call import Call
 
 RECHECK_DELAY_S: Final = 0.25
 """Polls are not looked through more often, however often permissions change."""
+RECHECK_DELAY_MAX_S: Final = 1.0
+PAUSE_PER_LOOK: Final = 10
+"""Between looks passes so many times what one takes, up to RECHECK_DELAY_MAX_S: every tenant can cause them."""
 JUDGED_AT_A_TIME: Final = 500
 """So many polls are judged in one turn of the event loop."""
 
@@ -33,6 +37,7 @@ class ParkedPolls:
         self._task: asyncio.Task[None] | None = None
         self._is_due = False
         self._is_closed = False
+        self._delay_s = RECHECK_DELAY_S
 
     def look_again(self) -> None:
         """Permissions may have been taken away: judge all polls soon."""
@@ -52,14 +57,17 @@ class ParkedPolls:
     async def _look(self) -> None:
         try:
             while self._is_due:
-                await asyncio.sleep(RECHECK_DELAY_S)
+                await asyncio.sleep(self._delay_s)
                 self._is_due = False
+                began_s = time.monotonic()
                 polls = [call for call in self._waiting() if call.wait_ms]
                 for number, call in enumerate(polls, 1):
                     if not call.is_done:
                         self._end_if_refused(call)
                     if not number % JUDGED_AT_A_TIME:
                         await asyncio.sleep(0)
+                pause_s = PAUSE_PER_LOOK * (time.monotonic() - began_s)
+                self._delay_s = max(RECHECK_DELAY_S, min(pause_s, RECHECK_DELAY_MAX_S))
         finally:
             self._task = None
 

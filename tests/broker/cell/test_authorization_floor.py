@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from quaymaster.broker.cell.authorization_floor import (
     BEHIND_MS,
     CALLERS,
     COMMAND,
-    RAISES_MAX,
+    TOGETHER_MS,
     AuthorizationFloor,
 )
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
@@ -200,14 +201,31 @@ def test_each_raise_is_enforced_at_its_own_time() -> None:
 
 def test_many_raises_at_once_take_bounded_memory_and_the_last_one_counts() -> None:
     async def scenario(broker: Broker) -> None:
-        for _ in range(3 * RAISES_MAX):
+        for _ in range(200):
             floor = await broker.raise_floor()
             await asyncio.sleep(0)
         await pass_ms(100)
-        assert len(broker.floor._raises) <= RAISES_MAX
+        assert len(broker.floor._raises) <= 1 + 100 // TOGETHER_MS
         await pass_ms(BEHIND_MS)
         assert await is_refused(broker.connect("f1", floor - 1))
         assert await ask(broker.connect("f2", floor)) == b"done"
+
+    with_broker(scenario)
+
+
+def test_front_ends_have_their_time_however_often_the_floor_is_raised() -> None:
+    async def scenario(broker: Broker) -> None:
+        lag_ms, follows = BEHIND_MS - 2 * TOGETHER_MS, 0
+        raised: deque[tuple[float, int]] = deque()
+        loop = asyncio.get_running_loop()
+        for _ in range(2 * BEHIND_MS // 5):
+            raised.append((loop.time(), await broker.raise_floor()))
+            while loop.time() - raised[0][0] > lag_ms / 1000:
+                follows = raised.popleft()[1]
+            await pass_ms(5)
+            assert broker.floor._enforced <= follows
+        assert broker.floor._enforced > 0
+        assert len(broker.floor._raises) <= 2 + BEHIND_MS // TOGETHER_MS
 
     with_broker(scenario)
 

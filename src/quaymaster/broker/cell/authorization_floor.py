@@ -28,8 +28,8 @@ from quaymaster.protocol.rpc.command_codec import decode_command
 
 BEHIND_MS: Final = 3_000
 """So long a front end may take to catch up."""
-RAISES_MAX: Final = 64
-"""Raises that are waited for one by one; more become one with the last."""
+TOGETHER_MS: Final = 50
+"""Raises that come within so short a time are enforced together, however many. A front end has that much less time."""
 FRONT_END: Final = "frontend"
 COMMAND: Final = "command"
 CALLERS: Final[dict[str, tuple[str, ...]]] = {
@@ -111,9 +111,9 @@ class AuthorizationFloor:
         floor = self._watch.revision_of(key)
         if key != AUTHORIZATION_FLOOR or value is None:
             return
-        if len(self._raises) < RAISES_MAX:
-            now_s = asyncio.get_running_loop().time()
-            self._raises.append((now_s + BEHIND_MS / 1000, floor))
+        enforced_s = asyncio.get_running_loop().time() + BEHIND_MS / 1000
+        if not self._raises or enforced_s - self._raises[-1][0] > TOGETHER_MS / 1000:
+            self._raises.append((enforced_s, floor))
         else:
             self._raises[-1] = (self._raises[-1][0], floor)
         self._wait()
