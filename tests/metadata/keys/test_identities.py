@@ -28,7 +28,9 @@ from quaymaster.metadata.store.rows import UserRow, encode_row
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     CreateQueue,
+    GetChanges,
     RemovePermission,
+    Request,
     SetAttributes,
 )
 
@@ -440,5 +442,28 @@ def test_other_front_ends_know_users_and_their_policies(tmp_path: Path) -> None:
 
             await two.identities.delete_user(ACCOUNT, "ada")
             await eventually(lambda: one.identities.known.users.known(ACCOUNT, "ada") is None)
+
+    run_cell(scenario, tmp_path)
+
+
+def test_a_user_or_role_that_was_created_elsewhere_is_there_for_who_asks_next(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (one, two):
+            is_told = asyncio.Event()
+
+            async def delay(request: Request) -> None:
+                if isinstance(request, GetChanges):
+                    await is_told.wait()
+
+            for link in two.links.values():
+                link.delays_answers = delay
+            assert await two.look_up(lambda: two.user(ACCOUNT, "ada")) is None
+            assert await two.look_up(lambda: two.role(ACCOUNT, "reader")) is None
+            await one.identities.create_user(ACCOUNT, "ada")
+            await one.identities.create_role(ACCOUNT, "reader", OPEN_TRUST)
+
+            assert await two.look_up(lambda: two.user(ACCOUNT, "ada")) is not None
+            assert await two.look_up(lambda: two.role(ACCOUNT, "reader")) is not None
+            is_told.set()
 
     run_cell(scenario, tmp_path)

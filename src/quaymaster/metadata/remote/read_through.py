@@ -153,8 +153,8 @@ class CacheLoader:
         self._kinds = {
             QUEUES: _Kind(remembers=False),
             ACCESS_KEYS: _Kind(remembers=True),
-            USERS: _Kind(remembers=True),
-            ROLES: _Kind(remembers=True),
+            USERS: _Kind(remembers=False),
+            ROLES: _Kind(remembers=False),
             DATA_KEYS: _Kind(remembers=True),
             SESSION_KEYS: _Kind(remembers=True),
         }
