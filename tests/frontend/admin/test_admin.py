@@ -933,3 +933,20 @@ def test_a_revocation_is_answered_once_front_ends_know_of_it_or_with_those_that_
             assert floor < waited[0] < waited[1] == port.service.metadata.floor.raised
 
     asyncio.run(scenario())
+
+
+def test_a_user_that_can_have_no_key_is_not_created_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            accounts = port.service.metadata.accounts
+            monkeypatch.setattr(accounts, "_keys_max", 1)
+            refused = await port.call("POST", "users", {"name": "ada"})
+            assert error_of(refused)[1] == "LimitExceeded"
+            assert (await port.call("GET", "users/ada")).status == 404
+            wrong = await port.call("POST", "users", {"name": "ada", "key": "false"})
+            assert error_of(wrong) == (400, "InvalidParameterValue")
+            assert (await port.call("POST", "users", {"name": "ada", "key": False})).status == 200
+            monkeypatch.setattr(accounts, "_keys_max", 2)
+            assert "secret_access_key" in (await port.call("POST", "users", {"name": "bob"})).json
+
+    asyncio.run(scenario())

@@ -7,7 +7,12 @@ from typing import Any, Protocol
 
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
-from quaymaster.core.values.errors import MissingParameter, ResourceNotFound
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidParameterValue,
+    MissingParameter,
+    ResourceNotFound,
+)
 from quaymaster.frontend.admin.account_admin import AccountService
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 
@@ -171,10 +176,18 @@ class IdentityAdmin:
 
     async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.owner
+        has_key = call.fields.get("key", True)
+        if not isinstance(has_key, bool):
+            raise InvalidParameterValue.of("key", has_key, "Must be true or false.")
         user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
-        if not call.fields.get("key", True):
+        if not has_key:
             return _user_row(user)
-        key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
+        try:
+            key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
+        except CallerError:
+            # Whoever is refused may ask again, once there is room for the key.
+            await self._identities.delete_user(account_id, user.row.name)
+            raise
         return {
             **_user_row(user),
             "access_key_id": key.access_key_id,
