@@ -29,6 +29,7 @@ ROLE = {
     "session_max_s": 3600,
     "policies": {},
     "problems": {},
+    "stale": [f"arn:aws:iam::{ACCOUNT}:user/ada"],
 }
 KEY = {"access_key_id": "AK1", "secret_access_key": "SK1"}
 

@@ -155,3 +155,26 @@ def test_a_full_set_of_policies_can_be_replaced(count: int) -> None:
 def test_names_that_differ_only_in_case_are_refused_before_anything_is_changed() -> None:
     with pytest.raises(WrongUsage, match=r"users has ada and Ada; names are compared without case"):
         plan("[users.ada]\n[users.Ada]\n")
+
+
+def test_a_trust_policy_is_set_again_when_another_has_a_name_in_it_now() -> None:
+    users = {"ada": USERS_ADA}
+    roles = {"reader": {**ROLES_READER, "stale": ["arn:aws:iam::111111111111:user/ada"]}}
+
+    assert plan(users=users, roles={"reader": {**ROLES_READER, "stale": []}}) == []
+    assert plan(users=users, roles=roles) == [
+        Step(
+            "change trust_policy of role Reader",
+            "POST",
+            ("roles", "Reader"),
+            {"trust_policy": '{"Trust": 1}'},
+        )
+    ]
+
+    trust = '{"Principal": {"AWS": "arn:aws:iam::111111111111:user/staff/ada"}}'
+    text = f"[users.ada]\npath = '/staff/'\n[roles.Reader]\ntrust_policy = '{trust}'\n"
+    there = {**ROLES_READER, "policies": {}, "trust_policy": trust, "session_max_s": 3600}
+    assert [step.text for step in plan(text, roles={"reader": there})] == [
+        "create user ada",
+        "change trust_policy of role Reader",
+    ]

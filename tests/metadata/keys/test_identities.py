@@ -467,3 +467,30 @@ def test_a_user_or_role_that_was_created_elsewhere_is_there_for_who_asks_next(tm
             is_told.set()
 
     run_cell(scenario, tmp_path)
+
+
+def test_names_in_a_trust_policy_are_stale_once_others_have_them(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            identities = service.identities
+            ada, role = (f"arn:aws:iam::{ACCOUNT}:{rest}" for rest in ("user/ada", "role/reader"))
+            elsewhere = f"arn:aws:iam::{SHOP}:user/ada"
+            await identities.create_user(ACCOUNT, "ada")
+            await identities.create_role(ACCOUNT, "reader", OPEN_TRUST)
+            trust = naming(ada, role, elsewhere, action="sts:AssumeRole")
+
+            def stale() -> list[str]:
+                found = service.role(ACCOUNT, "trusting")
+                assert found is not None
+                return identities.stale_names(found)
+
+            await identities.create_role(ACCOUNT, "trusting", trust)
+            assert stale() == []
+            await identities.delete_user(ACCOUNT, "ada")
+            assert stale() == []  # nobody has the name
+            await identities.create_user(ACCOUNT, "ada")
+            assert stale() == [ada]
+            await identities.update_role(ACCOUNT, "trusting", trust_policy=trust)
+            assert stale() == []
+
+    run(scenario, tmp_path)

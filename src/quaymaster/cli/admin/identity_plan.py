@@ -16,7 +16,7 @@ stay, unless they are to go.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -76,9 +76,17 @@ def plan_changes(
     are deleted. WrongUsage where a path would have to change.
     """
     steps: list[Step] = []
+    new = [
+        text
+        for kind in KINDS
+        for name, one in wanted[kind].items()
+        if name.lower() not in current[kind]
+        for text in _names_in_policies(kind, name, one)
+    ]
     for kind in KINDS:
-        for name, one in _trusted_first(wanted[kind]):
-            steps += _plan_one(kind, name, one, current[kind].get(name.lower()))
+        ordered = _trusted_first(wanted[kind]) if kind == "roles" else wanted[kind].items()
+        for name, one in ordered:
+            steps += _plan_one(kind, name, one, current[kind].get(name.lower()), new)
     if prune:
         for kind in reversed(KINDS):
             named = {name.lower() for name in wanted[kind]}
@@ -136,7 +144,16 @@ def _policy(where: str, given: Any, read_file: Callable[[str], str]) -> str:
     return given.strip() if given.lstrip().startswith("{") else read_file(given)
 
 
-def _plan_one(kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] | None) -> list[Step]:
+def _names_in_policies(kind: Kind, name: str, wanted: Wanted) -> tuple[str, ...]:
+    """Return how ARNs in trust policies end, or go on, that mean a user or role."""
+    own = f':{_NOUNS[kind]}{wanted.path}{name}"'
+    return (own,) if kind == "users" else (own, f":assumed-role/{name}/")
+
+
+def _plan_one(
+    kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] | None, new: Sequence[str]
+) -> list[Step]:
+    """Return what makes one as it is wanted. `new`: what names those that the file creates."""
     noun = _NOUNS[kind]
     steps: list[Step] = []
     role_fields = {"trust_policy": wanted.trust_policy, "session_max_s": wanted.session_max_s}
@@ -158,6 +175,10 @@ def _plan_one(kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] 
                 for field, value in role_fields.items()
                 if not _says_the_same(current[field], value)
             }
+            trust = wanted.trust_policy or ""
+            if current.get("stale") or any(text in trust for text in new):
+                # Written again, it means those who have the names now.
+                changed["trust_policy"] = wanted.trust_policy
             if changed:
                 text = f"change {' and '.join(changed)} of role {name}"
                 steps.append(Step(text, "POST", (kind, name), changed))
@@ -178,15 +199,16 @@ def _plan_one(kind: Kind, name: str, wanted: Wanted, current: Mapping[str, Any] 
 
 
 def _trusted_first(wanted: Mapping[str, Wanted]) -> list[tuple[str, Wanted]]:
-    """Return users or roles in the file's order, but each behind those that its trust policy names.
+    """Return roles in the file's order, but each behind those that its trust policy names.
 
     A name that nobody has yet is refused. Roles that trust each other stay as they are.
     """
+    names = {name: _names_in_policies("roles", name, one) for name, one in wanted.items()}
     trusts = {
         name: [
             other
-            for other, its in wanted.items()
-            if other != name and f':role{its.path}{other}"' in (one.trust_policy or "")
+            for other, texts in names.items()
+            if other != name and any(text in (one.trust_policy or "") for text in texts)
         ]
         for name, one in wanted.items()
     }

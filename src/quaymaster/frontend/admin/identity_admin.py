@@ -108,6 +108,8 @@ class IdentityService(Protocol):
 
     async def delete_role(self, account_id: str, name: str) -> Role: ...
 
+    def stale_names(self, role: Any) -> list[str]: ...
+
 
 class IdentityAdmin:
     """Answers requests about users and roles."""
@@ -245,7 +247,7 @@ class IdentityAdmin:
         role = self._identities.role(account_id, call.name)
         if role is None:
             raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
-        return _role_row(role)
+        return {**_role_row(role), "stale": self._identities.stale_names(role)}
 
     async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
         fields = call.fields

@@ -26,6 +26,7 @@ from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.policies import (
     IDENTITY_POLICY_BYTES_MAX,
     TRUST_POLICY_BYTES_MAX,
+    UnreadablePolicy,
     check_policy_bytes,
     compile_policy,
 )
@@ -211,6 +212,14 @@ class Identities:
     async def delete_role(self, account_id: str, name: str) -> Role:
         """Delete a role; its sessions are refused from then on."""
         return await self._delete(self.known.roles, account_id, name, "role")
+
+    def stale_names(self, role: Role) -> list[str]:
+        """Return the names in a role's trust policy that others have now than when it was written."""
+        trust = role.trust_policy
+        if isinstance(trust, UnreadablePolicy):
+            return []
+        bound = role.row.trusted_ids
+        return [arn for arn, now in self.known.unique_ids(trust.identities).items() if bound.get(arn) != now]
 
     async def drop_those_of_deleted_accounts(self) -> None:
         """Delete the users and roles that are left of accounts that were deleted."""
