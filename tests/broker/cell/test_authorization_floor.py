@@ -230,6 +230,25 @@ def test_front_ends_have_their_time_however_often_the_floor_is_raised() -> None:
     with_broker(scenario)
 
 
+def test_front_ends_of_a_store_that_was_restored_from_before_the_first_revocation_are_served() -> None:
+    async def scenario(broker: Broker) -> None:
+        enforced = await broker.raise_floor()
+        await pass_ms(2 * BEHIND_MS)
+        assert await is_refused(broker.connect("f1"))
+
+        await broker.raise_floor()
+        await broker.store.transaction([], deletes=[AUTHORIZATION_FLOOR])
+        await pass_ms(2 * BEHIND_MS)
+        assert await ask(broker.connect("f2")) == b"done"
+
+        again = await broker.raise_floor()
+        await pass_ms(2 * BEHIND_MS)
+        assert await is_refused(broker.connect("f3", enforced))
+        assert await ask(broker.connect("f4", again)) == b"done"
+
+    with_broker(scenario)
+
+
 def test_a_restarted_broker_enforces_the_floor_that_there_is() -> None:
     async def scenario(broker: Broker) -> None:
         floor = await broker.raise_floor()

@@ -109,7 +109,12 @@ class AuthorizationFloor:
 
     def _on_row(self, key: str, value: bytes | None) -> None:
         floor = self._watch.revision_of(key)
-        if key != AUTHORIZATION_FLOOR or value is None:
+        if key != AUTHORIZATION_FLOOR:
+            return
+        if value is None:
+            # A store that was restored from before the first revocation: nobody can follow what it does not have.
+            self._raises.clear()
+            self._enforced = 0
             return
         enforced_s = asyncio.get_running_loop().time() + BEHIND_MS / 1000
         if not self._raises or enforced_s - self._raises[-1][0] > TOGETHER_MS / 1000:
@@ -128,7 +133,6 @@ class AuthorizationFloor:
         self._timer = None
         now_s = asyncio.get_running_loop().time()
         while self._raises and self._raises[0][0] <= now_s:
-            # A store that was restored has revisions that are lower than before.
             self._enforced = self._raises.popleft()[1]
         self._wait()
         for connection in list(self._connections()):
