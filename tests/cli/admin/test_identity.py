@@ -18,7 +18,7 @@ USER = {
     "created_ms": 1_700_000_000_000,
     "policies": {"send": POLICY, "old": "{"},
     "problems": {"old": "It is not a JSON object."},
-    "keys": [{"access_key_id": "AK1", "enabled": True}],
+    "keys": [{"access_key_id": "AK1", "enabled": True}, {"access_key_id": "AK2", "enabled": False}],
 }
 ROLE = {
     **{name: value for name, value in USER.items() if name != "keys"},
@@ -71,6 +71,7 @@ def test_a_user_is_shown_with_policies_and_what_is_wrong_with_them(
     shown = run("user", "show", "ada", "--account", ACCOUNT, "--data", data).out
 
     assert "key\tAK1\n" in shown
+    assert "key\tAK2 (disabled)\n" in shown
     assert 'send:\n{\n  "Statement": []\n}\n' in shown
     assert "old: cannot be evaluated, and denies: It is not a JSON object.\n{\n" in shown
 
@@ -93,6 +94,7 @@ def test_a_role_is_created_changed_and_shown(
     assert nothing.code == 2
     assert "Give --trust or --session-seconds" in nothing.err
     assert "sessions\tup to 3600 s\n" in shown
+    assert f"means nobody\tarn:aws:iam::{ACCOUNT}:user/ada\n" in shown
     assert 'trust policy:\n{\n  "Statement": []\n}\n' in shown
     assert [call.fields for call in server.calls if call.fields] == [
         {"account_id": ACCOUNT, "name": "reader", "path": "/", "trust_policy": POLICY, "session_max_s": 3600},

@@ -105,7 +105,10 @@ def print_identity(found: dict[str, Any], as_json: bool) -> None:
     rows.append(("created", time_as_text(found["created_ms"])))
     if "session_max_s" in found:
         rows.append(("sessions", f"up to {found['session_max_s']} s"))
-    rows += [("key", key["access_key_id"]) for key in found.get("keys", ())]
+    rows += [
+        ("key", key["access_key_id"] + ("" if key["enabled"] else " (disabled)"))
+        for key in found.get("keys", ())
+    ]
     rows += [("means nobody", arn) for arn in found.get("stale", ())]
     print_table(("FIELD", "VALUE"), rows)
     trust = {"trust policy": found["trust_policy"]} if "trust_policy" in found else {}

@@ -327,9 +327,10 @@ class Accounts:
         return self._list(row for row in self._rows_of(account_id) if row.expires_ms is None)
 
     def list_user_keys(self, account_id: str, user: str) -> list[AccessKey]:
-        """Return a user's keys, oldest first."""
+        """Return a user's keys, oldest first, session credentials left out."""
         ids = self._ids_of_user.get(suffix_of(account_id, user), ())
-        return self._list(row for row in map(self._rows.get, ids) if row is not None)
+        rows = map(self._rows.get, ids)
+        return self._list(row for row in rows if row is not None and row.expires_ms is None)
 
     async def create_access_key(self, account_id: str, name: str = "", *, user: str = "") -> AccessKey:
         """Make a key of an account's user; a root key unless a user is named. ResourceNotFound, LimitExceeded."""
