@@ -494,3 +494,31 @@ def test_names_in_a_trust_policy_are_stale_once_others_have_them(tmp_path: Path)
             assert stale() == []
 
     run(scenario, tmp_path)
+
+
+def test_a_trust_policy_is_bound_to_users_as_another_front_end_has_just_made_them(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (one, two):
+            ada, bob = f"arn:aws:iam::{ACCOUNT}:user/ada", f"arn:aws:iam::{SHOP}:user/bob"
+            await one.identities.create_user(ACCOUNT, "ada")
+            await eventually(lambda: two.identities.known.users.known(ACCOUNT, "ada") is not None)
+            is_told = asyncio.Event()
+
+            async def delay(request: Request) -> None:
+                if isinstance(request, GetChanges):
+                    await is_told.wait()
+
+            for link in two.links.values():
+                link.delays_answers = delay
+            await one.identities.delete_user(ACCOUNT, "ada")
+            again = await one.identities.create_user(ACCOUNT, "ada")
+            await one.accounts.create_account("shop", SHOP)
+            made = await one.identities.create_user(SHOP, "bob")
+
+            role = await two.identities.create_role(
+                ACCOUNT, "reader", naming(ada, bob, action="sts:AssumeRole")
+            )
+            assert role.row.trusted_ids == {ada: again.unique_id, bob: made.unique_id}
+            is_told.set()
+
+    run_cell(scenario, tmp_path)

@@ -51,7 +51,7 @@ from quaymaster.metadata.keys.random_ids import random_id
 from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.metadata.store.rows import RoleRow, UserRow, encode_row
+from quaymaster.metadata.store.rows import ACCOUNTS, RoleRow, UserRow, encode_row
 
 POLICIES_MAX: Final = 10
 ROLE_SESSION_MIN_S: Final = 3_600
@@ -154,7 +154,8 @@ class Identities:
         """Make a role, without policies. InvalidParameterValue, LimitExceeded."""
         _check_name("RoleName", name, path)
         _check_session_max(session_max_s)
-        roles = self.known.roles
+        self._check_format()
+        roles, trusted_ids = self.known.roles, await self._bind(trust_policy)
         for _ in range(ATTEMPTS_MAX):
             account = self._check_new(roles, account_id, name, "RoleName")
             self._check_room(roles, account_id, "roles", "account_roles_max", self._quotas.account_roles_max)
@@ -166,7 +167,7 @@ class Identities:
                 trust_policy,
                 path,
                 session_max_s,
-                self._bind(trust_policy),
+                trusted_ids,
             )
             with suppress(RevisionMismatch):
                 return await self._put(roles, Role(row), [account, _absent(roles, row)])
@@ -181,7 +182,7 @@ class Identities:
             _check_session_max(session_max_s)
             changes["session_max_s"] = session_max_s
         if trust_policy is not None:
-            changes |= {"trust_policy": trust_policy, "trusted_ids": self._bind(trust_policy)}
+            changes |= {"trust_policy": trust_policy, "trusted_ids": await self._bind(trust_policy)}
         return await self._change_role(account_id, name, lambda row: msgspec.structs.replace(row, **changes))
 
     async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role:
@@ -315,13 +316,16 @@ class Identities:
             raise ResourceNotFound(f"The account {account_id} has no {noun} {name}.")
         return identity
 
-    def _bind(self, trust_policy: str) -> dict[str, str]:
+    async def _bind(self, trust_policy: str) -> dict[str, str]:
         """Return the ids of the users and roles that a trust policy names; InvalidParameterValue."""
         try:
             check_policy_bytes(trust_policy, TRUST_POLICY_BYTES_MAX)
             named = compile_policy(trust_policy, PolicyKind.TRUST).identities
         except PolicyError as error:
             raise _wrong_policy("trust policy", str(error)) from None
+        # What another front end has just made or deleted may not be in memory as it is.
+        for key in {key for arn in named for key in (ACCOUNTS + arn.split(":")[4], self.known.row_key(arn))}:
+            await self._mirror.refresh(key)
         ids = self.known.unique_ids(named)
         for arn in named:
             if arn not in ids and self._accounts.account(arn.split(":")[4]) is not None:

@@ -149,15 +149,31 @@ class KnownIdentities:
                 found[arn] = unique_id
         return found
 
+    @staticmethod
+    def row_key(arn: str) -> str:
+        """Return where the row is stored of the user or role that an ARN may name."""
+        account_id, kind, full_name = _parts(arn)
+        return (USERS if kind == "user" else ROLES) + suffix_of(account_id, _short_name(kind, full_name))
+
     def _unique_id(self, arn: str) -> str | None:
-        account_id, resource = arn.split(":", 5)[4:]
-        kind, _, full_name = resource.partition("/")
+        account_id, kind, full_name = _parts(arn)
+        name = _short_name(kind, full_name)
         if kind == "assumed-role":
-            role = self.roles.known(account_id, full_name.partition("/")[0])
-            return None if role is None or role.row.name != full_name.partition("/")[0] else role.unique_id
-        name = full_name.rpartition("/")[2]
+            role = self.roles.known(account_id, name)
+            return None if role is None or role.row.name != name else role.unique_id
         identity = (self.users if kind == "user" else self.roles).known(account_id, name)
         return None if identity is None or identity.full_name != full_name else identity.unique_id
+
+
+def _parts(arn: str) -> tuple[str, str, str]:
+    """Return account, kind and full name of the user, role or session that an ARN names."""
+    account_id, resource = arn.split(":", 5)[4:]
+    kind, _, full_name = resource.partition("/")
+    return account_id, kind, full_name
+
+
+def _short_name(kind: str, full_name: str) -> str:
+    return full_name.partition("/")[0] if kind == "assumed-role" else full_name.rpartition("/")[2]
 
 
 def suffix_of(account_id: str, name: str) -> str:
