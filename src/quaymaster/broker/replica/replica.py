@@ -4,9 +4,9 @@
                                                 ├──▶ messages to the other replicas ─▶ receive ─▶ take ─▶ …
                                                 └──▶ replies that wait for nothing
 
-One turn of the event loop decides everything that has come in and hands the writer one batch; a request costs no
-task and no future. A turn with few commands waits for those that the next passes of the loop bring. Receives get
-their bodies from the cache, or from the segments on a reader thread.
+One turn of the event loop decides what has come in, up to a number of commands (`inbox`), and hands the writer one
+batch; a request costs no task and no future. A turn with few commands waits for those that the next passes of the loop
+bring. Receives get their bodies from the cache, or from the segments on a reader thread.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
+from quaymaster.broker.replica.inbox import Inbox
 from quaymaster.broker.replica.record_bodies import Body, RecordBodies
 from quaymaster.broker.replica.replies import Replies
 from quaymaster.broker.replica.waiters import Waiter, Waiters
@@ -196,7 +197,7 @@ class ReplicaHost:
         self.records_since_snapshot = 0
         self._loop = loop
         self._links = links
-        self._inbox: list[tuple[Command | InternalCommand, object]] = []
+        self._inbox = Inbox()
         self._is_scheduled = False
         self._is_slicing = False
         self._is_leading = False
@@ -217,11 +218,11 @@ class ReplicaHost:
         submitted: _Sent | _Parked
         if type(command) is Receive:
             waiter = Waiter(command, reply)
-            self._inbox.append((command, waiter))
+            self._inbox.waiting.append((command, waiter))
             submitted = _Parked(self.waiters, waiter)
         else:
             submitted = _Sent(reply)
-            self._inbox.append((command, submitted))
+            self._inbox.waiting.append((command, submitted))
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
@@ -243,7 +244,7 @@ class ReplicaHost:
         return await future
 
     def _try_again(self, waiter: Waiter) -> None:
-        self._inbox.append((waiter.command, waiter))
+        self._inbox.waiting.append((waiter.command, waiter))
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
@@ -276,7 +277,10 @@ class ReplicaHost:
 
     def _turn(self) -> None:
         self._is_scheduled = False
-        inbox, self._inbox = self._inbox, []
+        inbox = self._inbox.take(self.replica.queues.definitions)
+        if self._inbox:  # soon, so that other work has its turn in between
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
         undecided = iter(inbox)
         try:
             self._decide(undecided)
@@ -437,7 +441,7 @@ class ReplicaHost:
         for partition in todo.awake:
             self.waiters.wake(partition)
         if todo.again:
-            self._inbox[:0] = todo.again
+            self._inbox.again += todo.again
             if not self._is_scheduled:
                 self._is_scheduled = True
                 self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
