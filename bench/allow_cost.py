@@ -1,4 +1,4 @@
-"""CPU time of the step `allow` for each call: the queue found, and its policy asked.
+"""CPU time of the step `allow` for each call: the queue found, its policy asked, its limits charged.
 
     python -m bench.allow_cost [--calls N]
 
@@ -11,14 +11,22 @@ import argparse
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
+from quaymaster.core.limits.limits import BYTES_MAX, REQUESTS_MAX, Limit, LimitName, LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
+from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
+from quaymaster.frontend.authentication import Signed
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call, PassTimes
+from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.limits import Limits, monotonic_ms
 from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.refusals import Refusals
+from quaymaster.frontend.server import RequestIds
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.sqs.shapes import SendMessageRequest
@@ -52,6 +60,15 @@ CASES: dict[str, tuple[str, list[Any]]] = {
     ),
 }
 """Who asks, and the statements of the queue's policy."""
+LIMITED: dict[str, list[LimitName]] = {
+    "owner, limit on another account": [LimitName(OTHER)],
+    "owner, limit on the account": [LimitName(OWNER)],
+    "owner, limits on account, queue and action": [
+        *(LimitName(OWNER), LimitName(OWNER, "", "SendMessage")),
+        *(LimitName(OWNER, "jobs"), LimitName(OWNER, "jobs", "SendMessage")),
+    ],
+}
+"""What has limits that are not reached, of requests and bytes. The queue has no policy."""
 
 
 def call_by(account_id: str) -> Call:
@@ -67,8 +84,11 @@ def call_by(account_id: str) -> Call:
     return call
 
 
-def cost_us(account_id: str, statements: list[Any], calls: int) -> float:
+def cost_us(account_id: str, statements: list[Any], limited: list[LimitName], calls: int) -> float:
     """Return what the step costs one call."""
+    table = LimitTable()
+    for name in limited:
+        table.set(name, Limit(REQUESTS_MAX, BYTES_MAX))
     attributes = {"Policy": json.dumps({"Statement": statements})} if statements else {}
     queue = QueueDefinition(1, OWNER, "jobs", "active", 1, 0, 0, attributes, {}, 1, one_partition())
     queues = {(OWNER, "jobs"): queue}
@@ -81,14 +101,66 @@ def cost_us(account_id: str, statements: list[Any], calls: int) -> float:
 
     nothing: Any = None
     authorization = Authorization(region=REGION, is_full=True, now_ms=lambda: time.time_ns() // 1_000_000)
-    allow = Gate(find, ConsumerGroups(nothing, find), refresh, authorization, region=REGION).allow
+    groups = ConsumerGroups(nothing, find)
+    allow = Gate(find, groups, refresh, authorization, Limits(table), region=REGION).allow
     call = call_by(account_id)
     best = float("inf")
     for _ in range(max(2, calls // CALLS_PER_ROUND)):
         started = time.process_time()
         for _ in range(CALLS_PER_ROUND):
+            call.debtors = ()
             allow(call)
         best = min(best, (time.process_time() - started) / CALLS_PER_ROUND * 1e6)
+    return best
+
+
+class Sink:
+    """Stands for the connection of a client whose key is known."""
+
+    key = "AKIAEXAMPLEEXAMPLE12"
+
+    def reply(self, *_: object) -> None:
+        """Send nothing."""
+
+    def hold_off_if_early(self, *_: object) -> None:
+        """Hold nothing."""
+
+
+def refusal_us(calls: int) -> float:
+    """Return what it costs to refuse a request whose account is over its limit, before its signature is looked at."""
+    nothing: Any = None
+    table = LimitTable()
+    table.set(LimitName(OWNER), Limit(1))
+    limits = Limits(table)
+    limits.look_in_time(OWNER, float("inf"))
+    (meter,) = limits.meters()
+    meter.bucket.charge(1e9, monotonic_ms())
+    key = SimpleNamespace(access_key_id=Sink.key, account_id=OWNER)
+    find_key: Any = {Sink.key: key}.get
+    refusals = Refusals(
+        Admission(delay_target_ms=1_000, delay_tolerated_ms=1_000, in_progress_max=1_000),
+        Signed(find_key, nothing, nothing, region=REGION, skew_ms=1, now_ms=time.time_ns),
+        limits,
+        CORS("", is_open=False),
+        count=lambda code, seconds: None,
+        usage=None,
+        next_id=RequestIds().next,
+    )
+    headers = [
+        (b"x-amz-target", b"AmazonSQS.SendMessage"),
+        (b"authorization", b"AWS4-HMAC-SHA256 Credential=%b/20260101/x" % Sink.key.encode()),
+    ]
+    sink: Any = Sink()
+    request = HTTPRequest(b"POST", b"/", b"/", b"", headers, "10.3.2.1", 0.0, dict(headers), nothing, sink)
+    best = float("inf")
+    left = [request]
+    for _ in range(max(2, calls // CALLS_PER_ROUND)):
+        started = time.process_time()
+        for _ in range(CALLS_PER_ROUND):
+            request._connection = sink
+            left = refusals.take([request], 0.0, 0)
+        best = min(best, (time.process_time() - started) / CALLS_PER_ROUND * 1e6)
+    assert not left, "it is refused"
     return best
 
 
@@ -98,7 +170,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=100_000)
     given = parser.parse_args()
     for name, (account_id, statements) in CASES.items():
-        print(f"{name:42} {cost_us(account_id, statements, given.calls):6.2f} us")
+        print(f"{name:42} {cost_us(account_id, statements, [], given.calls):6.2f} us")
+    for name, limited in LIMITED.items():
+        print(f"{name:42} {cost_us(OWNER, [], limited, given.calls):6.2f} us")
+    print(f"{'refused before its signature is looked at':42} {refusal_us(given.calls):6.2f} us")
 
 
 if __name__ == "__main__":

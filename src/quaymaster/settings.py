@@ -263,7 +263,8 @@ class Settings(BaseSettings):
     http_connections_max: Count = Field(10_000, json_schema_extra=LIMITS_COMMON)
     """Connections at once."""
     requests_max: Count = Field(10_000, json_schema_extra=LIMITS_COMMON)
-    """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled."""
+    """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled. One account has at
+    most half of them, and of the long polls and actions below."""
     long_polls_max: Count = Field(20_000, json_schema_extra=LIMITS)
     """Receives that wait at once; one more is answered at once, as a short poll."""
     overload_delay_ms: Count = Field(100, json_schema_extra=LIMITS)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
@@ -24,6 +25,7 @@ from quaymaster.core.values.queue_names import QueueArn, group_name
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
 from quaymaster.frontend.authorization import Authorization
+from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move
@@ -80,7 +82,7 @@ class Queues:
 def gate(queues: Queues) -> Gate:
     groups = ConsumerGroups(queues, queues.find)  # type: ignore[arg-type]
     authorization = Authorization(region=REGION, is_full=True, now_ms=lambda: 0)
-    return Gate(queues.find, groups, queues.refresh, authorization, region=REGION)
+    return Gate(queues.find, groups, queues.refresh, authorization, Limits(LimitTable()), region=REGION)
 
 
 def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = OURS) -> Any:

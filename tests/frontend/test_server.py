@@ -20,7 +20,8 @@ from quaymaster.core.values.errors import DiskFull, InternalFailure, JournalStop
 from quaymaster.frontend.actions.message_actions import uuid_text
 from quaymaster.frontend.actions.message_preparation import MessageIds
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.server import CORS, RequestIds
+from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.server import RequestIds
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.message import HTTPRequest
@@ -120,7 +121,7 @@ def test_parked_long_polls_are_no_load() -> None:
 def test_the_log_says_when_an_overload_begins_and_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.frontend.server.GUARD_MS", 10)
+    monkeypatch.setattr("quaymaster.frontend.refusals.GUARD_MS", 10)
     monkeypatch.setattr("quaymaster.frontend.admission.GUARD_MS", 0)
     monkeypatch.setattr("quaymaster.frontend.admission.HOLD_MS_MIN", 50)
 
@@ -827,7 +828,8 @@ async def describe_log(service: Service) -> Answer:
 
 def test_readers_of_logs_and_actions_on_queues_have_budgets_of_their_own() -> None:
     async def scenario() -> None:
-        async with serving(control_actions_max=1, data_actions_max=2) as service:
+        # One account has half of the latter.
+        async with serving(control_actions_max=1, data_actions_max=4) as service:
             await service.add_queue("log", RetentionMode="Log")
             await service.add_queue("jobs")
             service.broker.is_silent = True

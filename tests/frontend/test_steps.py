@@ -15,7 +15,7 @@ from harness.steps import forbid_walks
 
 from frontend.support import ACCOUNT, Answer, Service, serving
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
-from quaymaster.metadata.store.rows import AccessKeyRow, AccountRow, RoleRow, UserRow, encode_row
+from quaymaster.metadata.store.rows import AccessKeyRow, AccountRow, LimitRow, RoleRow, UserRow, encode_row
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
 from quaymaster.protocol.actions.table import ACTIONS
 
@@ -92,6 +92,8 @@ def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
         identities.users.rows.apply(f"{THEIRS}/{name}", encode_row(user), number + 1)
         role = RoleRow(THEIRS, name, f"AROA{number:017}", 0, "{}")
         identities.roles.rows.apply(f"{THEIRS}/{name}", encode_row(role), number + 1)
+        limit = LimitRow(1_000, None)
+        metadata.limits._rows.apply(f"{account_id}//SendMessage", encode_row(limit), number + 1)
 
 
 async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:

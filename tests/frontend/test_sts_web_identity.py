@@ -18,6 +18,7 @@ from frontend.test_strangers import connected
 from frontend.test_sts import FORM, Temporary, Told, told
 from frontend.test_sts_roles import policy, run
 from quaymaster.frontend.assembly import UNSIGNED_ACTIONS_MAX
+from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX
 from quaymaster.frontend.issuer_keys import KeyFetcher
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
@@ -282,3 +283,20 @@ def test_records_name_whom_a_web_identity_became_and_never_its_token() -> None:
     for hidden in (web_token, texts["SecretAccessKey"], texts["SessionToken"]):
         assert hidden not in made.request_params + made.response_elements
     assert records["Unknown"].error_code == "ExpiredTokenException"
+
+
+def test_an_address_with_twenty_forged_tokens_in_a_second_is_refused_before_it_is_read_on() -> None:
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        bad = service.front_end._refusals.bad
+        note, wait_ms = bad.note, bad.wait_ms
+        bad.note = lambda request, now_ms: note(request, 5_000.0)  # type: ignore[method-assign]
+        bad.wait_ms = lambda request, now_ms: wait_ms(request, 5_000.0)  # type: ignore[method-assign]
+
+        codes = [(await assume(client, token(OTHER_KEY))).code for _ in range(BAD_PER_S_MAX)]
+        refused = await client.sts("AssumeRoleWithWebIdentity", {"WebIdentityToken": token()})
+
+        assert codes == ["InvalidIdentityToken"] * BAD_PER_S_MAX
+        assert (refused.status, b"RequestThrottled" in refused.body) == (403, True)
+
+    run(scenario, oidc_issuers=True)

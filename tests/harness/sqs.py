@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import json
 import struct
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -245,7 +246,20 @@ class Endpoint(NamedTuple):
 def send_http(
     host: str, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
 ) -> HTTPAnswer:
-    """Send one request and read its answer whole; a Host header among `headers` is used as it is."""
+    """Send one request and read its answer whole; a Host header among `headers` is used as it is.
+
+    Tests send many wrong signatures in a second: where the server refuses to look at more, ask again when it says.
+    """
+    while True:
+        answer = _send_http(host, method, path, headers, body)
+        if b"RequestThrottled" not in answer.body:
+            return answer
+        time.sleep(int(answer.headers["x-amz-retry-after"]) / 1000)
+
+
+def _send_http(
+    host: str, method: str, path: str, headers: Mapping[str, str] | None, body: bytes
+) -> HTTPAnswer:
     connection = http.client.HTTPConnection(host, timeout=TIMEOUT_S)
     names = {name.lower() for name in headers or {}}
     try:

@@ -1,4 +1,4 @@
-"""What others have in metadata: queues, consumer groups, accounts, keys."""
+"""What others have in metadata: queues, consumer groups, accounts, keys, limits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from quaymaster.metadata.store.rows import (
     ACCOUNT_KEYS,
     ACCOUNTS,
     DATA_KEYS,
+    LIMITS,
     QUEUES,
     AccessKeyRow,
     AccountKeyRow,
     AccountRow,
     DataKeyRow,
+    LimitRow,
     encode_row,
     id_text,
 )
@@ -81,6 +83,7 @@ def rows_of_others(count: int) -> Iterator[StoredRow]:
         yield _key(key_id, owner)
         account = f"{200_000_000_000 + number}"
         yield StoredRow(ACCOUNTS + account, encode_row(AccountRow(account, "", START_MS)))
+        yield StoredRow(f"{LIMITS}{account}//", encode_row(LimitRow(1_000, None)))
         yield StoredRow(ACCOUNT_KEYS + account, encode_row(AccountKeyRow(1_000 + number)))
         data_key = DataKeyRow(1_000 + number, b"", START_MS)
         yield StoredRow(DATA_KEYS + id_text(data_key.key_id), encode_row(data_key))

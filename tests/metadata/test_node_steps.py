@@ -15,6 +15,7 @@ from metadata.cell import Cell, FrontEnd
 from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT
 from quaymaster.coordination.interface import Event, KeyValue
+from quaymaster.core.limits.limits import Limit, LimitName
 from quaymaster.metadata import node as node_module
 from quaymaster.metadata import queue_registry
 from quaymaster.metadata.node import MetadataNode
@@ -23,11 +24,13 @@ from quaymaster.metadata.store.rows import ACCOUNTS, DATA_KEYS, QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
+    BucketReport,
     CancelPurge,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
     GetChanges,
+    GrantedShares,
     ListDeadLetterSources,
     ListGroups,
     ListQueues,
@@ -35,6 +38,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     QueueChange,
     QueueListing,
     RemovePermission,
+    ReportShares,
     Request,
     SetAttributes,
     TagQueue,
@@ -112,6 +116,17 @@ async def follow(pair: Pair) -> None:
     await pair.node.answer(GetChanges([QUEUES, ACCOUNTS], position - 1, 0))
 
 
+async def use_limits(pair: Pair) -> None:
+    limits = pair.front_end.limits
+    name = LimitName(ACCOUNT)
+    await limits.set(name, Limit(50))
+    await pair.node.registry.reached(pair.front_end.registry.mirror.position)
+    report = BucketReport(name.text(), False, 5.0, 0.0, True)
+    client = pair.front_end.registry._client
+    await client.ask(ReportShares("fe", [report]), GrantedShares, deadline_ms=PATIENT_MS)
+    await limits.remove(name)
+
+
 STEPS: list[Step] = [
     changed(CreateQueue(ACCOUNT, "jobs")),
     changed(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"})),
@@ -128,6 +143,7 @@ STEPS: list[Step] = [
     ("look-ups of each request", look_up),
     ("keys and sessions", use_keys),
     ("accounts", use_accounts),
+    ("limits", use_limits),
     ("ListRows", list_rows),
     ("GetChanges", follow),
     ("a front end's upkeep", lambda pair: pair.front_end.run_upkeep()),

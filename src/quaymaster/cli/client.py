@@ -222,6 +222,10 @@ class AdminClient:
         """Yield all accounts by id, page by page; `deleted`: also those that were deleted."""
         return self._paged("accounts", {"deleted": "true" if deleted else None})
 
+    def limits(self, account_id: str = "") -> Iterator[dict[str, Any]]:
+        """Yield limits, of one account if it is given, page by page."""
+        return self._paged("limits", {"account_id": account_id or None})
+
     def _paged(self, what: str, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         token: str | None = None
         while True:

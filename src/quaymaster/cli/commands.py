@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "role": "quaymaster.cli.admin.role:app",
     "identity": "quaymaster.cli.admin.identity:app",
     "key": "quaymaster.cli.admin.key:app",
+    "limit": "quaymaster.cli.admin.limit:app",
     "oidc": "quaymaster.cli.admin.oidc:app",
     "kms": "quaymaster.cli.admin.kms:app",
     "profile": "quaymaster.cli.profile:app",

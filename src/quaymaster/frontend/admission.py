@@ -88,7 +88,7 @@ class Admission:
     def takes_all(self, now_ms: float, oldest_ms: float, count: int, in_progress: int) -> bool:
         """Begin a pass; tell whether all its requests are taken. If not, ask about each, the oldest first.
 
-        The first of them was received at `oldest_ms`; `in_progress` were taken before and are not answered yet.
+        The first that came was received at `oldest_ms`; `in_progress` were taken before and are not answered yet.
         """
         if self._taken >= FEW:
             self._measure(now_ms)

@@ -1,9 +1,10 @@
 """Which queue a request is about, and whether who asks may do that to it: the step between decoding and acting.
 
     resolve ──▶ authorize ──▶ the group of a log ──▶ is the queue what the action needs? ──▶ is memory new enough?
+                                                                                                     └──▶ limit
 
-Nothing else finds queues of requests. Who may use them is judged by `authorization`. Handlers find `call.queue` and
-`call.others` there.
+Nothing else finds queues of requests. Who may use them is judged by `authorization`, and how often by `limits`.
+Handlers find `call.queue` and `call.others` there.
 What must be asked for first raises NotYetKnown: the call is suspended, and takes this step again.
 """
 
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from quaymaster.core.values.errors import (
+    CallerError,
     NotNow,
     QueueDoesNotExist,
     ResourceNotFound,
@@ -25,6 +27,7 @@ from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.actions.table import Action, Scope
@@ -63,6 +66,7 @@ class Gate:
         groups: ConsumerGroups,
         refresh: Callable[[QueueDefinition], Coroutine[Any, Any, None]],
         authorization: Authorization,
+        limits: Limits,
         *,
         region: str,
         age_max_ms: int = 0,
@@ -75,6 +79,7 @@ class Gate:
         self._groups = groups
         self._refresh = refresh
         self._authorization = authorization
+        self._limits = limits
         self._region = region
         self._parsed: dict[str, QueueAddress] = {}
         self._group_definitions: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
@@ -88,15 +93,29 @@ class Gate:
         }
 
     def allow(self, call: Call) -> None:
-        """Put on the call what it is about, if its principal may do what it asks.
+        """Put on the call what it is about, if its principal may do what it asks, and its limits are not reached.
 
         Raises:
+            LimitReached: a limit of its account or of its queue is.
             QueueDoesNotExist, ResourceNotFound: there is no such queue.
             AccessDenied: its principal may not do that to it, or it is the server's own.
             UnsupportedOperation: it is not what the action needs.
-            NotYetKnown: something was asked for; take this step again then.
+            NotYetKnown: something was asked for; take this step again then. Nothing is charged before.
             NotNow: what is known of permissions is too old.
         """
+        limits = self._limits
+        if not limits.scopes:
+            self.judge(call)
+            return
+        try:
+            self.judge(call)
+        except CallerError:
+            limits.charge_refused(call)
+            raise
+        limits.charge(call)
+
+    def judge(self, call: Call) -> None:
+        """Do the same, and charge nothing: for calls that were allowed before."""
         action = call.action
         if self._age_max_ms and self._age_ms() > self._age_max_ms:
             raise NotNow(

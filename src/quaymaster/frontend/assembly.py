@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
@@ -23,11 +25,14 @@ from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.cors import CORS, host_of
 from quaymaster.frontend.issuer_keys import IssuerKeys, KeyFetcher
+from quaymaster.frontend.limit_shares import LimitShares, Owners
+from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.role_authorization import RoleAuthorization
-from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
+from quaymaster.frontend.server import FrontEnd, TaskBudget
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
@@ -44,6 +49,13 @@ UNSIGNED_ACTIONS_MAX: Final = 16
 """Actions of clients that have signed nothing, at once."""
 
 
+class HasLimits(Protocol):
+    """The part of the metadata service that owns limits."""
+
+    @property
+    def table(self) -> LimitTable: ...
+
+
 class Metadata(Protocol):
     """What a front end asks of the metadata service; all but `queues` answers from memory."""
 
@@ -52,6 +64,15 @@ class Metadata(Protocol):
 
     @property
     def accounts(self) -> PipelineAccounts: ...
+
+    @property
+    def limits(self) -> HasLimits: ...
+
+    @property
+    def limit_owners(self) -> Owners | None: ...
+
+    @property
+    def count_front_ends(self) -> Callable[[], int]: ...
 
     @property
     def receipt_handles(self) -> ReceiptHandles: ...
@@ -115,11 +136,13 @@ def make_front_end(
         region=settings.region, is_full=settings.policy_evaluation == "full", now_ms=now_ms
     )
     floor = metadata.floor
+    limits = Limits(metadata.limits.table)
     gate = Gate(
         metadata.find_queue,
         groups,
         metadata.queues.refresh,
         authorization,
+        limits,
         region=settings.region,
         age_max_ms=settings.authorization_max_age_s * 1000,
         age_ms=lambda: floor.age_ms,
@@ -132,7 +155,9 @@ def make_front_end(
         metrics,
         long_polls_max=settings.long_polls_max,
     )
-    queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
+    queues = QueueActions(
+        addresses, metadata.queues, metadata.limits.table, can_delete=settings.delete_queue == "api"
+    )
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
@@ -153,6 +178,11 @@ def make_front_end(
             slow_request_ms=settings.slow_request_ms,
             usage=usage,
             floor=lambda: floor.revision,
+            loads=AccountLoads(
+                requests_max=settings.requests_max,
+                long_polls_max=settings.long_polls_max,
+                is_shared=not is_open,
+            ),
         ),
         authentication=Open(settings.account_id, is_forced=settings.allow_open_on_network)
         if is_open
@@ -179,6 +209,11 @@ def make_front_end(
         handlers=bind_handlers([messages, queues, moves, logs, transactions, sts]),
         allow=gate.allow,
         check_receive=cipher.check_receive,
+        judge=gate.judge,
+        limits=limits,
+        shares=None
+        if metadata.limit_owners is None
+        else LimitShares(limits, metadata.limit_owners, count_front_ends=metadata.count_front_ends),
         budgets={
             "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),

@@ -32,6 +32,7 @@ from quaymaster.protocol.sqs.sigv4 import (
     Authorization,
     Service,
     SigningKeys,
+    claimed_key,
     declared_digest,
     refuse_repeated,
     wrong_service,
@@ -157,15 +158,16 @@ class Signed:
         try:
             authorization = self._read(request)
             access_key_id, token = authorization.access_key_id, authorization.token
-            secret = (
-                self._key(access_key_id).secret
-                if token is None
-                else self._find_session(access_key_id, token).secret
-            )
+            if token is None:
+                key = self._key(access_key_id)
+                secret, account_id = key.secret, key.account_id
+            else:
+                session = self._find_session(access_key_id, token)
+                secret, account_id = session.secret, session.requester.account_id
             declared = declared_digest(request.first)
             if declared is not None:
                 self._verify(authorization, secret, request, declared)
-                if not request.vouch(access_key_id):
+                if not request.vouch(access_key_id, account_id):
                     return too_many_connections()
         except CallerError as error:
             return error
@@ -173,6 +175,20 @@ class Signed:
             pass
         request.digest = sha256()
         return None
+
+    def claimed(self, request: HTTPRequest) -> tuple[str, str] | None:
+        """Return access key and account that a request claims, before anything of it is proven; None if not known.
+
+        Whose temporary credentials are is in their token: to decrypt it is no cheaper than what follows.
+        """
+        claimed = claimed_key(request.first, request.query)
+        if claimed is None or b"x-amz-security-token" in request.first:
+            return None
+        try:
+            key = self._find_key(claimed)
+        except NotNow:
+            return None
+        return None if key is None else (claimed, key.account_id)
 
     def _read(self, request: HTTPRequest) -> Authorization:
         if request.first.get(b"x-amz-content-sha256") == UNSIGNED_PAYLOAD and not (
@@ -282,6 +298,10 @@ class Open:
     def renew(self, request: HTTPRequest) -> Principal:
         """Return the default account."""
         return self._principal
+
+    def claimed(self, request: HTTPRequest) -> tuple[str, str] | None:
+        """Return that it is the default account's."""
+        return "", self._principal.account_id
 
     def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
         """Return why a request is refused, whatever its body is; None when it is taken."""

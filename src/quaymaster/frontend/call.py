@@ -22,9 +22,11 @@ from typing import Any, Final
 
 import msgspec
 
+from quaymaster.core.limits.bucket import Bucket
 from quaymaster.core.values.commands import Command, Outcome
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
     CLIENT_GONE,
@@ -72,12 +74,14 @@ class Calls:
         slow_request_ms: int,
         usage: UsageRecorder | None = None,
         floor: Callable[[], int] = lambda: 0,
+        loads: AccountLoads,
     ) -> None:
         """`floor`: the authorization floor that this front end follows."""
         self.floor = floor
         self.judge: Callable[[Call], None] = lambda call: None
         """Judges a poll before its answer, if permissions may have been taken away since it was parked."""
         self.broker = broker
+        self.loads = loads
         self.metrics = metrics
         self.usage = usage
         """Takes a record of every request; None: nobody wants them."""
@@ -236,8 +240,12 @@ class Call(msgspec.Struct, eq=False):
     """Messages that were stored, delivered, deleted or changed."""
     duplicate_count: int = 0
     """Of those stored or deleted, how many were so before."""
+    debtors: tuple[Bucket, ...] = ()
+    """Buckets of limits on bytes, which are charged for its reply."""
     change: tuple[str, str] | None = None
     """What was asked and answered of an action that changes a queue, as JSON."""
+    load: AccountLoad | None = None
+    """Of its account, while it waits for a broker."""
     submitted: Submitted | None = None
     render: Callable[[Outcome], Shape | None] = cannot_render
 
@@ -257,6 +265,8 @@ class Call(msgspec.Struct, eq=False):
         self.deadline_ms = self.times.decoded_ms + calls.broker_timeout_ms
         self.submitted = calls.broker.submit(command, self.on_outcome)
         calls.waiting.add(self)
+        self.load = load = calls.loads.of(self.principal.account_id)
+        load.requests += 1
 
     def submit_poll(self, command: Command, render: Callable[[Outcome], Shape | None], wait_ms: int) -> None:
         """Send a receive that may be parked for `wait_ms`: taken back when the client hangs up."""
@@ -265,6 +275,9 @@ class Call(msgspec.Struct, eq=False):
         self.floor = self.calls.floor()
         self.deadline_ms += wait_ms
         self.calls.long_polls += 1
+        if self.load is not None:
+            self.load.requests -= 1
+            self.load.long_polls += 1
         self.request.on_disconnect = self.on_disconnect
         self.request.on_drain = self.on_drain
 
@@ -314,8 +327,14 @@ class Call(msgspec.Struct, eq=False):
         self.replied_ms = replied_ms
         calls = self.calls
         calls.waiting.discard(self)
+        load = self.load
         if self.wait_ms:
             calls.long_polls -= 1
+            if load is not None:
+                load.long_polls -= 1
+        elif load is not None:
+            load.requests -= 1
+        self.load = None
 
     # The reply.
 
@@ -372,6 +391,12 @@ class Call(msgspec.Struct, eq=False):
         headers = render_headers(response) + self.cors
         self._answer(wire_error(error).code, response.status, headers, response.body)
 
+    def throttle(self, status: int, headers: bytes, body: bytes) -> None:
+        """Answer that it came too soon: nothing was done."""
+        self.is_done = True
+        self.request.respond(status, headers + self.cors, body)
+        self.count("RequestThrottled", _monotonic() * 1000, status, len(body))
+
     def _answer(self, code: str, status: int, headers: bytes, body: bytes) -> None:
         """Answer and record; what may have changed a queue in the other order, its record on the disk first.
 
@@ -396,6 +421,8 @@ class Call(msgspec.Struct, eq=False):
         """Count and record the answered request, and log it if it was slow."""
         took_ms = now_ms - self.request.received_ms
         self.counted.observe(code, took_ms / 1000)
+        for bucket in self.debtors:
+            bucket.charge(response_bytes, now_ms)
         usage = self.calls.usage
         if usage is not None:
             usage.record(self, code, status, now_ms, response_bytes)

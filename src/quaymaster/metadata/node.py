@@ -34,6 +34,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.metadata.limits.divisions import Divisions
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import CATCH_UP_MS, QueueRegistry
 from quaymaster.metadata.queues.known_queues import QueuePage
@@ -50,6 +51,7 @@ from quaymaster.metadata.store.rows import (
     ISSUERS,
     KMS_ALIASES,
     KMS_KEYS,
+    LIMITS,
     MASTER_KEY,
     NODES,
     QUEUE_KEYS,
@@ -86,6 +88,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     ListRows,
     QueueChange,
     QueueList,
+    ReportShares,
     Request,
     RowPage,
     StoreRow,
@@ -104,7 +107,7 @@ NEVER_MS: Final = 10**12
 _WRITABLE: Final = (
     *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
-    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS),
+    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS, LIMITS),
 )
 """What front ends change by transactions of their own. Queues are changed by requests that know the rules."""
 
@@ -135,6 +138,7 @@ class MetadataNode:
             store, options, now_ms=now_ms, source=self.feed, journals=journals, node=name
         )
         self.queues = self.registry.queues
+        self._divisions = Divisions(name, self.registry.limits.table, monotonic_ms)
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
@@ -257,6 +261,8 @@ class MetadataNode:
                 return FoundRows([] if row is None else [_row(row)], self.feed.position, self.age_ms)
             case Transact():
                 return await self._transact(request)
+            case ReportShares():
+                return self._divisions.answer(request)
             case Greet():
                 return self._greeting
             case ListQueues() | ListDeadLetterSources() | ListGroups():

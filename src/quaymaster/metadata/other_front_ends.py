@@ -44,6 +44,14 @@ class OtherFrontEnds:
         """Return the time of day by another's clock, or None; to be asked at each turn of the upkeep."""
         return self._clocks.look({row.name: row.seen_ms for row in self._others()})
 
+    def count_alive(self) -> int:
+        """Return how many front ends were heard of lately, with this one."""
+        now_ms = self._now_ms()
+        return 1 + sum(
+            not has_passed(row.seen_ms, GONE_MS, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+            for row in self._others()
+        )
+
     def check_all_have(self, key_id: str) -> None:
         """Raise KeysUnusable, naming them, when others lack a master key."""
         now_ms = self._now_ms()

@@ -19,6 +19,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
+from quaymaster.metadata.limits.known_limits import KnownLimits
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
 from quaymaster.metadata.queues.queues import Queues
@@ -42,6 +43,8 @@ class QueueRegistry:
 
     data_keys_max: Final = None
     """All of them are kept."""
+    limit_owners: Final = None
+    """Front ends of a cell ask its metadata nodes; a server has its limits alone."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class QueueRegistry:
         self.mirror = Mirror(store, source or store)
         self.floor = FollowedFloor(self.mirror)
         self.accounts = KnownAccounts(self.mirror)
+        self.limits = KnownLimits(self.mirror, self.accounts, options.cell_format)
         self.identities = KnownIdentities(self.mirror)
         self.queues = Queues(
             self.mirror, self.accounts, self.identities, options, now_ms=now_ms, journals=journals, node=node

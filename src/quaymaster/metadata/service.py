@@ -38,6 +38,7 @@ from quaymaster.metadata.keys.sessions import Sessions
 from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.kms.local_keys import LocalKeys
 from quaymaster.metadata.kms.queue_keys import QueueKeys
+from quaymaster.metadata.limits.known_limits import KnownLimits
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
 from quaymaster.metadata.queues.declared_queues import (
@@ -52,7 +53,7 @@ from quaymaster.metadata.upkeep import Upkeep
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.routing.metadata_client import known, one_request
-from quaymaster.protocol.rpc.metadata_messages import CountedQueues
+from quaymaster.protocol.rpc.metadata_messages import BucketReport, CountedQueues, GrantedShares
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 KEY_LEAD_MS: Final = 60_000
@@ -61,6 +62,16 @@ KEY_LEAD_MS: Final = 60_000
 log = logging.getLogger(__name__)
 
 _ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
+
+
+class LimitOwners(Protocol):
+    """The metadata nodes of a cell, as owners of limits (`remote/limit_owners`)."""
+
+    def owner_of(self, account_id: str) -> str | None: ...
+
+    async def report(self, owner: str, reports: list[BucketReport]) -> GrantedShares: ...
+
+    async def probe_for_ever(self) -> None: ...
 
 
 class Registry(Protocol):
@@ -77,6 +88,12 @@ class Registry(Protocol):
 
     @property
     def identities(self) -> KnownIdentities: ...
+
+    @property
+    def limits(self) -> KnownLimits: ...
+
+    @property
+    def limit_owners(self) -> LimitOwners | None: ...
 
     @property
     def queues(self) -> RegisteredQueues: ...
@@ -160,6 +177,7 @@ class MetadataService:
             on_missing=self._miss_access_key,
             keys_max=options.quotas.account_access_keys_max,
             cell_format=options.cell_format,
+            on_deleted=registry.limits.drop_all_of,
         )
         self.identities = Identities(
             registry.identities,
@@ -169,6 +187,7 @@ class MetadataService:
             quotas=options.quotas,
             cell_format=options.cell_format,
         )
+        self.limits = registry.limits
         self.session_keys = SessionKeys(
             mirror,
             self.master_keys,
@@ -258,6 +277,15 @@ class MetadataService:
         await self.queue_keys.close()
         await self.master_keys.close()
         await self._key_provider.close()
+
+    @property
+    def limit_owners(self) -> LimitOwners | None:
+        """Who divides limits among the front ends of a cell; None: there are no others."""
+        return self.registry.limit_owners
+
+    def count_front_ends(self) -> int:
+        """Return how many front ends of the cell were heard of lately, with this one."""
+        return 1 if self._others is None else self._others.count_alive()
 
     @property
     def default_access_key(self) -> AccessKey | None:

@@ -126,13 +126,15 @@ async def start_remote_metadata(
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
     )
-    registry = RemoteRegistry(MetadataClient(FullNodes(nodes), zone=options.zone), options, limits)
+    name = transport.hello.node
+    client = MetadataClient(FullNodes(nodes), zone=options.zone)
+    registry = RemoteRegistry(client, options, limits, name=name)
     metadata = MetadataService(
         registry,
         key_provider,
         options,
         now_ms=wall_ms,
-        name=transport.hello.node,
+        name=name,
         key_services=key_services(settings),
     )
     await _patiently(metadata.start, wait_s, "a metadata node")

@@ -89,7 +89,7 @@ def test_a_queue_has_the_defaults_of_all_its_kinds() -> None:
 
 
 def test_computed_attributes_are_rendered_in_seconds_and_digits() -> None:
-    facts = QueueFacts("arn:aws:sqs:r:000000000000:q", 1_700_000_000_999, 1_700_000_001_000, 3, 2, 1)
+    facts = QueueFacts("arn:aws:sqs:r:000000000000:q", 1_700_000_000_999, 1_700_000_001_000, 3, 2, 1, "{}")
 
     assert {name: attribute.render(facts) for name, attribute in COMPUTED.items()} == {
         "ApproximateNumberOfMessages": "3",
@@ -98,4 +98,5 @@ def test_computed_attributes_are_rendered_in_seconds_and_digits() -> None:
         "QueueArn": "arn:aws:sqs:r:000000000000:q",
         "CreatedTimestamp": "1700000000",
         "LastModifiedTimestamp": "1700000001",
+        "EffectiveLimits": "{}",
     }

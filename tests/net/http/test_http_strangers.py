@@ -24,6 +24,7 @@ from quaymaster.net.http.body import (
     ChunkedBody,
 )
 from quaymaster.net.http.connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
+from quaymaster.net.http.flows import FLOW_REQUESTS_MAX
 from quaymaster.net.http.head import PATH_BYTES_MAX, HeadParser
 from quaymaster.net.http.server import HTTPLimits, HTTPRequest, HTTPServer
 from quaymaster.net.http.strangers import LATE_REST, NEWCOMER_REST
@@ -735,5 +736,38 @@ def test_a_new_client_whose_request_is_not_read_yet_is_not_closed_for_others(run
 
             assert not connection.can_be_closed()
             assert (await client.reply())[0] == 200
+
+    run(scenario)
+
+
+def test_an_account_with_many_connections_delays_the_request_of_another_by_one_turn(
+    run: RunOnLoop,
+) -> None:
+    order: list[str] = []
+
+    def by_path(request: HTTPRequest) -> None:
+        account = request.path.decode()
+        order.append(account)
+        request.vouch(account, account)
+        request.respond(200, b"", b"")
+
+    async def scenario() -> None:
+        async with serving(by_path) as served:
+            heavy = [await served.connect() for _ in range(60)]
+            light = await served.connect()
+            for client in heavy:
+                await client.ask(GET)
+            await light.ask(GET.replace(b"/a", b"/b"))
+            order.clear()
+
+            # All is there before the loop looks: it does not run in between.
+            for client in heavy:
+                os.write(client.writer.get_extra_info("socket").fileno(), GET)
+            os.write(light.writer.get_extra_info("socket").fileno(), GET.replace(b"/a", b"/b"))
+            for client in (*heavy, light):
+                assert (await client.reply())[0] == 200
+
+            assert sorted(order) == ["/a"] * 60 + ["/b"]
+            assert order.index("/b") <= 2 * FLOW_REQUESTS_MAX
 
     run(scenario)

@@ -26,6 +26,12 @@ class Connection:
         self._known = known
         self.was_taken = known.add(self, key)
 
+    def read(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.is_closed = True
+
     def idle_ms(self) -> float:
         return self.idle_for_ms
 
@@ -165,3 +171,34 @@ def test_room_is_made_in_as_many_steps_with_10_keys_as_with_1000() -> None:
         assert sum(one.is_closed for one in all_) == 0
         assert len(known._by_key["key-5"]) == 1
     assert abs(steps[2] - steps[1]) <= 20  # what watches takes some
+
+
+def test_connections_wait_for_the_turn_of_their_account_whatever_key_they_have() -> None:
+    known = Known(LIMITS)
+    first, second, other = Connection(known, "a"), Connection(known, "b"), Connection(known, "c")
+    for connection, key in ((first, "a"), (second, "b"), (other, "c")):
+        known.add(connection, key, "theirs" if key == "c" else "ours")
+        known.wait_for_turn(connection)
+
+    assert list(known.flows.begin_turn()) == [first, second]
+    known.flows.begin_turn().popleft()
+    known.flows.end_turn()
+    assert list(known.flows.begin_turn()) == [other]
+    known.flows.begin_turn().popleft()
+    known.flows.end_turn()
+    assert list(known.flows.begin_turn()) == [second]
+    known.flows.begin_turn().popleft()
+    known.flows.end_turn()
+    assert not known.flows
+
+
+def test_accounts_without_connections_are_forgotten() -> None:
+    known = Known(LIMITS)
+    connections = [Connection(known, key) for key in ("a", "b")]
+
+    for connection in connections:
+        known.remove(connection)
+
+    assert not known._flow_of
+    assert not known._keys_of
+    assert not known._accounts

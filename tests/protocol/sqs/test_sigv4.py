@@ -775,3 +775,23 @@ def test_a_parameter_of_a_presigned_url_is_refused_when_it_is_repeated(name: str
 
     with pytest.raises(IncompleteSignature, match=f"X-Amz-{name}' was sent more than once"):
         _check_presigned(query + f"&X-Amz-{name}=other".encode())
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "key"),
+    [
+        (
+            {b"authorization": b"AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE123456789/20260101/x"},
+            b"",
+            "AKIAEXAMPLE123456789",
+        ),
+        ({}, b"X-Amz-Credential=AKIAEXAMPLE123456789%2F20260101", "AKIAEXAMPLE123456789"),
+        ({}, b"Action=ListQueues", None),
+        ({b"authorization": b"Basic xyz"}, b"X-Amz-Credential=AKIAEXAMPLE123456789%2F2", None),
+        ({b"authorization": b"Credential=short/x"}, b"", None),
+    ],
+)
+def test_a_request_names_the_key_that_it_claims(
+    headers: dict[bytes, bytes], query: bytes, key: str | None
+) -> None:
+    assert sigv4.claimed_key(headers, query) == key

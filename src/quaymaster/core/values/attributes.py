@@ -135,16 +135,22 @@ class QueueFacts(msgspec.Struct, frozen=True, gc=False):
     visible: int = 0
     in_flight: int = 0
     delayed: int = 0
+    limits: str = ""
+    """Those that hold for who asks, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedAttribute:
-    """An attribute that can be read and not set. `is_count`: the broker must be asked for it."""
+    """An attribute that can be read and not set.
+
+    `is_count`: the broker must be asked for it. `is_ours`: SQS does not have it, so All does not ask for it.
+    """
 
     name: str
     meaning: str
     render: Callable[[QueueFacts], str]
     is_count: bool = False
+    is_ours: bool = False
 
 
 # What values can be
@@ -521,6 +527,13 @@ LAST_MODIFIED: Final = ComputedAttribute(
     name="LastModifiedTimestamp",
     meaning="when its attributes were last set, in seconds since 1970",
     render=lambda facts: str(facts.modified_ms // 1_000),
+)
+EFFECTIVE_LIMITS: Final = ComputedAttribute(
+    name="EffectiveLimits",
+    meaning="requests and bytes a second that are the limits of whoever asks: JSON, see [limits](../guides/limits.md); "
+    "only by its name",
+    render=lambda facts: facts.limits,
+    is_ours=True,
 )
 
 _ALL_ABOVE: Final = tuple(vars().values())

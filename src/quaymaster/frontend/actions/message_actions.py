@@ -181,7 +181,12 @@ class MessageActions:
         asked = validation.check_receive(given)
         self._cipher.check_receive(definition)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
-        if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
+        calls = call.calls
+        if wait_ms and (
+            calls.long_polls >= self._long_polls_max
+            or calls.loads.of(call.principal.account_id).long_polls >= calls.loads.long_polls_max
+            or calls.is_draining
+        ):
             wait_ms = 0
         attempt = None
         if asked.attempt_id is not None and definition.is_fifo:

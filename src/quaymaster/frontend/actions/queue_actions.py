@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.attribute_rules import check_attribute_names
-from quaymaster.core.values.attributes import COMPUTED, LATEST, SETTABLE, QueueFacts
+from quaymaster.core.values.attributes import (
+    COMPUTED,
+    EFFECTIVE_LIMITS,
+    LATEST,
+    SETTABLE,
+    QueueFacts,
+)
 from quaymaster.core.values.commands import CountMessages, Purge, QueueCounts
 from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
 from quaymaster.protocol.actions import permission_rules, validation
@@ -61,9 +69,12 @@ class QueueService(Protocol):
 class QueueActions:
     """The handlers of the actions on queues."""
 
-    def __init__(self, addresses: Addresses, queues: QueueService, *, can_delete: bool) -> None:
+    def __init__(
+        self, addresses: Addresses, queues: QueueService, limits: LimitTable, *, can_delete: bool
+    ) -> None:
         self._addresses = addresses
         self._queues = queues
+        self._limits = limits
         self._can_delete = can_delete
 
     async def dead_letter_sources(self, definition: QueueDefinition) -> list[QueueDefinition]:
@@ -128,7 +139,10 @@ class QueueActions:
         """Describe a queue: those of the asked attributes that it has."""
         definition = call.resolved
         asked = check_attribute_names(given.AttributeNames)
-        computed = [attribute for name, attribute in COMPUTED.items() if asked is None or name in asked]
+        named = given.AttributeNames or ()
+        computed = [
+            each for name, each in COMPUTED.items() if name in named or (asked is None and not each.is_ours)
+        ]
         counts = QueueCounts(0, 0, 0)
         if any(attribute.is_count for attribute in computed):
             counts = await self._count(call, definition)
@@ -139,11 +153,16 @@ class QueueActions:
             counts.visible,
             counts.in_flight,
             counts.delayed,
+            self._effective_limits(call, definition) if EFFECTIVE_LIMITS in computed else "",
         )
         values = {attribute.name: attribute.render(facts) for attribute in computed}
         in_force = definition.all_attributes()
         values |= {name: in_force[name] for name in in_force if _is_shown(definition, name, asked)}
         return shapes.GetQueueAttributesResult(values)
+
+    def _effective_limits(self, call: Call, definition: QueueDefinition) -> str:
+        name = split_group(definition.name)[0]
+        return self._limits.effective(call.principal.account_id, definition.account_id, name)
 
     async def _count(self, call: Call, definition: QueueDefinition) -> QueueCounts:
         """Return what is in a queue; of a log-retained one, what its default group has, or would have."""

@@ -25,6 +25,8 @@
     GET    /admin/v1/users/NAME              ?account_id= ; its policies; DELETE; of roles, POST: trust policy, time
     POST   /admin/v1/users/NAME/policy       an identity policy; DELETE: ?policy_name= ; also roles
     POST   /admin/v1/users/NAME/revoke-sessions   its temporary credentials are refused; also roles
+    GET    /admin/v1/limits                  ?account_id= &limit= &next_token= ; POST: set one
+    GET    /admin/v1/limits/ID               ?queue= : what holds there; DELETE: ?queue= &action= : remove one
     GET    /admin/v1/oidc                    issuers of web identity tokens; POST: one is set; DELETE oidc/NAME
     POST   /admin/v1/keys/rotate-master      also rotate-receipts, rotate-sessions
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
@@ -76,6 +78,7 @@ from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
+from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
@@ -133,6 +136,9 @@ class AdminMetadata(Protocol):
 
     @property
     def floor(self) -> Floor: ...
+
+    @property
+    def limits(self) -> LimitService: ...
 
     @property
     def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
@@ -245,6 +251,7 @@ class Admin:
             **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
+            **LimitAdmin(metadata.limits).routes(),
             **IssuerAdmin(metadata.issuers).routes(),
             **KMSAdmin(metadata.local_keys).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),

@@ -97,8 +97,11 @@ class Accounts:
         on_missing: Callable[[str], None] | None = None,
         keys_max: int = Quotas().account_access_keys_max,
         cell_format: CellFormat | None = None,
+        on_deleted: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`on_deleted` drops what else an account had."""
         self.known = known
+        self._on_deleted = on_deleted
         self.account = known.account
         self.list_accounts = known.list_accounts
         self.count_accounts = known.count_accounts
@@ -201,6 +204,8 @@ class Accounts:
                 continue  # it was changed meanwhile
             break
         await self._delete_keys_of(account_id)
+        if self._on_deleted is not None:
+            await self._on_deleted(account_id)
 
     async def _check_has_no_queues(self, account_id: str, at_least: int) -> None:
         found = await self._count_queues(account_id, at_least)

@@ -23,7 +23,9 @@ from typing import Final
 
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
+from quaymaster.metadata.limits.known_limits import KnownLimits
 from quaymaster.metadata.options import MetadataOptions
+from quaymaster.metadata.remote.limit_owners import LimitOwners
 from quaymaster.metadata.remote.queues import RemoteQueues
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
 from quaymaster.metadata.remote.rows import LIST_MS, RemoteLimits, RemoteSource, RemoteStore
@@ -43,8 +45,14 @@ class RemoteRegistry:
     """The same to `MetadataService` as the registry of its own process."""
 
     def __init__(
-        self, client: MetadataClient, options: MetadataOptions, limits: RemoteLimits | None = None
+        self,
+        client: MetadataClient,
+        options: MetadataOptions,
+        limits: RemoteLimits | None = None,
+        *,
+        name: str = "",
     ) -> None:
+        """`name`: of this front end."""
         self._limits = limits = limits or RemoteLimits()
         self._identity = Identity(options.account_id, options.region)
         self._client = client
@@ -55,7 +63,9 @@ class RemoteRegistry:
         self.floor = FollowedFloor(self.mirror, lambda: client.age_ms)
         self.accounts = KnownAccounts(self.mirror)
         self.identities = KnownIdentities(self.mirror)
+        self.limits = KnownLimits(self.mirror, self.accounts, options.cell_format)
         self.queues = RemoteQueues(client, self.mirror, self.lookups, limits)
+        self.limit_owners = LimitOwners(client, name)
         self.data_keys_max = min(limits.rows_max, DATA_KEYS_KEPT_MAX)
         self.miss = self.lookups.miss
         self._meeting: asyncio.Task[None] | None = None

@@ -16,6 +16,7 @@
     /kms_aliases/ACCOUNT/NAME   KmsAliasRow: which key an alias names
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
+    /limits/ACCOUNT/QUEUE/ACTION LimitRow; queue and action may be empty
     /session_keys/ID            SessionKeyRow                          key wrapped
     /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
@@ -66,6 +67,7 @@ WRAPPING_KEYS: Final = "/wrapping_keys/"
 QUEUE_KEYS: Final = "/queue_keys/"
 KMS_KEYS: Final = "/kms_keys/"
 KMS_ALIASES: Final = "/kms_aliases/"
+LIMITS: Final = "/limits/"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
@@ -263,6 +265,13 @@ class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key_id: int
     wrapped: bytes
     created_ms: int
+
+
+class LimitRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many requests and bytes a second; None: no limit. The key says on what."""
+
+    requests: int | None
+    bytes: int | None
 
 
 class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

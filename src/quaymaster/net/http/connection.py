@@ -24,6 +24,7 @@ from quaymaster.net.http.connection_owner import AdmitRequest, ConnectionOwner
 from quaymaster.net.http.head import CHUNKED, HeadParser
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
 from quaymaster.net.http.replies import ReplyQueue
+from quaymaster.net.http.return_time import ReturnTime
 from quaymaster.net.http.strangers import PeerShare
 from quaymaster.net.http.transports import address_of, has_input
 from quaymaster.net.http.unreadable import UnreadableRequest
@@ -81,6 +82,7 @@ class HTTPConnection(asyncio.Protocol):
         "_replies",
         "_request",
         "_requests_seen",
+        "_return",
         "_server",
         "_stalled",
         "_transport",
@@ -130,6 +132,7 @@ class HTTPConnection(asyncio.Protocol):
         self._dropped_bytes = 0
         self._received_ms = 0.0
         """When the first of what waits for a pass came in."""
+        self._return = ReturnTime()
         self._turn_scheduled = False
         self._stalled = False
         """There is something unread that must wait for its turn."""
@@ -543,6 +546,11 @@ class HTTPConnection(asyncio.Protocol):
             self._unread = b""
             self._forget_body()
 
+    def hold_off_if_early(self, request: HTTPRequest, hold_ms: int) -> None:
+        """Do so if a request came before the time that this client was told last; it is told another one."""
+        if self._return.tell(request.received_ms, hold_ms):
+            self.hold_off(hold_ms)
+
     def release(self) -> None:
         """Take up reading again."""
         self._pipeline_max = self._limits.pipeline_max
@@ -551,9 +559,9 @@ class HTTPConnection(asyncio.Protocol):
 
     # Strangers; see `net/http/strangers`.
 
-    def become_known(self, key: str) -> bool:
-        """A request of it was signed with this key; False when the key has too many connections."""
-        if self._server.known.add(self, key):
+    def become_known(self, key: str, account: str) -> bool:
+        """A request of it was signed with this key of an account; False when the key has too many connections."""
+        if self._server.known.add(self, key, account):
             self._server.strangers.remove(self)
             self.is_late = False
             return True

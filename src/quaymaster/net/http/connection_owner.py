@@ -79,7 +79,7 @@ class ConnectionOwner(Protocol[ConnectionT]):
         ...
 
     def hold(self, connection: ConnectionT, hold_ms: int) -> None:
-        """Release `connection` after so long, and after those that were held before it."""
+        """Release `connection` after so long."""
         ...
 
     def call_back(self, callback: Callable[[], None]) -> None:

@@ -8,7 +8,9 @@
 A signature proves that a key signed this request at some time, not that this client has the key: who saw a presigned
 URL, or one request, sends it again by as many connections as it likes.
 
-Public: `Known` (`add`, `remove`, `make_room`, `can_make_room`, `forgive`), `KnownConnection`.
+Keys of one account are read in turn with those of others (`flows`).
+
+Public: `Known` (`add`, `remove`, `wait_for_turn`, `make_room`, `can_make_room`, `forgive`), `KnownConnection`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, Protocol
 
+from quaymaster.net.http.flows import Flow, Flows
 from quaymaster.net.http.message import HTTPLimits
 
 LOOKS_MAX: Final = 256
@@ -26,6 +29,12 @@ IDLE_MS_MIN: Final = 2_000
 
 class KnownConnection(Protocol):
     """What is asked of a connection."""
+
+    def read(self) -> int:
+        """Take what came in; return how many bytes that were."""
+        ...
+
+    def abort(self) -> None: ...
 
     key: str | None
     """The access key that signed its last request; None while it is a stranger's."""
@@ -45,6 +54,14 @@ class Known:
     def __init__(self, limits: HTTPLimits) -> None:
         self._share_max = -(-limits.connections_max * limits.key_connections_percent // 100)
         self._by_key: dict[str, dict[KnownConnection, None]] = {}
+        self.flows: Flows[KnownConnection] = Flows()
+        """Connections that wait to be read."""
+        self._accounts: dict[str, str] = {}
+        """Of each key that has connections."""
+        self._flow_of: dict[str, Flow[KnownConnection]] = {}
+        """Of each account that has keys with connections."""
+        self._keys_of: dict[str, int] = {}
+        """How many keys with connections an account has."""
         self._keys_with: dict[int, dict[str, None]] = {}
         """Which keys have so many connections."""
         self._most = 0
@@ -52,7 +69,13 @@ class Known:
         self._busy_keys: set[str] = set()
         """Those of which none was idle for long; looked at again after the next sweep, which is when some may be."""
 
-    def add(self, connection: KnownConnection, key: str) -> bool:
+    def wait_for_turn(self, connection: KnownConnection) -> None:
+        """Have a connection read when the turn of its account comes."""
+        key = connection.key
+        assert key is not None, "strangers have turns of their own"
+        self.flows.wait(self._flow_of[self._accounts[key]], connection)
+
+    def add(self, connection: KnownConnection, key: str, account: str = "") -> bool:
         """Note whose a connection is; False when the key has too many, and none of them is idle.
 
         Open authentication knows no keys (""): then all connections are one's, which may have all.
@@ -61,10 +84,13 @@ class Known:
         own = self._by_key.get(key)
         if own is None:
             own = self._by_key[key] = {}
+            self._enter(key, account or key)
         elif key and len(own) >= self._share_max and not self._close_longest_idle(key):
             return False
         connection.key = key
-        own = self._by_key.setdefault(key, own)
+        if key not in self._by_key:  # its last one was just closed
+            self._by_key[key] = own
+            self._enter(key, account or key)
         own[connection] = None
         self._count(key, len(own) - 1, len(own))
         return True
@@ -80,6 +106,7 @@ class Known:
         self._count(key, len(own) + 1, len(own))
         if not own:
             del self._by_key[key]
+            self._leave(key)
 
     def make_room(self) -> bool:
         """Close the longest idle of the key that has most; False when none is idle for long."""
@@ -96,6 +123,18 @@ class Known:
     def forgive(self) -> None:
         """Look at all keys again; called at each sweep."""
         self._busy_keys.clear()
+
+    def _enter(self, key: str, account: str) -> None:
+        self._accounts[key] = account
+        self._keys_of[account] = self._keys_of.get(account, 0) + 1
+        if account not in self._flow_of:
+            self._flow_of[account] = Flow()
+
+    def _leave(self, key: str) -> None:
+        account = self._accounts.pop(key)
+        self._keys_of[account] -= 1
+        if not self._keys_of[account]:
+            del self._keys_of[account], self._flow_of[account]
 
     def _largest(self) -> str | None:
         return next(iter(self._keys_with[self._most])) if self._most else None

@@ -77,13 +77,15 @@ class ReplySink(Protocol):
     key: str | None
     """The access key that signed the last request of it that was judged; None when it was not signed."""
 
-    def become_known(self, key: str) -> bool: ...
+    def become_known(self, key: str, account: str) -> bool: ...
 
     def become_stranger(self) -> None: ...
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
 
     def hold_off(self, hold_ms: int) -> None: ...
+
+    def hold_off_if_early(self, request: HTTPRequest, hold_ms: int) -> None: ...
 
 
 class HTTPRequest(msgspec.Struct, eq=False):
@@ -152,13 +154,13 @@ class HTTPRequest(msgspec.Struct, eq=False):
         """Whether nothing signed came by its connection yet; see `net/http/strangers`."""
         return self._connection is not None and self._connection.key is None
 
-    def vouch(self, key: str) -> bool:
-        """Say that an access key signed it: its connection gets more than strangers do. Call it before `respond`.
+    def vouch(self, key: str, account: str = "") -> bool:
+        """Say that a key of an account signed it: its connection gets more than strangers do. Call it before `respond`.
 
         False when the key has too many connections: then it is to be refused, and its connection is closed after that.
         """
         connection = self._connection
-        if connection is None or connection.key == key or connection.become_known(key):
+        if connection is None or connection.key == key or connection.become_known(key, account):
             return True
         self._connection_line = CONNECTION_CLOSE
         return False
@@ -173,6 +175,15 @@ class HTTPRequest(msgspec.Struct, eq=False):
         """Take nothing more from this client for so long, beginning now. Call it before `respond`."""
         if self._connection is not None:
             self._connection.hold_off(hold_ms)
+
+    def hold_off_if_early(self, hold_ms: int) -> None:
+        """Do the same if this client came before the moment that it was told last; it is told another one now."""
+        if self._connection is not None:
+            self._connection.hold_off_if_early(self, hold_ms)
+
+    def is_known_by(self, key: str) -> bool:
+        """Tell whether an access key signed the last request of its connection that was judged."""
+        return self._connection is not None and self._connection.key == key
 
 
 def render_error_as_text(status: int, message: str) -> tuple[bytes, bytes]:

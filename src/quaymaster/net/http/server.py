@@ -25,13 +25,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Final
 
 from quaymaster.net.http.connection import LINGER_MS, HTTPConnection
 from quaymaster.net.http.connection_owner import AdmitRequest, RenderError
+from quaymaster.net.http.flows import FLOW_REQUESTS_MAX
 from quaymaster.net.http.forwarded import NO_PROXIES, TrustedProxies
-from quaymaster.net.http.known import Known
+from quaymaster.net.http.known import Known, KnownConnection
 from quaymaster.net.http.message import HTTPLimits, HTTPRequest, render_error_as_text
 from quaymaster.net.http.replies import ReplyRenderer
 from quaymaster.net.http.strangers import Stranger, Strangers, UnsignedTime
@@ -150,7 +152,6 @@ class HTTPServer:
         self._open: set[HTTPConnection] = set()
         self._turned_away: deque[tuple[float, asyncio.Transport]] = deque()
         """And when they were, on the sweep's clock."""
-        self._readable: list[HTTPConnection] = []
         self._arrived: list[HTTPRequest] = []
         self._dirty: list[HTTPConnection] = []
         self._ending: deque[HTTPConnection] = deque()
@@ -160,8 +161,9 @@ class HTTPServer:
         self.unsigned_time = unsigned_time or UnsignedTime()
         self.unsigned_answers = 0
         self._rest: asyncio.TimerHandle | None = None
-        self._held: deque[tuple[float, HTTPConnection]] = deque()
-        """Connections from which nothing is taken, and until when."""
+        self._held: list[tuple[float, int, HTTPConnection]] = []
+        """Connections from which nothing is taken, and until when: a heap."""
+        self._holds = 0
         self._releaser: asyncio.TimerHandle | None = None
         self.body_bytes = 0
         """Memory that bodies take that have come in part."""
@@ -286,7 +288,7 @@ class HTTPServer:
     def schedule_read(self, connection: HTTPConnection) -> None:
         """Have what `connection` received read in the next pass; a stranger's, when its turn comes."""
         if connection.key is not None:
-            self._readable.append(connection)
+            self.known.wait_for_turn(connection)
         else:
             self.strangers.wait_for_turn(connection)
         self._have_pass()
@@ -307,8 +309,9 @@ class HTTPServer:
         self._arrived_bytes += len(request.body)
 
     def hold(self, connection: HTTPConnection, hold_ms: int) -> None:
-        """Release `connection` after so long, and after those that were held before it."""
-        self._held.append((time.monotonic() * 1000 + hold_ms, connection))
+        """Release `connection` after so long."""
+        self._holds += 1
+        heappush(self._held, (time.monotonic() * 1000 + hold_ms, self._holds, connection))
         if self._releaser is None:
             self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due)
 
@@ -322,7 +325,7 @@ class HTTPServer:
             self._take_up(time.monotonic() * 1000)
         finally:  # whatever failed, the next pass comes
             self._is_pass_due = False
-            if self._readable or self._arrived or self._dirty or self._ending:
+            if self.known.flows or self._arrived or self._dirty or self._ending:
                 self._have_pass()
             else:
                 self._have_pass_for_strangers()
@@ -350,14 +353,15 @@ class HTTPServer:
         self._have_pass()
 
     def _take_up(self, pass_ms: float) -> None:
-        readable, self._readable = self._readable, []
-        if readable:
+        flows = self.known.flows
+        if flows:
             self.unsigned_time.note_known(pass_ms / 1000)
-        for index, connection in enumerate(readable):
-            if len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX:
-                self._readable = readable[index:]
-                break
-            self._read(connection)
+        while flows and not self._is_pass_full():
+            waiting = flows.begin_turn()
+            requests_max = len(self._arrived) + FLOW_REQUESTS_MAX
+            while waiting and len(self._arrived) < requests_max and not self._is_pass_full():
+                self._read(waiting.popleft())
+            flows.end_turn()
         self._hand_over_arrived()
         self._take_turns(pass_ms)
         for is_late in (False, True):
@@ -368,6 +372,9 @@ class HTTPServer:
                 self._read_strangers(pass_ms, is_late=is_late)
         for _ in range(min(len(self._ending), ENDS_PER_PASS)):
             self._take_turn(self._ending.popleft(), pass_ms)
+
+    def _is_pass_full(self) -> bool:
+        return len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX
 
     def _read_strangers(self, pass_ms: float, *, is_late: bool) -> None:
         """Take requests of some whose signature is not known to be valid; the others wait for the next pass.
@@ -415,14 +422,14 @@ class HTTPServer:
         except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
 
-    def _read(self, connection: Stranger) -> int:
+    def _read(self, connection: Stranger | KnownConnection) -> int:
         try:
             return connection.read()
         except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
             return 0
 
-    def _on_failed(self, connection: Stranger) -> None:
+    def _on_failed(self, connection: Stranger | KnownConnection) -> None:
         """A bug of ours costs the connection it was met on, not the server."""
         log.exception("connection failed name=%s", self.name)
         self.on_event("handler_failed")
@@ -463,7 +470,7 @@ class HTTPServer:
     def _release(self, now_ms: float) -> None:
         held = self._held
         while held and held[0][0] <= now_ms:
-            held.popleft()[1].release()
+            heappop(held)[2].release()
         if self._releaser is not None:
             self._releaser.cancel()
             self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due) if held else None

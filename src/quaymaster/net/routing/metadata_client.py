@@ -221,6 +221,15 @@ class MetadataClient:
         raise failure
 
     @property
+    def links(self) -> Sequence[MetadataLink]:
+        """All nodes."""
+        return self._nodes.holding("")
+
+    async def ask_node(self, node: MetadataLink, request: Request, answer: type[T], *, deadline_ms: int) -> T:
+        """Return the answer of this node. Raises as `ask` does."""
+        return _decode(await node.connection.ask(METHOD, encode_message(request), deadline_ms), answer)
+
+    @property
     def nodes_silent(self) -> int:
         """Nodes that did not answer when they were asked last."""
         return sum(node.is_silent for node in self._nodes.holding(""))

@@ -79,6 +79,8 @@ ACTS: Final = {
         OperatorAct("CancelKMSKeyDeletion", 84, ("admin",)),
         OperatorAct("SetKMSAlias", 85, ("admin",)),
         OperatorAct("DeleteKMSAlias", 86, ("admin",)),
+        OperatorAct("SetLimit", 87, ("admin",)),
+        OperatorAct("RemoveLimit", 88, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

@@ -94,6 +94,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     billing: BillingRate = "standard"
     usage: frozenset[UsageColumn] = frozenset()
     queue_sum: QueueSum | None = None
+    limit_class: str = ""
+    """What limits call it: its first permission, so a batch is called as its single action; "" without one."""
+
+    def __post_init__(self) -> None:
+        if self.permissions:
+            msgspec.structs.force_setattr(self, "limit_class", self.permissions[0].value)
 
     @property
     def is_change(self) -> bool:

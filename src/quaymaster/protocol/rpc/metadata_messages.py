@@ -3,6 +3,7 @@
     rows        ListRows, FindRows, GetRow, GetChanges, Transact        the store's, secrets wrapped
     queues      CreateQueue, SetAttributes, ... DeleteQueue             answered when metadata and journal are durable
     lists       ListQueues, ListDeadLetterSources, ListGroups, CountQueues
+    limits      ReportShares
 
 Nothing secret is in them in the clear: access key secrets, data keys and receipt keys travel as they are stored,
 wrapped by a master key that metadata nodes do not have.
@@ -248,6 +249,30 @@ class CountQueues(msgspec.Struct, frozen=True, array_like=True, tag=35):
     at_least: int = 0
 
 
+class BucketReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a front end uses its part of a limit: what is asked for in a second, and what is left of its tokens.
+
+    `limit` names it (`core/limits`); `is_bytes`: its tokens are bytes, else requests. `unused` below 0 is debt.
+    `was_owner`: the front end has had this node as owner of the account for a while.
+    """
+
+    limit: str
+    is_bytes: bool
+    demand: float
+    unused: float
+    was_owner: bool
+
+
+class ReportShares(msgspec.Struct, frozen=True, array_like=True, tag=48):
+    """How a front end uses its parts of limits; without reports it only asks whether the node is there.
+
+    From cell format 6 on.
+    """
+
+    front_end: str
+    reports: list[BucketReport]
+
+
 QueueChange = (
     CreateQueue
     | SetAttributes
@@ -265,7 +290,16 @@ node to: what can be asked of queues is declared here and nowhere else. `at_leas
 there is up to this revision."""
 QueueListing = ListQueues | ListDeadLetterSources | ListGroups
 Request = (
-    Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing | CountQueues
+    Greet
+    | ListRows
+    | FindRows
+    | GetRow
+    | GetChanges
+    | Transact
+    | QueueChange
+    | QueueListing
+    | CountQueues
+    | ReportShares
 )
 
 
@@ -338,7 +372,34 @@ class CountedQueues(msgspec.Struct, frozen=True, array_like=True):
     groups: int
 
 
-Answer = Greeting | RowPage | FoundRows | Changes | Transacted | ChangedQueue | QueueList | CountedQueues
+class BucketGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens for the next half second, below 0 those to give back; and the share, in tokens a second.
+
+    A share below 0: the node knows no such limit.
+    """
+
+    tokens: float
+    rate: float
+
+
+class GrantedShares(msgspec.Struct, frozen=True, array_like=True):
+    """The name of the node, and a grant for each report, in their order."""
+
+    node: str
+    grants: list[BucketGrant]
+
+
+Answer = (
+    Greeting
+    | RowPage
+    | FoundRows
+    | Changes
+    | Transacted
+    | ChangedQueue
+    | QueueList
+    | CountedQueues
+    | GrantedShares
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
