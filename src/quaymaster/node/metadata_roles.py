@@ -127,8 +127,8 @@ async def start_remote_metadata(
         staleness_ms=settings.metadata_staleness_ms,
     )
     name = transport.hello.node
-    client = MetadataClient(FullNodes(nodes), zone=options.zone)
-    registry = RemoteRegistry(client, options, limits, name=name)
+    nodes_client = MetadataClient(FullNodes(nodes), zone=options.zone)
+    registry = RemoteRegistry(nodes_client, options, limits, name=name)
     metadata = MetadataService(
         registry,
         key_provider,
