@@ -56,9 +56,9 @@ OTHERS: dict[str, Revoke] = {
 }
 
 
-def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[None]]) -> None:
+def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[None]], **flags: object) -> None:
     async def scenario() -> None:
-        async with serving() as service:
+        async with serving(**flags) as service:
             await service.add_queue("jobs")
             identities = service.metadata.identities
             for name in ("ada", "bob"):
@@ -149,3 +149,24 @@ def test_looks_at_many_polls_leave_most_of_the_time_to_others(monkeypatch: pytes
         assert min(gaps_s) >= 0.1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("then_ms", "is_given"), [(29_000.0, True), (31_000.0, False)])
+def test_a_front_end_that_has_heard_nothing_for_too_long_gives_no_messages_to_polls(
+    monkeypatch: pytest.MonkeyPatch, then_ms: float, is_given: bool
+) -> None:
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        serve = service.broker._serve_parked
+
+        def serve_then() -> None:
+            monkeypatch.setattr(service.metadata.floor, "_age_ms", lambda: then_ms)
+            serve()
+
+        monkeypatch.setattr(service.broker, "_serve_parked", serve_then)
+        await send(service)
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert answer.status == (200 if is_given else 503)
+        assert (b"secret" in answer.body) == is_given
+
+    with_poll(test, authorization_max_age_s=30)

@@ -183,6 +183,7 @@ def make_front_end(
                 long_polls_max=settings.long_polls_max,
                 is_shared=not is_open,
             ),
+            can_age=settings.authorization_max_age_s > 0,
         ),
         authentication=Open(settings.account_id, is_forced=settings.allow_open_on_network)
         if is_open
