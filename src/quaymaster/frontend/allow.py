@@ -44,6 +44,9 @@ _REMEMBERED_URL_CHARS_MAX: Final = 256
 Found = tuple[QueueDefinition | None, str]
 """The queue that a request is about, None where it is about the account; and what the request calls it."""
 
+KNOWS_TOO_LITTLE: Final = (
+    "This front end has heard nothing of its metadata for too long (authorization_max_age_s)."
+)
 _SENT_TO_GROUP: Final = "Messages are sent to the queue, not to one of its consumer groups."
 _CHANGED_AT_GROUP: Final = (
     "A consumer group has the attributes, tags and policy of its queue: change them there."
@@ -118,9 +121,7 @@ class Gate:
         """Do the same, and charge nothing: for calls that were allowed before."""
         action = call.action
         if self._age_max_ms and self._age_ms() > self._age_max_ms:
-            raise NotNow(
-                "This front end has heard nothing of its metadata for too long (authorization_max_age_s)."
-            )
+            raise NotNow(KNOWS_TOO_LITTLE)
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:

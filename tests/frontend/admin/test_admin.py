@@ -954,3 +954,16 @@ def test_a_user_that_can_have_no_key_is_not_created_either(monkeypatch: pytest.M
             ]
 
     asyncio.run(scenario())
+
+
+def test_a_front_end_that_has_heard_nothing_for_too_long_tells_operators_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with administered(authorization_max_age_s=30) as port:
+            assert (await port.call("GET", "users")).status == 200
+            monkeypatch.setattr(port.service.metadata.floor, "_age_ms", lambda: 31_000.0)
+            assert (await port.call("GET", "users")).status == 503
+            assert (await port.client.request("GET", "/health/live")).status == 200
+
+    asyncio.run(scenario())

@@ -81,6 +81,7 @@ from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
 from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
+from quaymaster.frontend.allow import KNOWS_TOO_LITTLE
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
@@ -327,6 +328,9 @@ class Admin:
             raise
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
+        age_max_ms = self._settings.authorization_max_age_s * 1000
+        if age_max_ms and self._metadata.floor.age_ms > age_max_ms:
+            raise NotNow(KNOWS_TOO_LITTLE)
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
