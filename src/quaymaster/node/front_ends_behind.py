@@ -54,6 +54,10 @@ class FrontEndsBehind:
         except (NotNow, TimeoutError):
             return {"front ends that only the coordination store would tell of"}
         brokers = [decode_registration(row.value) for row in rows]
+        for address in self._clients.keys() - {broker.address for broker in brokers}:
+            client = self._clients.pop(address, None)  # a broker may have another one after each start
+            if client is not None:
+                await client.close()
         answers = await asyncio.gather(*(self._ask(broker.name, broker.address) for broker in brokers))
         behind: set[str] = set()
         for broker, followed in zip(brokers, answers, strict=True):

@@ -1,0 +1,92 @@
+"""Who does not know of a revocation yet, as all brokers tell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+import pytest
+
+from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
+from quaymaster.coordination.interface import Put
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.values.errors import Unreachable
+from quaymaster.net.rpc import RPCClient
+from quaymaster.node import front_ends_behind
+from quaymaster.node.front_ends_behind import FrontEndsBehind
+
+
+class FakeClient:
+    """A connection to a broker that tells how far front ends follow; None: it does not answer."""
+
+    def __init__(self, followed: dict[str, int] | None) -> None:
+        self.followed = followed
+        self.is_closed = False
+
+    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+        if self.followed is None:
+            raise Unreachable
+        return msgspec.msgpack.encode(self.followed)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Brokers:
+    """Registered brokers by port, and the connections that were made to them."""
+
+    def __init__(self) -> None:
+        self.store = MemoryCoordination()
+        self.followed: dict[int, dict[str, int] | None] = {}
+        self.clients: dict[int, FakeClient] = {}
+        self.behind = FrontEndsBehind(self.store, self.connect)
+
+    def connect(self, address: tuple[str, int]) -> RPCClient:
+        port = address[1]
+        assert port not in self.clients, "a connection is kept"
+        self.clients[port] = FakeClient(self.followed[port])
+        return cast(RPCClient, self.clients[port])
+
+    async def register(self, name: str, port: int, followed: dict[str, int] | None) -> None:
+        self.followed[port] = followed
+        row = BrokerRegistration(name, "z", f"127.0.0.1:{port}")
+        await self.store.transaction([], [Put(registration_key(name), encode_registration(row))])
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_ends_behind, "WAIT_S", 0.05)
+    monkeypatch.setattr(front_ends_behind, "INTERVAL_S", 0.01)
+
+
+def test_front_ends_that_follow_less_at_any_broker_are_named_and_so_are_silent_brokers() -> None:
+    async def scenario() -> None:
+        brokers = Brokers()
+        await brokers.register("b1", 1, {"f1": 7, "f2": 9, "f3": 7})
+        await brokers.register("b2", 2, {"f1": 6, "f2": 7})
+        assert await brokers.behind.wait(6) == []
+        assert await brokers.behind.wait(7) == ["f1"]
+        await brokers.register("b3", 3, None)
+        assert await brokers.behind.wait(8) == [
+            "f1",
+            "f2",
+            "f3",
+            "front ends of broker b3, which does not answer",
+        ]
+        await brokers.behind.close()
+        assert all(client.is_closed for client in brokers.clients.values())
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_ends_with_the_address_that_a_broker_had() -> None:
+    async def scenario() -> None:
+        brokers = Brokers()
+        for port in range(1, 4):
+            await brokers.register("b1", port, {"f1": 7})
+            assert await brokers.behind.wait(7) == []
+            is_open = [number for number, client in brokers.clients.items() if not client.is_closed]
+            assert is_open == [port]
+
+    asyncio.run(scenario())
