@@ -271,7 +271,7 @@ def test_messages_of_a_queue_of_another_account_are_shown(run: Run, data: Path, 
 def test_a_policy_is_shown_and_removed_by_the_admin_api(run: Run, data: Path, server: PlayedServer) -> None:
     path = "/admin/v1/queues/orders/policy"
     server.answers[f"GET {path}"] = [
-        {"name": "orders", "policy": "{}", "problem": "A policy needs a Statement."},
+        {"name": "orders", "policy": "{}", "problem": "A policy needs a Statement.", "stale": ["arn:ada"]},
         {"name": "orders", "policy": None, "problem": None},
     ]
     removed = {"name": "orders", "policy": None, "problem": None}
@@ -283,6 +283,7 @@ def test_a_policy_is_shown_and_removed_by_the_admin_api(run: Run, data: Path, se
 
     assert shown.out == "{}\n"
     assert "A policy needs a Statement." in shown.err
+    assert "arn:ada means nobody: another has this name now." in shown.err
     assert (absent.code, absent.out, absent.err) == (0, "", "")
     assert gone.json == removed
 

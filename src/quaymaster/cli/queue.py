@@ -414,6 +414,8 @@ def policy(
         print_line(result["policy"])
     if result["problem"] is not None:
         note(f"The server cannot evaluate it: {result['problem']}")
+    for name in result.get("stale", ()):
+        note(f"{name} means nobody: another has this name now. Set the policy again to mean that one.")
 
 
 @app.command()

@@ -158,7 +158,7 @@ def test_a_policy_that_locks_its_owner_out_is_removed_by_an_operator() -> None:
             event = one_of(usage)
             absent = [await port.call(method, "queues/none/policy") for method in ("GET", "DELETE")]
 
-            assert shown.json == {"name": "jobs", "policy": policy, "problem": None}
+            assert shown.json == {"name": "jobs", "policy": policy, "problem": None, "stale": []}
             assert removed.json == {"name": "jobs", "policy": None, "problem": None}
             assert (event.action, event.queue_id) == ("RemoveQueuePolicy", definition.queue_id)
             assert [answer.status for answer in absent] == [400, 400]

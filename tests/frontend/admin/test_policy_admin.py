@@ -28,9 +28,16 @@ def test_a_stored_policy_is_shown_with_why_it_cannot_be_evaluated(
 ) -> None:
     queue = QueueDefinition(*(1, ACCOUNT, "jobs", "active", 1, 0, 0, attributes, {}, 1, one_partition()))
     queues: Any = None
-    show = PolicyAdmin(queues, lambda account_id, name: queue).routes()["GET", "queues", "*", "policy"]
+    show = PolicyAdmin(queues, lambda account_id, name: queue, lambda policy, bound: []).routes()[
+        "GET", "queues", "*", "policy"
+    ]
 
     async def ask() -> Mapping[str, Any]:
         return await show.handler(AdminCall("jobs", {}, {}, ACCOUNT))
 
-    assert asyncio.run(ask()) == {"name": "jobs", "policy": attributes.get("Policy"), "problem": problem}
+    assert asyncio.run(ask()) == {
+        "name": "jobs",
+        "policy": attributes.get("Policy"),
+        "problem": problem,
+        "stale": [],
+    }

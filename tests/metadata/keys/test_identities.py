@@ -469,7 +469,7 @@ def test_a_user_or_role_that_was_created_elsewhere_is_there_for_who_asks_next(tm
     run_cell(scenario, tmp_path)
 
 
-def test_names_in_a_trust_policy_are_stale_once_others_have_them(tmp_path: Path) -> None:
+def test_names_in_policies_are_stale_once_others_have_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             identities = service.identities
@@ -482,7 +482,7 @@ def test_names_in_a_trust_policy_are_stale_once_others_have_them(tmp_path: Path)
             def stale() -> list[str]:
                 found = service.role(ACCOUNT, "trusting")
                 assert found is not None
-                return identities.stale_names(found)
+                return identities.stale_names(found.trust_policy, found.row.trusted_ids)
 
             await identities.create_role(ACCOUNT, "trusting", trust)
             assert stale() == []
@@ -492,6 +492,16 @@ def test_names_in_a_trust_policy_are_stale_once_others_have_them(tmp_path: Path)
             assert stale() == [ada]
             await identities.update_role(ACCOUNT, "trusting", trust_policy=trust)
             assert stale() == []
+
+            policy = {"Policy": naming(ada)}
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "jobs", policy))
+            assert identities.stale_names(queue.policy, queue.policy_ids) == []
+            await identities.delete_user(ACCOUNT, "ada")
+            await identities.create_user(ACCOUNT, "ada")
+            assert identities.stale_names(queue.policy, queue.policy_ids) == [ada]
+            queue = await service.queues.change(SetAttributes(ACCOUNT, "jobs", policy))
+            assert identities.stale_names(queue.policy, queue.policy_ids) == []
+            assert identities.stale_names(None, {}) == []
 
     run(scenario, tmp_path)
 

@@ -249,7 +249,7 @@ class Admin:
             ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
             ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
             ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
-            **PolicyAdmin(metadata.queues, metadata.find_queue).routes(),
+            **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
             **LimitAdmin(metadata.limits).routes(),

@@ -39,6 +39,8 @@ class RoleRow(IdentityRow, Protocol):
     def trust_policy(self) -> str: ...
     @property
     def session_max_s(self) -> int: ...
+    @property
+    def trusted_ids(self) -> dict[str, str]: ...
 
 
 class Identity(Protocol):
@@ -108,7 +110,7 @@ class IdentityService(Protocol):
 
     async def delete_role(self, account_id: str, name: str) -> Role: ...
 
-    def stale_names(self, role: Any) -> list[str]: ...
+    def stale_names(self, policy: PolicyInForce | None, bound: Mapping[str, str]) -> list[str]: ...
 
 
 class IdentityAdmin:
@@ -247,7 +249,8 @@ class IdentityAdmin:
         role = self._identities.role(account_id, call.name)
         if role is None:
             raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
-        return {**_role_row(role), "stale": self._identities.stale_names(role)}
+        stale = self._identities.stale_names(role.trust_policy, role.row.trusted_ids)
+        return {**_role_row(role), "stale": stale}
 
     async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
         fields = call.fields

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quaymaster.core.access.operations import Operation
-from quaymaster.core.access.policies import UnreadablePolicy
+from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -19,8 +19,13 @@ class PolicyAdmin:
     """The admin API's requests about queue policies."""
 
     def __init__(
-        self, queues: QueueService, find_queue: Callable[[str, str], QueueDefinition | None]
+        self,
+        queues: QueueService,
+        find_queue: Callable[[str, str], QueueDefinition | None],
+        stale_names: Callable[[PolicyInForce | None, Mapping[str, str]], list[str]],
     ) -> None:
+        """`stale_names` returns the names in a policy that others have now than those that it was bound to."""
+        self._stale_names = stale_names
         self._queues = queues
         self._find_queue = find_queue
 
@@ -38,6 +43,7 @@ class PolicyAdmin:
             "name": queue.name,
             "policy": queue.attributes.get(POLICY.name),
             "problem": str(in_force.why) if isinstance(in_force, UnreadablePolicy) else None,
+            "stale": self._stale_names(in_force, queue.policy_ids),
         }
 
     async def _remove(self, call: AdminCall) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ the users and roles that it names as they are when it is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -26,7 +26,8 @@ from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.policies import (
     IDENTITY_POLICY_BYTES_MAX,
     TRUST_POLICY_BYTES_MAX,
-    UnreadablePolicy,
+    CompiledPolicy,
+    PolicyInForce,
     check_policy_bytes,
     compile_policy,
 )
@@ -214,13 +215,11 @@ class Identities:
         """Delete a role; its sessions are refused from then on."""
         return await self._delete(self.known.roles, account_id, name, "role")
 
-    def stale_names(self, role: Role) -> list[str]:
-        """Return the names in a role's trust policy that others have now than when it was written."""
-        trust = role.trust_policy
-        if isinstance(trust, UnreadablePolicy):
+    def stale_names(self, policy: PolicyInForce | None, bound: Mapping[str, str]) -> list[str]:
+        """Return the names in a policy that others have now than when it was written and bound to ids."""
+        if not isinstance(policy, CompiledPolicy):
             return []
-        bound = role.row.trusted_ids
-        return [arn for arn, now in self.known.unique_ids(trust.identities).items() if bound.get(arn) != now]
+        return [arn for arn, now in self.known.unique_ids(policy.identities).items() if bound.get(arn) != now]
 
     async def drop_those_of_deleted_accounts(self) -> None:
         """Delete the users and roles that are left of accounts that were deleted."""
