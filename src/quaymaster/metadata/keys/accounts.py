@@ -466,7 +466,9 @@ class Accounts:
         if account_id is None:
             return []
         enabled = [
-            key.access_key_id for key in self.list_access_keys(account_id) if key.is_enabled and not key.user
+            row.access_key_id
+            for row in self._rows_of(account_id)
+            if row.is_enabled and not row.user and row.expires_ms is None
         ]
         if access_key_id not in enabled:
             return []
