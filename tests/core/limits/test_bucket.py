@@ -103,3 +103,24 @@ def test_tokens_can_be_taken_back_and_what_was_allotted_stays_when_a_bucket_accr
 
     assert taken(bucket, 125, 100) == 5
     assert taken(bucket, 225, 100) == 1
+
+
+def test_what_is_charged_afterwards_takes_no_more_than_was_allotted() -> None:
+    bucket = Bucket(50, 0)
+    taken(bucket, 0, 50)
+    bucket.allot(10, 0, over_ms=250, expected=40)
+
+    bucket.charge(0.0, 10_000)
+
+    assert (bucket.tokens, bucket.allotted) == (10, 10)
+
+
+def test_whoever_waits_for_a_token_is_told_how_long() -> None:
+    bucket = Bucket(50, 0)
+    taken(bucket, 0, 50)
+
+    assert bucket.wait_ms(0) == pytest.approx(20)
+    assert bucket.wait_ms(10) == pytest.approx(10)
+    assert bucket.wait_ms(20) == pytest.approx(0, abs=1e-6)
+    bucket.charge(10_000, 20)
+    assert bucket.wait_ms(20) == HINT_MS_MAX

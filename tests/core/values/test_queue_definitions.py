@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from quaymaster.core.access.policies import CompiledPolicy
 from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.policies import RedrivePolicy
 from quaymaster.core.values.queue_definitions import (
@@ -180,3 +181,17 @@ def test_definition_that_an_older_program_wrote_has_no_keyed_ids() -> None:
     old = decode_queue_definition(written)
 
     assert (old.name, old.data_key_id, old.group_of, old.has_keyed_ids) == ("orders", 9, 0, False)
+
+
+def test_names_in_a_policy_mean_who_had_them_when_it_was_written() -> None:
+    ada = "arn:aws:iam::000000000000:user/ada"
+    statement = f'{{"Effect": "Allow", "Principal": {{"AWS": "{ada}"}}, "Action": "sqs:SendMessage"}}'
+    written = definition(Policy=f'{{"Statement": {statement}}}')
+
+    bound = replace_definition(written, policy_ids={ada: "AIDAADA"})
+
+    assert definition().policy is None
+    for one, ids in ((bound, {"AIDAADA"}), (written, set())):
+        assert isinstance(one.policy, CompiledPolicy)
+        assert one.policy.statements[0].principals is not None
+        assert one.policy.statements[0].principals.ids == ids
