@@ -18,8 +18,9 @@ from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded,
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.frontend.admin.account_admin import AccountAdmin
-from quaymaster.frontend.admin.admin import PEEK_BYTES_MAX, Admin, make_admin
+from quaymaster.frontend.admin.admin import Admin, make_admin
 from quaymaster.frontend.admin.admin_calls import AdminCall
+from quaymaster.frontend.admin.queue_admin import PEEK_BYTES_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one

@@ -53,7 +53,6 @@ import msgspec
 
 from quaymaster import __version__
 from quaymaster.core.access.operations import Operation
-from quaymaster.core.values.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
 from quaymaster.core.values.errors import (
     CallerError,
     InternalFailure,
@@ -62,54 +61,41 @@ from quaymaster.core.values.errors import (
     NotNow,
     NotYetKnown,
     Overloaded,
-    QueueDoesNotExist,
     UnsupportedOperation,
 )
-from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import group_name
-from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
-from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute, Handler
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
 from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
+from quaymaster.frontend.admin.queue_admin import QueueAdmin
 from quaymaster.frontend.allow import KNOWS_TOO_LITTLE
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
+from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.probe_port import ProbePort
-from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import known
-from quaymaster.protocol.rpc.metadata_messages import DeleteQueue, ListQueues
 from quaymaster.protocol.sqs.errors import wire_error
 from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
 from quaymaster.settings import Settings, effective_settings
 
 API: Final = "/admin/v1/"
 REQUESTS_MAX: Final = 64
-PAGE_DEFAULT: Final = 100
-PEEK_DEFAULT: Final = 10
-PEEK_MAX: Final = 1_000
-PEEK_PER_COMMAND: Final = 16
-"""Messages asked of the broker together: of 1 MiB each they still take little memory."""
-PEEK_BYTES_MAX: Final = 8 << 20
-"""Bytes of messages in one answer, as JSON; more than the largest message takes."""
-
 _OF_ACCOUNTS: Final = frozenset({"queues", "roles", "users"})
 """What belongs to the account that a request names. Access keys have ids that no other account has."""
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
@@ -227,8 +213,7 @@ class Admin:
         self._wait_for_front_ends = wait_for_front_ends
         self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
-        self._cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
-        self._groups = GroupAdmin(broker, metadata)
+        cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
         self._timeout_s = settings.control_timeout_ms / 1000
         self._looking: set[asyncio.Task[None]] = set()
         self._acting: set[asyncio.Task[None]] = set()
@@ -240,15 +225,7 @@ class Admin:
             ("GET", "status"): AdminRoute(self._show_status, looks_at=Operation.GET_STATUS),
             ("GET", "pauses"): AdminRoute(self._show_pauses, looks_at=Operation.GET_PAUSES),
             ("GET", "settings"): AdminRoute(self._show_settings, looks_at=Operation.GET_SETTINGS),
-            ("GET", "queues"): AdminRoute(self._list_queues, looks_at=Operation.LIST_QUEUES),
-            ("DELETE", "queues", "*"): AdminRoute(self._delete_queue, "DeleteQueue"),
-            ("GET", "queues", "*", "messages"): AdminRoute(self._peek, "PeekMessages"),
-            ("GET", "queues", "*", "groups"): AdminRoute(
-                self._list_groups, looks_at=Operation.LIST_CONSUMER_GROUPS
-            ),
-            ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
-            ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
-            ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
+            **QueueAdmin(broker, metadata, cipher).routes(),
             **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
@@ -462,107 +439,6 @@ class Admin:
     async def _show_settings(self, call: AdminCall) -> Mapping[str, Any]:
         return effective_settings(self._settings)
 
-    # Queues
-
-    async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
-        request = ListQueues(
-            call.owner,
-            call.query.get("prefix", ""),
-            call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
-            call.query.get("next_token") or None,
-        )
-        page = await self._metadata.queues.list_page(request)
-        rows = []
-        for definition in page.queues:
-            try:
-                counts = await ask(self._broker, CountMessages(definition.queue_id))
-            except QueueDoesNotExist:
-                continue  # deleted since it was listed
-            assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
-            rows.append(_queue_row(definition, counts))
-        return {"queues": rows, "next_token": page.next_token}
-
-    async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
-        definition = self._queue(call)
-        await self._metadata.queues.change(DeleteQueue(definition.account_id, definition.name))
-        return {"name": definition.name, "deleted": True}
-
-    async def _peek(self, call: AdminCall) -> Mapping[str, Any]:
-        definition = self._queue(call)
-        count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
-        at = call.number("from", 0, largest=2**63, smallest=0)
-        rows: list[msgspec.Raw] = []
-        left_bytes = PEEK_BYTES_MAX
-        while len(rows) < count:
-            wanted = min(count - len(rows), PEEK_PER_COMMAND)
-            outcome = await ask(self._broker, Peek(definition.queue_id, partition_of(definition), at, wanted))
-            assert isinstance(outcome, PeekOutcome), "a Peek is answered by a PeekOutcome"
-            for message in outcome.messages:
-                row = msgspec.json.encode(self._message_row(message), enc_hook=str)
-                left_bytes -= len(row)
-                if left_bytes < 0 and rows:
-                    return {"name": definition.name, "messages": rows, "next_sequence": message.sequence}
-                rows.append(msgspec.Raw(row))
-            at = outcome.next_sequence
-            if not at:
-                break
-        return {"name": definition.name, "messages": rows, "next_sequence": at}
-
-    def _message_row(self, message: PeekedMessage) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "sequence": message.sequence,
-            "state": message.state,
-            "delivery_count": message.delivery_count,
-            "first_receive_ms": message.first_receive_ms,
-            "sent_ms": message.sent_ms,
-        }
-        try:
-            stored = decode_message(message.payload, prefix_bytes(message.flags))
-            row["message_id"] = uuid_text(stored.message_id)
-            content = self._cipher.open_stored(stored)
-        except (
-            MessageDamaged,
-            UnknownMessageFormat,
-            CallerError,
-        ) as error:  # or its queue's key cannot be used
-            return {"message_id": None, **row, "body": None, "damage": str(error)}
-        attributes = {
-            name: {"type": data_type, "value": value} for name, data_type, value in content.attributes
-        }
-        return row | {
-            "body": content.body,
-            "attributes": attributes,
-            "sender_id": content.sender_id,
-            "group_id": content.group_id,
-            "dedup_id": content.dedup_id,
-            "trace_header": content.trace_header,
-            "dead_letter_source_arn": stored.dead_letter_source_arn,
-        }
-
-    async def _list_groups(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        return {"name": call.name, "groups": await self._groups.list_groups(account_id, call.name)}
-
-    async def _create_group(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        name = group_name(call.name, call.text("group"))
-        return await self._groups.create_group(account_id, name, call.text("start", ""))
-
-    async def _reset_group(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        return await self._groups.reset(account_id, call.name, call.text("start"))
-
-    async def _set_group_offset(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        offset, partition = call.integer("offset"), call.integer("partition", 0)
-        return await self._groups.set_offset(account_id, call.name, partition, offset)
-
-    def _queue(self, call: AdminCall) -> QueueDefinition:
-        definition = self._metadata.find_queue(call.owner, call.name)
-        if definition is None:
-            raise QueueDoesNotExist
-        return definition
-
     # The server's own keys, backup
 
     async def _rotate_master_key(self, call: AdminCall) -> Mapping[str, Any]:
@@ -701,22 +577,6 @@ def _stopping() -> NotNow:
 
 def _starting() -> NotNow:
     return NotNow("The server is starting.")
-
-
-def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:
-    return {
-        "name": definition.name,
-        "account_id": definition.account_id,
-        "queue_id": definition.queue_id,
-        "created_ms": definition.created_ms,
-        "visible": counts.visible,
-        "in_flight": counts.in_flight,
-        "delayed": counts.delayed,
-        "oldest_sent_ms": counts.oldest_sent_ms,
-        "noisy_groups": counts.noisy_groups,
-        "is_log": definition.is_log,
-        **traffic_of(definition, counts),
-    }
 
 
 def _front_end_row(name: str, row: Incarnation) -> dict[str, Any]:
