@@ -37,8 +37,8 @@ CLIENTS = "quaymaster.cli.client"
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
 PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
-ELSEWHERE = ("ca", "local", "profile", "pipeline", "billing", "archive", "audit")
-"""Groups that change files of their own: certificates, processes of this machine, profiles, tables of the pipeline.
+ELSEWHERE = ("ca", "edge", "local", "profile", "pipeline", "billing", "archive", "audit")
+"""Groups that change what is their own: certificates, a proxy, processes of this machine, profiles, tables.
 
 Those of the pipeline that ask a server (`billing accounts --sync`) are looked at all the same.
 """
@@ -162,7 +162,7 @@ LOOKS = {
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
-    *(("kms", "list"), ("kms", "show")),
+    *(("kms", "list"), ("kms", "show"), ("limit", "list"), ("limit", "show")),
 }
 """Commands that change nothing but messages."""
 
