@@ -78,3 +78,11 @@ def test_effective_limits_are_those_of_the_caller_and_of_the_queue() -> None:
         "Queue": {"SendMessage": {"Requests": 7}},
     }
     assert table.effective("333333333333", OTHER, "q") == "{}"
+
+
+def test_limits_of_an_account_are_shown_once_when_no_queue_is_named() -> None:
+    table = LimitTable()
+    table.set(LimitName(ACCOUNT), Limit(100))
+    table.set(LimitName(ACCOUNT, "jobs"), Limit(7))
+
+    assert json.loads(table.effective(ACCOUNT, ACCOUNT, "")) == {"Account": {"*": {"Requests": 100}}}

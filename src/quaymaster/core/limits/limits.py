@@ -121,10 +121,10 @@ class LimitTable:
             at += 1
 
     def effective(self, caller: str, owner: str, queue: str) -> str:
-        """Return, as JSON, the limits that hold for an account's requests on a queue: attribute EffectiveLimits."""
+        """Return, as JSON, the limits of an account's requests, with those of a queue if one is named."""
         described = {
             "Account": self._described(caller, ""),
-            "Queue": self._described(owner, queue),
+            "Queue": self._described(owner, queue) if queue else {},
         }
         return json.dumps({name: limits for name, limits in described.items() if limits})
 
