@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.command_line import PlayedServer, Run
+from harness.command_line import PlayedServer, Refusal, Run
 
 
 def policy(**elements: Any) -> str:
@@ -74,6 +74,23 @@ def test_stored_policies_are_those_of_all_queues_or_of_one(
         ]
     }
     assert (of_one.code, of_one.out) == (0, f"{urls[0]}: can be evaluated\n")
+
+
+def test_a_policy_that_may_not_be_read_is_named_and_the_others_are_checked(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    urls = [server.queue_url(name) for name in ("a", "b")]
+    refusal = Refusal(403, "AccessDenied", "User: arn:aws:iam::000000000000:root is not authorized.")
+    server.answers["ListQueues"] = {"QueueUrls": urls}
+    server.answers["GetQueueUrl"] = {"QueueUrl": urls[0]}
+    server.answers["GetQueueAttributes"] = [refusal, {"Attributes": {"Policy": policy()}}, refusal]
+
+    of_all = run("policy", "check", "--all", "--data", data)
+    of_one = run("policy", "check", "--queue", "a", "--data", data)
+
+    assert of_all.code == 1
+    assert of_all.out == f"{urls[0]}: cannot be read: {refusal.message}\n{urls[1]}: can be evaluated\n"
+    assert (of_one.code, of_one.out) == (1, "")
 
 
 def test_one_thing_is_checked(run: Run, data: Path, tmp_path: Path) -> None:

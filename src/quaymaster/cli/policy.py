@@ -44,7 +44,8 @@ def check(
 ) -> None:
     """Say whether policies can be evaluated, and what in them hardly means what it seems to.
 
-    Ends with 1 if a policy cannot be evaluated. With --queue and --all, the server may be of an older version.
+    Ends with 1 if a policy cannot be evaluated, or if the caller may not read one of --all. With --queue and --all, the
+    server may be of an older version.
     """
     if (file is not None) + (queue is not None) + all_queues != 1:
         raise WrongUsage("Name a file, or give --queue or --all.")
@@ -82,7 +83,13 @@ def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None
     checked = []
     with SQSClient(find_connection(data, endpoint_url)) as sqs:
         for url in sqs.queue_urls() if queue is None else [sqs.queue_url(queue)]:
-            text = sqs.attributes(url, POLICY.name).get(POLICY.name)
+            try:
+                text = sqs.attributes(url, POLICY.name).get(POLICY.name)
+            except CommandRefused as error:
+                if queue is not None or error.code != "AccessDenied":
+                    raise
+                checked.append(Checked(url, f"cannot be read: {error.message}", ()))
+                continue
             if text is not None:
                 checked.append(_check(url, text, is_new=False))
     return checked
