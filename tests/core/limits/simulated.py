@@ -46,6 +46,8 @@ class SimulatedFrontEnd:
         self.bucket = Bucket(rate, now_ms)
         self.share = Share(self.bucket, rate, front_ends, now_ms)
         self.load = 0.0
+        self.clients: list[float] = []
+        """When each client that waits as it is told asks again."""
         self.is_up = True
         self.owner = ""
         self.owner_since_ms = now_ms
@@ -66,6 +68,14 @@ class SimulatedFrontEnd:
                 through += cost
             else:
                 self.bucket.refuse(cost, now_ms)
+        for number, at_ms in enumerate(self.clients):
+            if at_ms <= now_ms:
+                if self.bucket.has_tokens(now_ms):
+                    self.bucket.charge(cost, now_ms)
+                    through += cost
+                    self.clients[number] = now_ms + STEP_MS
+                else:
+                    self.clients[number] = now_ms + self.bucket.refuse(cost, now_ms)
         return through
 
 
@@ -101,7 +111,7 @@ class SimulatedCell:
             for front_end in self.front_ends.values():
                 was_busy = front_end.share.is_busy()
                 front_end.share.on_time(self.now_ms, alive)
-                if not was_busy and front_end.load and front_end.is_up:
+                if not was_busy and (front_end.load or front_end.clients) and front_end.is_up:
                     self._at(self.now_ms + STEP_MS, self._report_now, front_end.name)
             self.through.append(
                 sum(

@@ -130,6 +130,34 @@ def test_a_limit_of_few_requests_a_second_is_reached_by_three_front_ends(seed: i
     assert 0.95 <= cell.rate_of_last(50_000) <= 1.05
 
 
+@each_seed
+@pytest.mark.parametrize("front_ends", [2, 3, 5])
+@pytest.mark.parametrize("rate", [1, 2, 5, 10])
+def test_a_low_limit_is_reached_when_each_front_end_is_asked_for_all_of_it(
+    rate: int, front_ends: int, seed: int
+) -> None:
+    cell = SimulatedCell(rate, front_ends, 2, seed=seed)
+    cell.load(**dict.fromkeys(cell.front_ends, rate))
+
+    cell.run(40_000)
+
+    assert 0.94 <= cell.rate_of_last(30_000) <= 1.06
+
+
+@each_seed
+@pytest.mark.parametrize(("rate", "least"), [(1, 0.9), (2, 0.9), (5, 0.8), (20, 0.95)])
+def test_clients_that_wait_as_they_are_told_get_what_a_low_limit_allows(
+    rate: int, least: float, seed: int
+) -> None:
+    cell = SimulatedCell(rate, 2, 2, seed=seed)
+    for front_end in cell.front_ends.values():
+        front_end.clients = [0.0, 0.0]
+
+    cell.run(40_000)
+
+    assert least <= cell.rate_of_last(30_000) <= 1.06
+
+
 def test_shares_follow_the_demand_and_what_is_left_is_divided_evenly() -> None:
     division = Division(100, 0, is_whole=True, is_full=False)
     division.report("a", 300, 0, 0)
@@ -142,7 +170,7 @@ def test_shares_follow_the_demand_and_what_is_left_is_divided_evenly() -> None:
 
 def test_a_new_division_grants_no_burst_and_one_of_an_idle_account_does() -> None:
     assert Division(100, 0, is_whole=True, is_full=False).report("a", 300, 0, 0).tokens == 0
-    assert Division(100, 0, is_whole=True, is_full=True).report("a", 300, 0, 0).tokens == 50
+    assert Division(100, 0, is_whole=True, is_full=True).report("a", 300, 0, 0).tokens == 51
 
 
 def test_tokens_that_are_not_needed_are_given_back_and_granted_to_another() -> None:
@@ -150,7 +178,7 @@ def test_tokens_that_are_not_needed_are_given_back_and_granted_to_another() -> N
     division.report("a", 1_000, 0, 0)
 
     assert division.report("a", 0, 40, 10).tokens == -40
-    assert division.report("b", 1_000, 0, 20).tokens == 50
+    assert division.report("b", 1_000, 0, 20).tokens == 51
     assert division.report("b", 1_000, 0, 30).tokens >= 40
 
 

@@ -41,7 +41,7 @@ def test_a_node_that_just_began_or_just_became_the_owner_grants_no_burst() -> No
     assert node.ask(was_owner=False).tokens == 0
     node = Node()
     node.ms = YOUNG_MS
-    assert node.ask().tokens == 50
+    assert node.ask().tokens == 51
 
 
 def test_limits_that_a_node_does_not_know_are_answered_as_such() -> None:

@@ -24,6 +24,8 @@ TOKENS_MS: Final = 500
 """Tokens are granted for so long."""
 GONE_MS: Final = 1_000
 """A front end that reported nothing for so long has no share."""
+SPARE_TOKENS: Final = 2.0
+"""What a front end may be owed above its tokens for TOKENS_MS: a part of a token, and one that it has just spent."""
 _ROUNDING: Final = 1e-6
 
 
@@ -65,7 +67,13 @@ class Division:
         part.demand, part.holding, part.seen_ms = demand, unused, now_ms
         self._weigh()
         rate = part.share * self.rate
-        target = max(rate * TOKENS_MS / 1_000, 1.0) if demand else 0.0
+        target = max(rate * TOKENS_MS / 1_000, 1.0)
+        if (
+            self._is_whole
+        ):  # one more: a token comes in REPORT_MS, and the next report may not tell yet that it is spent
+            target = math.ceil(rate * TOKENS_MS / 1_000 - _ROUNDING) + 1.0
+        if not demand:
+            target = 0.0
         grant = self._grant(part, target - unused)
         part.holding += grant
         if not demand:
@@ -95,7 +103,8 @@ class Division:
         held = 0.0
         for part in self._parts.values():
             part.owed += made * part.share
-            surplus = part.owed + max(0.0, part.holding) - part.share * self.rate * TOKENS_MS / 1_000 - 1.0
+            kept = part.share * self.rate * TOKENS_MS / 1_000 + SPARE_TOKENS
+            surplus = part.owed + max(0.0, part.holding) - kept
             if surplus > 0:
                 moved = min(surplus, part.owed)
                 part.owed -= moved

@@ -25,6 +25,8 @@ ALONE_MS: Final = 60_000
 """After so long without a grant, a front end has rate/N."""
 IDLE_MS: Final = 2_000
 """A bucket that nobody asked for so long is no longer reported."""
+DEMAND_LEAST: Final = 1_000 / REPORT_MS
+"""Until then it reports at least one request in a report: a client that waits for a token comes back for it."""
 BEGIN_MS: Final = 20
 """The first report follows the first request so soon."""
 
@@ -96,6 +98,8 @@ class Share:
             self._asked_ms = now_ms
         elif now_ms - self._asked_ms >= IDLE_MS:
             self._demand = 0.0
+        else:
+            self._demand = max(self._demand, DEMAND_LEAST)
         self._reported_ms = now_ms
         self._used_at_report = self._bucket.used
         self._reported = self._unused()
