@@ -20,6 +20,7 @@ import pytest
 from cryptography import x509
 from harness.edge import Authority, edge_before, haproxy_or_skip
 from harness.process import QuaymasterProcess, free_port
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S, eventually
 
 from .foreign import build, cached, fetch_or_skip, program_or_skip
@@ -28,6 +29,13 @@ pytestmark = pytest.mark.timeout(900)  # the first run fetches packages
 
 CERTBOT = "certbot==5.8.0"
 DOMAIN = "queue.example.com"
+
+
+@pytest.fixture(name="tmp_path")
+def short_tmp_path() -> Iterator[Path]:
+    """Sockets of the edge are in data directories."""
+    with short_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

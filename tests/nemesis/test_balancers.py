@@ -17,6 +17,7 @@ import pytest
 from botocore.exceptions import ClientError
 from harness.proxied import header_v2
 from harness.sdk_clients import Clients
+from harness.short_paths import short_directory
 from harness.waiting import eventually
 
 from .balanced import BALANCERS, DNS, NAME, PORT, VIPS, BalancedCell, is_reached, resolver
@@ -27,6 +28,13 @@ MESSAGES = 60
 RESTARTS = 20
 
 pytestmark = [pytest.mark.privileged, pytest.mark.slow]
+
+
+@pytest.fixture(name="tmp_path")
+def short_tmp_path() -> Iterator[Path]:
+    """Sockets of the edge are in data directories."""
+    with short_directory() as path:
+        yield path
 
 
 @contextmanager

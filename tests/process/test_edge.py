@@ -23,6 +23,7 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from harness.edge import Authority, EdgeProcess, edge_before, haproxy_or_skip
 from harness.process import QuaymasterProcess
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.edge.reload import reload_edge
@@ -31,6 +32,13 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 
 ROTATIONS = 40
 ROTATIONS_LONG = 1_000
+
+
+@pytest.fixture(name="tmp_path")
+def short_tmp_path() -> Iterator[Path]:
+    """Sockets of the edge are in data directories."""
+    with short_directory() as path:
+        yield path
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from harness import http2
 from harness.edge import EdgeProcess, edge_before
 from harness.process import QuaymasterProcess
 from harness.proxied import SSL_TLV, header_v2
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, presign, sign
@@ -21,6 +23,13 @@ TARGET = (b"x-amz-target", b"AmazonSQS.ListQueues")
 TYPE = (b"content-type", b"application/x-amz-json-1.0")
 FORM = (b"content-type", b"application/x-www-form-urlencoded")
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+@pytest.fixture(name="tmp_path")
+def short_tmp_path() -> Iterator[Path]:
+    """Sockets of the edge are in data directories."""
+    with short_directory() as path:
+        yield path
 
 
 class Way:

@@ -17,6 +17,7 @@ from harness.etcd import etcd_or_skip
 from harness.local_cluster import LocalCluster, environment
 from harness.process import Environment
 from harness.sdk_clients import Clients
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -179,9 +180,12 @@ def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(400)
-def test_a_cell_with_tls_serves_it_next_to_plain_http_for_clients_that_trust_its_ca(tmp_path: Path) -> None:
+def test_a_cell_with_tls_serves_it_next_to_plain_http_for_clients_that_trust_its_ca() -> None:
     haproxy_or_skip()
-    with LocalCluster.started(tmp_path / "cluster", "--port", "0", "--tls", *SMALL) as cluster:
+    with (
+        short_directory() as directory,
+        LocalCluster.started(directory / "cluster", "--port", "0", "--tls", *SMALL) as cluster,
+    ):
         found = cluster.credentials
         plain = cluster.client()
         secure = boto3.client(
