@@ -49,3 +49,12 @@ def test_remove_names_the_limit_as_set_does(run: Run, data: Path, server: Played
     assert removed.out == f"Removed the limit of {ACCOUNT} SendMessage.\n"
     again = run("limit", "remove", "--account", ACCOUNT, "--data", data, "--json")
     assert again.json["deleted"] is True
+
+
+def test_an_account_without_limits_is_told_so(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["GET /admin/v1/limits/111111111111"] = {"effective": {"Account": {}, "Queue": {}}}
+
+    shown = run("limit", "show", "--account", "111111111111", "--data", data)
+
+    assert (shown.code, shown.out) == (0, "")
+    assert "No limit holds for the account 111111111111" in shown.err

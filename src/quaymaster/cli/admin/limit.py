@@ -8,7 +8,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_line, print_table
+from quaymaster.cli.output import note, print_json, print_line, print_table
 
 app = options.new_group("Set, list, show and remove limits of accounts and queues.")
 
@@ -94,6 +94,9 @@ def show(
         for scope, limits in result["effective"].items()
         for action, limit in limits.items()
     ]
+    if not rows:
+        note(f"No limit holds for the account {account_id}.")
+        return
     print_table(("OF", "ACTION", "REQUESTS/S", "BYTES/S"), rows)
 
 

@@ -83,7 +83,7 @@ def _checked(name: LimitName) -> LimitName:
         raise InvalidParameterValue.of("queue", name.queue, "Must be the name of a queue.")
     if name.action and name.action not in LIMIT_CLASSES:
         raise InvalidParameterValue.of(
-            "action", name.action, f"Must be one of {', '.join(sorted(LIMIT_CLASSES))}."
+            "action", name.action, f"Must be one of {', '.join(sorted(LIMIT_CLASSES - {''}))}."
         )
     return name
 
