@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 from harness.process import QuaymasterProcess, free_port
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.tools import find_haproxy
@@ -208,26 +210,32 @@ class RefusingProcess(QuaymasterProcess):
             )
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
 @pytest.mark.slow
-def test_a_server_and_its_edge_run_where_memory_cannot_become_executable(tmp_path: Path) -> None:
+def test_a_server_and_its_edge_run_where_memory_cannot_become_executable(short_path: Path) -> None:
     if ctypes.CDLL(None).prctl(PR_GET_MDWE, 0, 0, 0, 0) < 0:
         pytest.skip(
             "this kernel is older than 6.3: that a server runs with MemoryDenyWriteExecute is not tested"
         )
     if find_haproxy() is None:
         pytest.skip("there is no HAProxy: the edge is not tested (scripts/haproxy gets one)")
-    server, port = RefusingProcess(tmp_path / "data"), free_port()
+    server, port = RefusingProcess(short_path / "data"), free_port()
     server.start()
-    edge = server.edge(port, tmp_path / "edge.log")
+    edge = server.edge(port, short_path / "edge.log")
     try:
-        while f"Serving https://127.0.0.1:{port}" not in (tmp_path / "edge.log").read_text():
-            assert edge.poll() is None, (tmp_path / "edge.log").read_text()
+        while f"Serving https://127.0.0.1:{port}" not in (short_path / "edge.log").read_text():
+            assert edge.poll() is None, (short_path / "edge.log").read_text()
             time.sleep(0.05)
         known = server.env()
         sqs = boto3.client(
             "sqs",
             endpoint_url=f"https://127.0.0.1:{port}",
-            verify=str(tmp_path / "certificates" / "ca.crt"),
+            verify=str(short_path / "certificates" / "ca.crt"),
             region_name=known.region,
             aws_access_key_id=known.access_key_id,
             aws_secret_access_key=known.secret_access_key,

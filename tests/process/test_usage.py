@@ -13,6 +13,7 @@ from random import Random
 
 from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
@@ -156,16 +157,16 @@ def test_a_server_that_does_not_record_makes_neither_queue_nor_key(tmp_path: Pat
     assert not (tmp_path / "data" / "keys" / "pipeline.json").exists()
 
 
-def test_all_that_a_server_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
-    process = QuaymasterProcess(tmp_path / "data")
-    with running(process):
+def test_all_that_a_server_writes_is_for_its_owner_alone() -> None:
+    with short_directory() as directory, running(process := QuaymasterProcess(directory / "data")):
         read_usage(process)
         process.restart()
+        permissions = check_permissions(process.data).result
         found = {path: path.stat().st_mode for path in (process.data, *process.data.rglob("*"))}
 
     names = {path.name for path in found}
     assert {"pipeline.json", "client.json", "front_end", "shipped", "metadata.sqlite"} <= names
     # The group may use the socket for proxies, where it can come into its directory.
-    assert [path for path, mode in found.items() if mode & 0o077] == [tmp_path / "data" / "run" / "edge.sock"]
-    assert stat.S_IMODE(found[tmp_path / "data" / "run"]) == 0o700
-    assert check_permissions(process.data).result == OK
+    assert [path for path, mode in found.items() if mode & 0o077] == [process.data / "run" / "edge.sock"]
+    assert stat.S_IMODE(found[process.data / "run"]) == 0o700
+    assert permissions == OK
