@@ -114,32 +114,19 @@ class Identities:
 
     async def put_user_policy(self, account_id: str, name: str, policy_name: str, text: str) -> User:
         """Give a user an identity policy, in place of the one with this name; InvalidParameterValue."""
-        _check_policy(policy_name, text)
-
-        def change(row: UserRow) -> UserRow:
-            return msgspec.structs.replace(row, policies=_with(row.policies, policy_name, text))
-
-        return await self._change_user(account_id, name, change)
+        return await self._put_policy(self.known.users, account_id, name, policy_name, text)
 
     async def delete_user_policy(self, account_id: str, name: str, policy_name: str) -> User:
         """Take an identity policy from a user."""
-
-        def change(row: UserRow) -> UserRow:
-            return msgspec.structs.replace(row, policies=_without(row.policies, policy_name))
-
-        return await self._change_user(account_id, name, change)
+        return await self._delete_policy(self.known.users, account_id, name, policy_name)
 
     async def revoke_user_sessions(self, account_id: str, name: str) -> User:
         """Refuse all temporary credentials that a user has now."""
-
-        def change(row: UserRow) -> UserRow:
-            return msgspec.structs.replace(row, sessions_generation=row.sessions_generation + 1)
-
-        return await self._change_user(account_id, name, change)
+        return await self._revoke_sessions(self.known.users, account_id, name)
 
     async def delete_user(self, account_id: str, name: str) -> User:
         """Delete a user; its keys and sessions are refused from then on."""
-        return await self._delete(self.known.users, account_id, name, "user")
+        return await self._delete(self.known.users, account_id, name)
 
     # Roles
 
@@ -184,36 +171,23 @@ class Identities:
             changes["session_max_s"] = session_max_s
         if trust_policy is not None:
             changes |= {"trust_policy": trust_policy, "trusted_ids": await self._bind(trust_policy)}
-        return await self._change_role(account_id, name, lambda row: msgspec.structs.replace(row, **changes))
+        return await self._change(self.known.roles, account_id, name, lambda _: changes)
 
     async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role:
         """Give a role an identity policy, in place of the one with this name; InvalidParameterValue."""
-        _check_policy(policy_name, text)
-
-        def change(row: RoleRow) -> RoleRow:
-            return msgspec.structs.replace(row, policies=_with(row.policies, policy_name, text))
-
-        return await self._change_role(account_id, name, change)
+        return await self._put_policy(self.known.roles, account_id, name, policy_name, text)
 
     async def delete_role_policy(self, account_id: str, name: str, policy_name: str) -> Role:
         """Take an identity policy from a role."""
-
-        def change(row: RoleRow) -> RoleRow:
-            return msgspec.structs.replace(row, policies=_without(row.policies, policy_name))
-
-        return await self._change_role(account_id, name, change)
+        return await self._delete_policy(self.known.roles, account_id, name, policy_name)
 
     async def revoke_role_sessions(self, account_id: str, name: str) -> Role:
         """Refuse all credentials that were given for a role until now."""
-
-        def change(row: RoleRow) -> RoleRow:
-            return msgspec.structs.replace(row, sessions_generation=row.sessions_generation + 1)
-
-        return await self._change_role(account_id, name, change)
+        return await self._revoke_sessions(self.known.roles, account_id, name)
 
     async def delete_role(self, account_id: str, name: str) -> Role:
         """Delete a role; its sessions are refused from then on."""
-        return await self._delete(self.known.roles, account_id, name, "role")
+        return await self._delete(self.known.roles, account_id, name)
 
     def stale_names(self, policy: PolicyInForce | None, bound: Mapping[str, str]) -> list[str]:
         """Return the names in a policy that others have now than when it was written and bound to ids."""
@@ -276,31 +250,47 @@ class Identities:
         await self._mirror.transact(compares, puts)
         return identity
 
-    async def _change_user(self, account_id: str, name: str, change: Callable[[UserRow], UserRow]) -> User:
-        users = self.known.users
-        for _ in range(ATTEMPTS_MAX):
-            unchanged = users.rows.compare(suffix_of(account_id, name))
-            row = self._existing(users, account_id, name, "user").row
-            with suppress(RevisionMismatch):
-                return await self._put(users, User(change(row)), [unchanged])
-        raise Overloaded
-
-    async def _change_role(self, account_id: str, name: str, change: Callable[[RoleRow], RoleRow]) -> Role:
-        roles = self.known.roles
-        for _ in range(ATTEMPTS_MAX):
-            unchanged = roles.rows.compare(suffix_of(account_id, name))
-            row = self._existing(roles, account_id, name, "role").row
-            with suppress(RevisionMismatch):
-                return await self._put(roles, Role(change(row)), [unchanged])
-        raise Overloaded
-
-    async def _delete(
-        self, table: IdentityTable[Identity], account_id: str, name: str, noun: str
+    async def _put_policy(
+        self, table: IdentityTable[Identity], account_id: str, name: str, policy_name: str, text: str
     ) -> Identity:
+        _check_policy(policy_name, text)
+        return await self._change(
+            table, account_id, name, lambda row: {"policies": _with(row.policies, policy_name, text)}
+        )
+
+    async def _delete_policy(
+        self, table: IdentityTable[Identity], account_id: str, name: str, policy_name: str
+    ) -> Identity:
+        return await self._change(
+            table, account_id, name, lambda row: {"policies": _without(row.policies, policy_name)}
+        )
+
+    async def _revoke_sessions(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
+        return await self._change(
+            table, account_id, name, lambda row: {"sessions_generation": row.sessions_generation + 1}
+        )
+
+    async def _change(
+        self,
+        table: IdentityTable[Identity],
+        account_id: str,
+        name: str,
+        change: Callable[[UserRow | RoleRow], Mapping[str, Any]],
+    ) -> Identity:
+        """Store the fields that `change` returns for the row as it is."""
+        for _ in range(ATTEMPTS_MAX):
+            unchanged = table.rows.compare(suffix_of(account_id, name))
+            identity = self._existing(table, account_id, name)
+            changed = type(identity)(msgspec.structs.replace(identity.row, **change(identity.row)))
+            with suppress(RevisionMismatch):
+                return await self._put(table, changed, [unchanged])
+        raise Overloaded
+
+    async def _delete(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
         suffix = suffix_of(account_id, name)
         for _ in range(ATTEMPTS_MAX):
             unchanged = table.rows.compare(suffix)
-            identity = self._existing(table, account_id, name, noun)
+            identity = self._existing(table, account_id, name)
             with suppress(RevisionMismatch):
                 await self._mirror.transact(
                     [unchanged], raised_floor(self._cell_format), [table.prefix + suffix]
@@ -308,11 +298,11 @@ class Identities:
                 return identity
         raise Overloaded
 
-    def _existing(self, table: IdentityTable[Identity], account_id: str, name: str, noun: str) -> Identity:
+    def _existing(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
         self._check_format()
         identity = table.find(account_id, name)
         if identity is None:
-            raise ResourceNotFound(f"The account {account_id} has no {noun} {name}.")
+            raise ResourceNotFound(f"The account {account_id} has no {table.noun} {name}.")
         return identity
 
     async def _bind(self, trust_policy: str) -> dict[str, str]:

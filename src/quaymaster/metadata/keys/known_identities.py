@@ -87,8 +87,9 @@ Identity = TypeVar("Identity", User, Role)
 class IdentityTable(Generic[Identity]):
     """The identities of one kind. `on_missing` is asked for those that are not in memory."""
 
-    def __init__(self, mirror: Mirror, prefix: str, decode: Callable[[bytes], Identity]) -> None:
+    def __init__(self, mirror: Mirror, prefix: str, noun: str, decode: Callable[[bytes], Identity]) -> None:
         self.prefix = prefix
+        self.noun = noun
         self.rows: MirrorTable[Identity] = mirror.table(prefix, decode, self._on_change)
         self.on_missing: Callable[[str], None] = lambda key: None
         self.listeners: list[Callable[[str], None]] = []
@@ -137,8 +138,12 @@ class KnownIdentities:
 
     def __init__(self, mirror: Mirror) -> None:
         decode_user, decode_role = row_decoder(UserRow), row_decoder(RoleRow)
-        self.users: IdentityTable[User] = IdentityTable(mirror, USERS, lambda data: User(decode_user(data)))
-        self.roles: IdentityTable[Role] = IdentityTable(mirror, ROLES, lambda data: Role(decode_role(data)))
+        self.users: IdentityTable[User] = IdentityTable(
+            mirror, USERS, "user", lambda data: User(decode_user(data))
+        )
+        self.roles: IdentityTable[Role] = IdentityTable(
+            mirror, ROLES, "role", lambda data: Role(decode_role(data))
+        )
 
     def unique_ids(self, arns: Iterable[str]) -> dict[str, str]:
         """Return the ids of the users and roles that there are among those named by ARN."""
