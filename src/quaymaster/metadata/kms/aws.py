@@ -11,11 +11,9 @@ Source: AWS KMS API Reference.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import configparser
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +31,12 @@ from quaymaster.core.values.errors import (
     NotNow,
     Unreachable,
 )
-from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable
+from quaymaster.metadata.kms.external_keys import (
+    ExternalKeyProvider,
+    base64_text,
+    bytes_of_base64,
+    parsed_answer,
+)
 from quaymaster.metadata.kms.key_service import GeneratedKey
 from quaymaster.net.outbound.client import OutboundClient, OutboundError
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
@@ -42,7 +45,6 @@ ANSWER_BYTES_MAX: Final = 64 * 1024
 CREDENTIALS_BYTES_MAX: Final = 64 * 1024
 PURPOSE: Final = "quaymaster:purpose"
 """The encryption context of what the master key wraps."""
-_MASTER_PREFIX: Final = "kms/"
 _SERVICE: Final = "kms"
 
 _ERRORS: Final[Mapping[str, type[CallerError]]] = {
@@ -105,7 +107,7 @@ class AWSKMS:
             )
         except OutboundError as error:
             raise Unreachable(f"The key service cannot be asked: {error}.") from None
-        content = _parsed(answer.body)
+        content = parsed_answer(answer.body)
         if answer.status == 200:
             return content
         raise _error_of(answer.status, content)
@@ -132,63 +134,23 @@ class AWSKMS:
             raise Unreachable(f"{path} has no credentials of the profile {profile}.") from None
 
 
-class AWSKeyProvider(KeyProvider):
+class AWSKeyProvider(ExternalKeyProvider[AWSKMS]):
     """The master key is a symmetric key of KMS."""
 
-    def __init__(self, kms: AWSKMS, key: str) -> None:
-        self._kms = kms
-        self._key = key
+    service = "KMS"
+    prefix = "kms/"
 
-    def __repr__(self) -> str:
-        return f"AWSKeyProvider({self._kms!r}, {self._key!r})"
-
-    def key_ids(self) -> Sequence[str]:
-        return [_MASTER_PREFIX + self._key]
-
-    def key(self, key_id: str) -> bytes:
-        raise KeysUnusable(f"KMS does not give its key {key_id} away.")
-
-    def create(self) -> str:
-        return _MASTER_PREFIX + self._key
-
-    def retire(self, key_id: str) -> None:
-        """Nothing: the keys of KMS are its operator's."""
-
-    def owns(self, key_id: str) -> bool:
-        return key_id.startswith(_MASTER_PREFIX)
-
-    def wanted_key_id(self) -> str | None:
-        return _MASTER_PREFIX + self._key
-
-    def holds(self, key_id: str) -> bool:
-        return False
-
-    async def wrap(self, key_id: str, purpose: str, secret: bytes) -> bytes:
-        try:
-            output = await self._kms.call(
-                "Encrypt",
-                KeyId=key_id.removeprefix(_MASTER_PREFIX),
-                Plaintext=_text(secret),
-                EncryptionContext={PURPOSE: purpose},
-            )
-        except CallerError as error:
-            raise KeysUnusable(f"KMS does not wrap with the master key: {error.message}") from None
+    async def _encrypt(self, key: str, purpose: str, secret: bytes) -> bytes:
+        output = await self._client.call(
+            "Encrypt", KeyId=key, Plaintext=base64_text(secret), EncryptionContext={PURPOSE: purpose}
+        )
         return _bytes_of(output, "CiphertextBlob")
 
-    async def unwrap(self, key_id: str, purpose: str, wrapped: bytes) -> bytes:
-        try:
-            output = await self._kms.call(
-                "Decrypt",
-                KeyId=key_id.removeprefix(_MASTER_PREFIX),
-                CiphertextBlob=_text(wrapped),
-                EncryptionContext={PURPOSE: purpose},
-            )
-        except CallerError as error:
-            raise KeysUnusable(f"KMS does not unwrap with the master key: {error.message}") from None
+    async def _decrypt(self, key: str, purpose: str, wrapped: bytes) -> bytes:
+        output = await self._client.call(
+            "Decrypt", KeyId=key, CiphertextBlob=base64_text(wrapped), EncryptionContext={PURPOSE: purpose}
+        )
         return _bytes_of(output, "Plaintext")
-
-    async def close(self) -> None:
-        await self._kms.close()
 
 
 class AWSKeys:
@@ -210,7 +172,7 @@ class AWSKeys:
 
     async def decrypt(self, key: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         output = await self._kms.call(
-            "Decrypt", KeyId=key, CiphertextBlob=_text(wrapped), EncryptionContext=dict(context)
+            "Decrypt", KeyId=key, CiphertextBlob=base64_text(wrapped), EncryptionContext=dict(context)
         )
         return _bytes_of(output, "Plaintext")
 
@@ -229,26 +191,11 @@ class AWSKeys:
         await self._kms.close()
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 def _bytes_of(output: Mapping[str, Any], name: str) -> bytes:
-    text = output.get(name)
-    try:
-        if isinstance(text, str):
-            return base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        pass
-    raise Unreachable(f"The answer of the key service has no {name}.")
-
-
-def _parsed(body: bytes) -> Mapping[str, Any]:
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+    data = bytes_of_base64(output.get(name))
+    if data is None:
+        raise Unreachable(f"The answer of the key service has no {name}.")
+    return data
 
 
 def _error_of(status: int, content: Mapping[str, Any]) -> CallerError | NotNow:

@@ -12,12 +12,10 @@ Source: Vault's HTTP API, "Transit secrets engine".
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -32,7 +30,12 @@ from quaymaster.core.values.errors import (
     NotNow,
     Unreachable,
 )
-from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable
+from quaymaster.metadata.kms.external_keys import (
+    ExternalKeyProvider,
+    base64_text,
+    bytes_of_base64,
+    parsed_answer,
+)
 from quaymaster.metadata.kms.key_names import not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
 from quaymaster.net.outbound.client import OutboundClient, OutboundError
@@ -40,7 +43,6 @@ from quaymaster.net.outbound.client import OutboundClient, OutboundError
 DATA_KEY_BYTES: Final = 32
 ANSWER_BYTES_MAX: Final = 64 * 1024
 TOKEN_BYTES_MAX: Final = 4_096
-_MASTER_PREFIX: Final = "vault/"
 _KEY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -67,7 +69,9 @@ class Vault:
 
     async def encrypt(self, key: str, plaintext: bytes, bound_to: bytes) -> bytes:
         """Return what only `decrypt` of the same key and binding opens."""
-        data = await self._call("POST", "encrypt", key, {"plaintext": _text(plaintext), **_bound(bound_to)})
+        data = await self._call(
+            "POST", "encrypt", key, {"plaintext": base64_text(plaintext), **_bound(bound_to)}
+        )
         ciphertext = data.get("ciphertext")
         if not isinstance(ciphertext, str):
             raise Unreachable("Vault's answer has no ciphertext.")
@@ -76,13 +80,10 @@ class Vault:
     async def decrypt(self, key: str, wrapped: bytes, bound_to: bytes) -> bytes:
         """Return what was encrypted."""
         given = {"ciphertext": wrapped.decode("ascii", "replace"), **_bound(bound_to)}
-        plaintext = (await self._call("POST", "decrypt", key, given)).get("plaintext")
-        try:
-            if isinstance(plaintext, str):
-                return base64.b64decode(plaintext, validate=True)
-        except (ValueError, binascii.Error):
-            pass
-        raise Unreachable("Vault's answer has no plaintext.")
+        plaintext = bytes_of_base64((await self._call("POST", "decrypt", key, given)).get("plaintext"))
+        if plaintext is None:
+            raise Unreachable("Vault's answer has no plaintext.")
+        return plaintext
 
     async def describe(self, key: str) -> None:
         """Return when there is such a key, and it encrypts."""
@@ -115,7 +116,7 @@ class Vault:
             )
         except OutboundError as error:
             raise Unreachable(f"Vault cannot be asked: {error}.") from None
-        content = _parsed(answer.body)
+        content = parsed_answer(answer.body)
         if answer.status == 200 and isinstance(content.get("data"), dict):
             data: Mapping[str, Any] = content["data"]
             return data
@@ -133,51 +134,17 @@ class Vault:
         return token
 
 
-class VaultKeyProvider(KeyProvider):
+class VaultKeyProvider(ExternalKeyProvider[Vault]):
     """The master key is a key of the transit engine. Its newest version wraps; a rotation makes a new wrapping key."""
 
-    def __init__(self, vault: Vault, key: str) -> None:
-        self._vault = vault
-        self._key = key
+    service = "Vault"
+    prefix = "vault/"
 
-    def __repr__(self) -> str:
-        return f"VaultKeyProvider({self._vault!r}, {self._key!r})"
+    async def _encrypt(self, key: str, purpose: str, secret: bytes) -> bytes:
+        return await self._client.encrypt(key, secret, purpose.encode())
 
-    def key_ids(self) -> Sequence[str]:
-        return [_MASTER_PREFIX + self._key]
-
-    def key(self, key_id: str) -> bytes:
-        raise KeysUnusable(f"Vault does not give its key {key_id} away.")
-
-    def create(self) -> str:
-        return _MASTER_PREFIX + self._key
-
-    def retire(self, key_id: str) -> None:
-        """Nothing: Vault's keys are its operator's."""
-
-    def owns(self, key_id: str) -> bool:
-        return key_id.startswith(_MASTER_PREFIX)
-
-    def wanted_key_id(self) -> str | None:
-        return _MASTER_PREFIX + self._key
-
-    def holds(self, key_id: str) -> bool:
-        return False
-
-    async def wrap(self, key_id: str, purpose: str, secret: bytes) -> bytes:
-        try:
-            return await self._vault.encrypt(key_id.removeprefix(_MASTER_PREFIX), secret, purpose.encode())
-        except CallerError as error:
-            raise KeysUnusable(f"Vault does not wrap with the master key: {error.message}") from None
-
-    async def unwrap(self, key_id: str, purpose: str, wrapped: bytes) -> bytes:
-        try:
-            return await self._vault.decrypt(key_id.removeprefix(_MASTER_PREFIX), wrapped, purpose.encode())
-        except CallerError as error:
-            raise KeysUnusable(f"Vault does not unwrap with the master key: {error.message}") from None
-
-    async def close(self) -> None:
-        await self._vault.close()
+    async def _decrypt(self, key: str, purpose: str, wrapped: bytes) -> bytes:
+        return await self._client.decrypt(key, wrapped, purpose.encode())
 
 
 class VaultKeys:
@@ -217,19 +184,7 @@ def _context(context: Mapping[str, str]) -> bytes:
 
 
 def _bound(bound_to: bytes) -> Mapping[str, str]:
-    return {"associated_data": _text(bound_to)}
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _parsed(body: bytes) -> Mapping[str, Any]:
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+    return {"associated_data": base64_text(bound_to)}
 
 
 def _error_of(status: int, content: Mapping[str, Any], key: str) -> CallerError | NotNow:
