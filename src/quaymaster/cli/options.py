@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.failures import WrongUsage, reason_of
 
 Data = Annotated[
     Path | None,
@@ -28,6 +28,9 @@ EndpointURL = Annotated[
         help="SQS endpoint; credentials then come from AWS_ACCESS_KEY_ID and its kin.",
         metavar="URL",
     ),
+]
+Account = Annotated[
+    str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
 ]
 AdminURL = Annotated[
     str | None,
@@ -83,6 +86,14 @@ def parse_time(text: str, option: str, wanted: str) -> datetime.datetime:
         return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         raise WrongUsage(f"{option} takes {wanted}, not {text!r}.") from None
+
+
+def read_text(file: Path) -> str:
+    """Return what is in a file that a command was given; WrongUsage where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
 
 
 def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:

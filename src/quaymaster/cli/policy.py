@@ -9,7 +9,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
+from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import print_json, print_line
 
 app = options.new_group("Check policies of queues, users and roles.")
@@ -52,9 +52,9 @@ def check(
     if kind not in ("queue", "identity", "trust") or (kind != "queue" and file is None):
         raise WrongUsage("--kind is queue, identity or trust, of a policy in a file.")
     if file is not None and kind != "queue":
-        checked = [_check_of_identity(str(file), _read(file), kind)]
+        checked = [_check_of_identity(str(file), options.read_text(file), kind)]
     elif file is not None:
-        checked = [_check(str(file), _read(file), is_new=True)]
+        checked = [_check(str(file), options.read_text(file), is_new=True)]
     else:
         checked = _check_stored(data, endpoint_url, queue)
     if as_json:
@@ -67,13 +67,6 @@ def check(
     wrong = sum(one.problem is not None for one in checked)
     if wrong:
         raise CommandRefused(f"{wrong} of {len(checked)} policies cannot be evaluated.")
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
 
 
 def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None) -> list[Checked]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.admin.identity_calls import AccountID, Admin, read_policy_file
-from quaymaster.cli.failures import WrongUsage, reason_of
+from quaymaster.cli.admin.identity_calls import Admin, read_policy_file
+from quaymaster.cli.failures import WrongUsage
 from quaymaster.cli.output import note, print_json, print_line
 
 app = options.new_group("Users and roles from a file.")
@@ -19,7 +19,7 @@ app = options.new_group("Users and roles from a file.")
 @app.command()
 def apply(
     file: Annotated[Path, typer.Argument(help="TOML file with users and roles.", metavar="FILE")],
-    account: AccountID = None,
+    account: options.Account = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete users and roles that the file does not name.")
     ] = False,
@@ -63,8 +63,6 @@ def apply(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
+        return tomllib.loads(options.read_text(file))
     except tomllib.TOMLDecodeError as error:
         raise WrongUsage(f"{file} is no TOML: {error}") from None

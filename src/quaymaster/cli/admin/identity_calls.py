@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import WrongUsage, reason_of
 from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["users", "roles"]
 
-AccountID = Annotated[
-    str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
-]
 UserName = Annotated[str, typer.Argument(help="Name of the user.", metavar="NAME")]
 RoleName = Annotated[str, typer.Argument(help="Name of the role.", metavar="NAME")]
 PolicyName = Annotated[str, typer.Argument(help="Name of the policy.", metavar="POLICY")]
@@ -78,10 +75,7 @@ class Admin:
 
 def read_policy_file(file: Path) -> str:
     """Return the text of a policy; WrongUsage where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
+    return options.read_text(file).strip()
 
 
 def print_listed(kind: Kind, admin: Admin, as_json: bool) -> None:

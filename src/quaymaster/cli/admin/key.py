@@ -21,14 +21,11 @@ receipt_key_app = options.new_group("The key that signs receipt handles.")
 session_key_app = options.new_group("The key that encrypts session tokens.")
 
 AccessKeyID = Annotated[str, typer.Argument(help="Access key id.", metavar="ACCESS-KEY-ID")]
-AccountID = Annotated[
-    str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
-]
 
 
 @app.command("list")
 def list_keys(
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -63,7 +60,7 @@ def list_keys(
 
 @app.command()
 def create(
-    account: AccountID = None,
+    account: options.Account = None,
     user: Annotated[
         str | None, typer.Option("--user", help="User whose key it is; otherwise a root key.", metavar="NAME")
     ] = None,

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.admin.key import AccountID
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import CommandRefused
 from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
@@ -24,7 +23,7 @@ def create(
         str | None, typer.Option("--alias", help="An alias that names it, such as alias/orders.")
     ] = None,
     description: Annotated[str, typer.Option("--description", help="What it is for.", metavar="TEXT")] = "",
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -40,7 +39,7 @@ def create(
 
 @app.command("list")
 def list_keys(
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -68,7 +67,7 @@ def list_keys(
 @app.command()
 def show(
     key: Key,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -81,7 +80,7 @@ def show(
 @app.command()
 def disable(
     key: Key,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -93,7 +92,7 @@ def disable(
 @app.command()
 def enable(
     key: Key,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -106,7 +105,7 @@ def enable(
 def schedule_deletion(
     key: Key,
     days: Annotated[int, typer.Option("--days", help="In how many days, 7 to 30.", metavar="DAYS")] = 30,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -121,7 +120,7 @@ def schedule_deletion(
 @app.command("cancel-deletion")
 def cancel_deletion(
     key: Key,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -137,7 +136,7 @@ def set_alias(
         str | None, typer.Argument(help="The key that it names from now on.", metavar="KEY")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,

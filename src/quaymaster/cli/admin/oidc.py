@@ -10,7 +10,6 @@ import typer
 from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import print_done
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import WrongUsage, reason_of
 from quaymaster.cli.output import print_json, print_table, time_as_text
 
 app = options.new_group("Set the issuers of web identity tokens: of pods, of CI jobs.")
@@ -75,10 +74,7 @@ def set_issuer(
 
     fields: dict[str, object] = {"issuer": issuer, "audiences": audience}
     if keys is not None:
-        try:
-            fields["keys"] = keys.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise WrongUsage(f"{keys} cannot be read: {reason_of(error)}") from None
+        fields["keys"] = options.read_text(keys)
     if keys_url is not None:
         fields["keys_url"] = keys_url
     with AdminClient(find_connection(data, None), admin_url) as admin:

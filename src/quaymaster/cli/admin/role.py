@@ -9,7 +9,6 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import (
-    AccountID,
     Admin,
     NamePath,
     PolicyFile,
@@ -36,7 +35,7 @@ app = options.new_group("Create and delete roles, and say who may assume them an
 
 @app.command("list")
 def list_roles(
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -51,7 +50,7 @@ def create(
     name: RoleName,
     trust: TrustFile,
     session_seconds: SessionSeconds = 3_600,
-    account: AccountID = None,
+    account: options.Account = None,
     path: NamePath = "/",
     data: options.Data = None,
     admin_url: options.AdminURL = None,
@@ -74,7 +73,7 @@ def update(
         int | None,
         typer.Option("--session-seconds", help="How long sessions may last now.", metavar="SECONDS"),
     ] = None,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -91,7 +90,7 @@ def update(
 @app.command()
 def show(
     name: RoleName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -106,7 +105,7 @@ def put_policy(
     name: RoleName,
     policy: PolicyName,
     file: PolicyFile,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -122,7 +121,7 @@ def put_policy(
 def delete_policy(
     name: RoleName,
     policy: PolicyName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -136,7 +135,7 @@ def delete_policy(
 @app.command()
 def revoke_sessions(
     name: RoleName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -150,7 +149,7 @@ def revoke_sessions(
 @app.command()
 def delete(
     name: RoleName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,

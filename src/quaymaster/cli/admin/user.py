@@ -8,7 +8,6 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import (
-    AccountID,
     Admin,
     NamePath,
     PolicyFile,
@@ -26,7 +25,7 @@ app = options.new_group("Create and delete users, and say what they may do.")
 
 @app.command("list")
 def list_users(
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -39,7 +38,7 @@ def list_users(
 @app.command()
 def create(
     name: UserName,
-    account: AccountID = None,
+    account: options.Account = None,
     path: NamePath = "/",
     key: Annotated[bool, typer.Option("--key/--no-key", help="Create a first access key, too.")] = True,
     data: options.Data = None,
@@ -62,7 +61,7 @@ def create(
 @app.command()
 def show(
     name: UserName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -77,7 +76,7 @@ def put_policy(
     name: UserName,
     policy: PolicyName,
     file: PolicyFile,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -93,7 +92,7 @@ def put_policy(
 def delete_policy(
     name: UserName,
     policy: PolicyName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -107,7 +106,7 @@ def delete_policy(
 @app.command()
 def revoke_sessions(
     name: UserName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -121,7 +120,7 @@ def revoke_sessions(
 @app.command()
 def delete(
     name: UserName,
-    account: AccountID = None,
+    account: options.Account = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,

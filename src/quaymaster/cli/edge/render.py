@@ -133,9 +133,7 @@ def _read(file: Path) -> EdgeLayout:
     from quaymaster.cli.edge.layout import LayoutError, parse_layout
 
     try:
-        return parse_layout(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}") from None
+        return parse_layout(options.read_text(file))
     except LayoutError as error:
         raise WrongUsage("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
 
