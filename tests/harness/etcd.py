@@ -23,6 +23,8 @@ from typing import Any, Self
 import pytest
 
 from quaymaster.cli.local.etcd import EtcdMember, etcd_command, find_etcd, is_etcd_ready
+from quaymaster.coordination.stores.etcd import EtcdCoordination
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 
 from .process import free_port
 from .waiting import PATIENCE_S
@@ -110,6 +112,14 @@ class EtcdCluster:
     @property
     def endpoints(self) -> list[str]:
         return [member.endpoint for member in self.members]
+
+    def store(self, root: str) -> EtcdCoordination:
+        """Return a store whose calls wait for a slow etcd: next to other work its disk may take seconds for a write.
+
+        Tests of what a late answer does make their own, with a time-out of their own.
+        """
+        timeout_ms = int(PATIENCE_S * 1000)
+        return EtcdCoordination(EtcdAccess(self.endpoints), root=root, timeout_ms=timeout_ms)
 
     def launch(self, number: int) -> None:
         """Start a member and return at once."""

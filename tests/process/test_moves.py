@@ -12,8 +12,6 @@ from harness.load import Answer
 from harness.running_cell import PREFIX, RunningCell
 from harness.waiting import PATIENCE_S, eventually
 
-from quaymaster.coordination.stores.etcd import EtcdCoordination
-from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows
 
 from .support import CellClient, bodies, running_thread
@@ -64,7 +62,7 @@ def in_all(client: CellClient, queue: str) -> int:
 
 async def journals_of(cell: RunningCell, account_id: str) -> list[int]:
     """Return which journal each of the queues is in."""
-    store = EtcdCoordination(EtcdAccess(cell.etcd.endpoints), root=PREFIX)
+    store = cell.etcd.store(PREFIX)
     try:
         found = [await QueueRows(store).find(account_id, name) for name in (SOURCE, TARGET)]
         return [queue.partitions[0].journal_id for queue in found if queue is not None]

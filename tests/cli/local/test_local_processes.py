@@ -26,14 +26,15 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(log: Path) -> Iterator[Start]:
-    """`start(program)` starts a Python program and returns when it has printed something."""
+    """`start(program)` starts a Python program and returns when it has printed READY's word."""
     started: list[ProcessId] = []
 
     def start_one(program: str) -> ProcessId:
         before = log.stat().st_size if log.exists() else 0
         process = spawn([sys.executable, "-c", program], log, os.environ)
         started.append(process)
-        while log.stat().st_size == before and condition(process) == "running":
+        # Output comes piece by piece where it is not buffered: the first is not the word yet.
+        while b"ready\n" not in log.read_bytes()[before:] and condition(process) == "running":
             os.sched_yield()
         return process
 

@@ -26,8 +26,6 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.coordination.stores.etcd import EtcdCoordination
-from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 
@@ -70,7 +68,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
         if request.param == "memory":
             store = MemoryCoordination(now_ms=clock)
         elif etcd is not None:
-            store = EtcdCoordination(EtcdAccess(etcd.endpoints), root=f"{tmp_path.name}/")
+            store = etcd.store(f"{tmp_path.name}/")
         else:
             store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", now_ms=clock)
         try:

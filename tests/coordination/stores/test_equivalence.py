@@ -26,8 +26,6 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.coordination.stores.etcd import EtcdCoordination
-from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 
@@ -214,7 +212,7 @@ def own_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 def test_memory_and_etcd_answer_alike(own_etcd: EtcdCluster, script: list[tuple[Any, ...]]) -> None:
     async def main() -> None:
         memory = MemoryCoordination()
-        store = SmallLeaseIds(EtcdCoordination(EtcdAccess(own_etcd.endpoints), root=f"{next(roots)}/"))
+        store = SmallLeaseIds(own_etcd.store(f"{next(roots)}/"))
         caller, revisions = Caller(lease_ms=600_000), Revisions()
         # An etcd is at revision 1 or later from its beginning.
         await memory.transaction([], [Put("a", b"")])

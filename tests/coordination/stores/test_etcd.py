@@ -39,9 +39,8 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def test_two_roots_in_one_etcd_do_not_see_each_other(etcd: EtcdCluster, tmp_path: Path) -> None:
     async def scenario() -> None:
-        access = EtcdAccess(etcd.endpoints)
-        one = EtcdCoordination(access, root=f"{tmp_path.name}/one/")
-        two = EtcdCoordination(access, root=f"{tmp_path.name}/two/")
+        one = etcd.store(f"{tmp_path.name}/one/")
+        two = etcd.store(f"{tmp_path.name}/two/")
         revision = await one.compare_and_swap("a", ABSENT, b"1")
         watch = two.watch("", revision - 1)
 
@@ -77,7 +76,7 @@ def test_an_access_that_cannot_be_is_named(access: EtcdAccess, root: str, messag
 
 def test_watch_from_before_a_compaction_is_lost_and_one_that_kept_up_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
-        store = EtcdCoordination(EtcdAccess(etcd.endpoints), root="q/")
+        store = etcd.store("q/")
         first = await store.compare_and_swap("a", ABSENT, b"1")
         live = store.watch("", first - 1)
         assert await anext(live) == [Event("a", b"1", first)]
@@ -104,7 +103,7 @@ def test_backup_is_a_sqlite_store_of_one_moment_without_what_is_bound_to_leases(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        store = EtcdCoordination(EtcdAccess(etcd.endpoints), root=f"{tmp_path.name}/")
+        store = etcd.store(f"{tmp_path.name}/")
         for number in range(1100):
             await store.compare_and_swap(f"k/{number:04}", ABSENT, b"v")
         lease = await store.grant_lease(60_000)
@@ -131,7 +130,7 @@ def test_a_watch_given_up_lets_its_connection_go(
     monkeypatch.setattr(etcd_gateway, "WATCHES_MAX", 2)
 
     async def scenario() -> None:
-        store = EtcdCoordination(EtcdAccess(etcd.endpoints), root=f"{tmp_path.name}/")
+        store = etcd.store(f"{tmp_path.name}/")
         revision = await store.compare_and_swap("a", ABSENT, b"1")
 
         for _ in range(5):  # more than may be open at once
@@ -143,6 +142,27 @@ def test_a_watch_given_up_lets_its_connection_go(
         await store.close()
 
     run(scenario)
+
+
+def test_only_endpoint_there_is_has_the_whole_time_for_a_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_gateway, "ATTEMPT_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        store = etcd.store("q/")
+        await store.compare_and_swap("a", ABSENT, b"1")
+        etcd.pause(0)
+        reading = asyncio.create_task(store.get("a"))
+        await asyncio.wait([reading], timeout=0.5)
+        etcd.resume(0)
+        assert not reading.done()
+        found = await reading
+        assert found is not None
+        await store.close()
+
+    with EtcdCluster.started(tmp_path) as etcd:
+        run(scenario)
 
 
 def test_endpoints_of_different_clusters_are_not_mixed(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, ActingStore, World, eventually, is_good, run
 from metadata.test_several_nodes import SlowStore
 from quaymaster.coordination.interface import Coordination, Event, Put
-from quaymaster.coordination.stores.etcd import EtcdCoordination
-from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.values.errors import (
@@ -516,7 +514,7 @@ async def opened(kind: str, directory: Path, etcd: EtcdCluster | None) -> AsyncI
         store = await SQLiteCoordination.open(directory / "metadata.sqlite")
     else:
         assert etcd is not None
-        store = EtcdCoordination(EtcdAccess(etcd.endpoints), root=f"{directory.name}/")
+        store = etcd.store(f"{directory.name}/")
     try:
         yield store
     finally:

@@ -254,7 +254,8 @@ class EtcdGateway:
         deadline_s = loop.time() + self._timeout_s
         may_have_acted = False
         reason = "etcd cannot be reached"
-        for endpoint in self.by_preference():
+        endpoints = self.by_preference()
+        for endpoint in endpoints:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 break
@@ -262,7 +263,9 @@ class EtcdGateway:
                 if not repeatable and not endpoint.is_trusted:
                     await self._try_out(endpoint, min(left_s, ATTEMPT_TIMEOUT_S))
                     left_s = deadline_s - loop.time()
-                attempt_s = min(left_s, ATTEMPT_TIMEOUT_S) if repeatable else left_s
+                # The last one has all the time that is left: there is no other to ask.
+                is_shared = repeatable and endpoint is not endpoints[-1]
+                attempt_s = min(left_s, ATTEMPT_TIMEOUT_S) if is_shared else left_s
                 reply = await self._attempt(endpoint, path, body, reply_type, attempt_s)
                 if reason_refused := check(reply):
                     self.refuse(endpoint, reason_refused)
