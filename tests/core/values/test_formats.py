@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, version_in, why_unreadable
 
 
@@ -26,6 +27,18 @@ def test_a_format_only_grows() -> None:
 
     assert cell_format.number == FORMAT_MAX
     assert cell_format.version_of({1: 7}) == 7
+
+
+def test_what_older_programs_do_not_know_is_refused_until_the_cell_is_upgraded() -> None:
+    cell_format = CellFormat(FORMAT_MIN)
+    with pytest.raises(
+        UnsupportedOperation, match=r"^Boats sail once all processes .* `quaymaster cell upgrade`"
+    ):
+        cell_format.require({1: 0, FORMAT_MAX: 1}, "Boats sail")
+
+    cell_format.raise_to(FORMAT_MAX)
+
+    cell_format.require({1: 0, FORMAT_MAX: 1}, "Boats sail")
 
 
 def test_formats_that_cannot_be_read_are_named() -> None:

@@ -10,7 +10,12 @@ import pytest
 from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, ActingStore, World, eventually, is_good, run
 from quaymaster.coordination.interface import Put
-from quaymaster.core.values.errors import InvalidClientTokenId, NotYetKnown, UnsupportedOperation
+from quaymaster.core.values.errors import (
+    InvalidClientTokenId,
+    NotNow,
+    NotYetKnown,
+    UnsupportedOperation,
+)
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.sessions import NewSession
 from quaymaster.metadata.service import KEY_LEAD_MS, MetadataService
@@ -115,6 +120,8 @@ def test_cell_of_an_older_format_has_no_session_keys_and_makes_no_sessions_until
                 service.session("ASIA", "AQ" * 100)
 
             cell_format.raise_to(6)
+            with pytest.raises(NotNow, match="first key"):
+                begin(service)
             await service.run_upkeep()
 
             assert is_good(service, begin(service))

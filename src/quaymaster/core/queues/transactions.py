@@ -68,10 +68,7 @@ def check_has_transactions(partition: Partition, cell_format: CellFormat) -> Non
     """Raise UnsupportedOperation where messages cannot be staged."""
     if partition.log is not None:
         raise UnsupportedOperation("Messages are sent to the queue, not to one of its consumer groups.")
-    if not cell_format.version_of(STAGED_MESSAGES):
-        raise UnsupportedOperation(
-            "Transactions work once all processes of the cell run this version: `quaymaster cell upgrade`."
-        )
+    cell_format.require(STAGED_MESSAGES, "Transactions work")
 
 
 def stage_messages(

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from quaymaster.core.values.errors import UnsupportedOperation
+
 FORMAT_MIN: Final = 1
 FORMAT_MAX: Final = 6
 
@@ -61,6 +63,13 @@ class CellFormat:
     def version_of(self, versions: Versions) -> int:
         """Return which version of something is written."""
         return version_in(versions, self.number)
+
+    def require(self, versions: Versions, what: str) -> None:
+        """Raise UnsupportedOperation where the cell does not write something yet; `what` begins the sentence."""
+        if not self.version_of(versions):
+            raise UnsupportedOperation(
+                f"{what} once all processes of this cell run this version: `quaymaster cell upgrade`."
+            )
 
 
 def version_in(versions: Versions, number: int) -> int:

@@ -274,11 +274,7 @@ class Accounts:
         return account
 
     def _check_format(self) -> None:
-        if not self._cell_format.version_of(ACCOUNT_STATES):
-            raise UnsupportedOperation(
-                "Accounts can be disabled and deleted once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+        self._cell_format.require(ACCOUNT_STATES, "Accounts can be disabled and deleted")
 
     async def ensure_default(self, account_id: str) -> AccessKey | None:
         """Make the default account and its first access key, if they are not there; return the key to show.

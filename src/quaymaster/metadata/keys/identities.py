@@ -36,7 +36,6 @@ from quaymaster.core.values.errors import (
     LimitExceeded,
     Overloaded,
     ResourceNotFound,
-    UnsupportedOperation,
 )
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
@@ -322,11 +321,7 @@ class Identities:
         return ids
 
     def _check_format(self) -> None:
-        if not self._cell_format.version_of(FRONT_DOOR):
-            raise UnsupportedOperation(
-                "There are users and roles once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "There are users and roles")
 
 
 def _absent(table: IdentityTable[User] | IdentityTable[Role], row: UserRow | RoleRow) -> Compare:

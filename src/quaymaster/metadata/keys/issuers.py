@@ -16,7 +16,6 @@ from quaymaster.core.values.errors import (
     InvalidParameterValue,
     LimitExceeded,
     ResourceNotFound,
-    UnsupportedOperation,
 )
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -86,11 +85,7 @@ class Issuers:
         Its keys are in `key_set`, or at `keys_url`, or where its discovery document says. UnsupportedOperation in a
         cell of an older format.
         """
-        if not self._cell_format.version_of(FRONT_DOOR):
-            raise UnsupportedOperation(
-                "Issuers of web identity tokens are set once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "Issuers of web identity tokens are set")
         if not is_issuer(issuer):
             raise InvalidParameterValue.of("issuer", issuer, "Must be an https URL without query, as in iss.")
         if not 0 < len(audiences) <= AUDIENCES_MAX:

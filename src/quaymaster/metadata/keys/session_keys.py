@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.values.errors import InvalidClientTokenId, NotNow, UnsupportedOperation
+from quaymaster.core.values.errors import InvalidClientTokenId, NotNow
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.data_keys import KEY_BYTES, session_key_purpose
@@ -75,12 +75,15 @@ class SessionKeys:
         return bool(self._cell_format.version_of(FRONT_DOOR))
 
     def mint(self, content: SessionContent) -> str:
-        """Return a token with a content; UnsupportedOperation in a cell of an older format."""
+        """Return a token with a content.
+
+        Raises:
+            UnsupportedOperation: the cell is of an older format.
+            NotNow: the first key could not be stored yet.
+        """
+        self._cell_format.require(FRONT_DOOR, "Temporary credentials are made")
         if self._tokens.current is None:
-            raise UnsupportedOperation(
-                "Temporary credentials are made once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+            raise NotNow("The first key of session tokens is not made yet. Try again.")
         return self._tokens.mint(content, os.urandom(NONCE_BYTES))
 
     def open(self, token: str) -> SessionContent:
@@ -100,11 +103,7 @@ class SessionKeys:
 
     async def rotate(self) -> int:
         """Mint tokens with a new key, once every front end knows it, and return its id."""
-        if not self._may_be_made:
-            raise UnsupportedOperation(
-                "Keys of session tokens are made once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "Keys of session tokens are made")
         while True:
             key_id = self._newest_id() + 1
             if await self._add(key_id):

@@ -284,10 +284,7 @@ class LocalKeys:
     # Shared
 
     def _check_format(self) -> None:
-        if not self._cell_format.version_of(FRONT_DOOR):
-            raise UnsupportedOperation(
-                "The cell is of a format without keys for queues. Upgrade it: `quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "Queues have keys of KMS")
 
     def _existing(self, account_id: str, name: str) -> KmsKeyRow:
         try:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Final
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
-from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, Unreachable, UnsupportedOperation
+from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, Unreachable
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn, split_group
@@ -208,10 +208,7 @@ class QueueKeys:
         return name.is_own and name.account_id == definition.account_id
 
     def _check_format(self) -> None:
-        if not self._cell_format.version_of(FRONT_DOOR):
-            raise UnsupportedOperation(
-                "The cell is of a format without keys for queues. Upgrade it: `quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "Queues have keys of KMS")
 
     # Asking
 

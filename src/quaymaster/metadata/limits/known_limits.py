@@ -10,7 +10,7 @@ from typing import Final
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.limits.limits import Limit, LimitName, LimitTable
-from quaymaster.core.values.errors import LimitExceeded, ResourceNotFound, UnsupportedOperation
+from quaymaster.core.values.errors import LimitExceeded, ResourceNotFound
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -39,10 +39,7 @@ class KnownLimits:
             LimitExceeded: the account has too many limits.
             UnsupportedOperation: the cell is of an older format.
         """
-        if not self._cell_format.version_of(FRONT_DOOR):
-            raise UnsupportedOperation(
-                "Limits can be set once all processes of this cell run this version: `quaymaster cell upgrade`."
-            )
+        self._cell_format.require(FRONT_DOOR, "Limits can be set")
         row = encode_row(LimitRow(limit.requests, limit.bytes))
         while True:
             unchanged = self._check_account(name.account_id)

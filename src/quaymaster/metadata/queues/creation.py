@@ -85,11 +85,8 @@ class Creation:
         """Create a queue, or return the one of this name if it has all attributes that are asked for."""
         queues, account_id, name = self._queues, request.account_id, request.name
         attributes = create_attributes(queues.arn_of(account_id, name), request.attributes)
-        if RETENTION_MODE.of(attributes) == LOG and not queues.options.cell_format.version_of(LOG_QUEUES):
-            raise UnsupportedOperation(
-                "Log-retained queues can be created once all processes of this cell run this version: "
-                "`quaymaster cell upgrade`."
-            )
+        if RETENTION_MODE.of(attributes) == LOG:
+            queues.options.cell_format.require(LOG_QUEUES, "Log-retained queues can be created")
         asked = spelled(attributes, request.attributes)
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):

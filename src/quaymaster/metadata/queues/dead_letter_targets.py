@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from quaymaster.core.partition.partition_moves import NUMBERED_MOVES
 from quaymaster.core.values.attributes import REDRIVE_POLICY
-from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.policies import invalid_redrive_policy
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -39,8 +38,8 @@ def check_given_target(
 def check_reach(source: QueueDefinition, target: QueueDefinition, cell_format: CellFormat) -> None:
     """Raise UnsupportedOperation unless messages can move from one queue to the other."""
     is_elsewhere = source.partitions[0].journal_id != target.partitions[0].journal_id
-    if is_elsewhere and not cell_format.version_of(NUMBERED_MOVES):
-        raise UnsupportedOperation(
-            f"The queues {source.name} and {target.name} are in different journals of this cell, between which "
-            "messages move once all its processes run this version: `quaymaster cell upgrade`."
+    if is_elsewhere:
+        cell_format.require(
+            NUMBERED_MOVES,
+            f"The queues {source.name} and {target.name} are in different journals, between which messages move",
         )
