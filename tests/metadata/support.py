@@ -12,7 +12,7 @@ import msgspec
 from harness.server_metadata import ServerMetadata
 from harness.waiting import PATIENCE_S
 
-from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.interface import Coordination, Event
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
     CallerError,
@@ -157,6 +157,24 @@ class ActingStore(MemoryCoordination):
                 with suppress(CallerError):
                     await self._act()
         return await super().transaction(compares, puts, deletes)
+
+
+class HeldStore(MemoryCoordination):
+    """A store whose first watcher hears of changes only while `told` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+        self.told.set()
+        self._begun = 0
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        is_first = not self._begun
+        self._begun += 1
+        async for events in super().watch(prefix, after_revision):
+            if is_first:
+                await self.told.wait()
+            yield events
 
 
 def run(scenario: Callable[[World], Awaitable[None]], keys: Path) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from typing import Any
+
+import pytest
 
 from frontend.support import ACCOUNT, REGION, Answer, Service, serving
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import JournalStopped
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.protocol.rpc.metadata_messages import AddPermission, CreateQueue, DeleteQueue, QueueChange
 from quaymaster.protocol.sqs.task_handles import parse_task_handle
 
 
@@ -42,6 +47,50 @@ def test_a_queue_is_created_found_listed_and_deleted() -> None:
             assert error_of(gone) == (400, "AWS.SimpleQueueService.NonExistentQueue")
             assert error_of(too_soon) == (400, "AWS.SimpleQueueService.QueueDeletedRecently")
             assert service.broker.queues == {}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("action", "given"),
+    [
+        ("SetQueueAttributes", {"Attributes": {"DelaySeconds": "5"}}),
+        ("AddPermission", {"Label": "two", "AWSAccountIds": [ACCOUNT], "Actions": ["SendMessage"]}),
+        ("RemovePermission", {"Label": "one"}),
+        ("TagQueue", {"Tags": {"team": "quay"}}),
+        ("UntagQueue", {"TagKeys": ["kept"]}),
+        ("PurgeQueue", {}),
+        ("DeleteQueue", {}),
+    ],
+)
+def test_a_queue_that_is_created_again_is_not_changed_by_a_request_that_was_allowed_for_the_one_before(
+    action: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(queue_name_reuse_s=0) as service:
+            queues = service.metadata.queues
+            change = queues.change
+
+            async def create() -> QueueDefinition:
+                await change(CreateQueue(ACCOUNT, "jobs", {}, {"kept": "yes"}))
+                return await change(AddPermission(ACCOUNT, "jobs", "one", [ACCOUNT], ["SendMessage"]))
+
+            await create()
+
+            async def change_then(request: QueueChange) -> QueueDefinition:
+                """Make a change when the queue has just been deleted and created again."""
+                monkeypatch.undo()
+                await change(DeleteQueue(ACCOUNT, "jobs"))
+                made.append(await create())
+                return await change(request)
+
+            made: list[QueueDefinition] = []
+            monkeypatch.setattr(queues, "change", change_then)
+
+            answer = await service.client.json(action, {"QueueUrl": "jobs", **given})
+
+            assert error_of(answer) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+            assert service.metadata.find_queue(ACCOUNT, "jobs") == made[0]
 
     asyncio.run(scenario())
 

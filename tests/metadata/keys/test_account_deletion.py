@@ -15,10 +15,9 @@ from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
 from metadata.cell import Cell, run_cell
-from metadata.support import ACCOUNT, ActingStore, World, eventually, is_good, run
+from metadata.support import ACCOUNT, ActingStore, HeldStore, World, eventually, is_good, run
 from metadata.test_several_nodes import SlowStore
-from quaymaster.coordination.interface import Coordination, Event, Put
-from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.coordination.interface import Coordination, Put
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.values.errors import (
     CallerError,
@@ -422,24 +421,6 @@ def test_account_that_an_operator_disables_while_its_deletion_fails_stays_disabl
             assert account.state == "disabled"
 
     run(scenario, tmp_path)
-
-
-class HeldStore(MemoryCoordination):
-    """A store whose first watcher hears of changes only while `told` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told = asyncio.Event()
-        self.told.set()
-        self._begun = 0
-
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
-        is_first = not self._begun
-        self._begun += 1
-        async for events in super().watch(prefix, after_revision):
-            if is_first:
-                await self.told.wait()
-            yield events
 
 
 @pytest.mark.parametrize("change", [CreateQueue, DeleteQueue])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.server_metadata import ServerMetadata
 
-from metadata.support import ACCOUNT, REGION, START_MS, World, eventually, run
+from metadata.support import ACCOUNT, REGION, START_MS, ActingStore, HeldStore, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
@@ -27,18 +27,21 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.queues.permissions import add_permission
 from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
+    CreateGroup,
     CreateQueue,
     DeleteQueue,
     ListDeadLetterSources,
     ListQueues,
+    QueueChange,
     RemovePermission,
     SetAttributes,
     TagQueue,
@@ -661,6 +664,107 @@ def test_dead_letter_queue_may_refuse_sources(tmp_path: Path) -> None:
                 await service.queues.change(
                     CreateQueue(ACCOUNT, "other", {"RedrivePolicy": redrive_to("dead")})
                 )
+
+    run(scenario, tmp_path)
+
+
+# Queues deleted and created again
+
+CHANGES_OF_ONE: dict[str, Callable[[int], QueueChange]] = {
+    "SetAttributes": lambda id_: SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}, queue_id=id_),
+    "AddPermission": lambda id_: AddPermission(
+        ACCOUNT, "orders", "more", ["111111111111"], ["SendMessage"], queue_id=id_
+    ),
+    "RemovePermission": lambda id_: RemovePermission(ACCOUNT, "orders", "one", queue_id=id_),
+    "TagQueue": lambda id_: TagQueue(ACCOUNT, "orders", {"team": "quay"}, queue_id=id_),
+    "UntagQueue": lambda id_: UntagQueue(ACCOUNT, "orders", ["kept"], queue_id=id_),
+    "DeleteQueue": lambda id_: DeleteQueue(ACCOUNT, "orders", queue_id=id_),
+    "BeginPurge": lambda id_: BeginPurge(ACCOUNT, "orders", id_),
+    "CancelPurge": lambda id_: CancelPurge(ACCOUNT, "orders", id_),
+    "CreateGroup": lambda id_: CreateGroup(ACCOUNT, "orders@readers", log_id=id_),
+}
+"""Requests about the queue of an id."""
+
+
+async def create_again(queues: Any) -> tuple[QueueDefinition, QueueDefinition]:
+    """Create a queue, delete it and create another of its name; return both."""
+    made = []
+    for number in range(2):
+        if number:
+            await queues.change(DeleteQueue(ACCOUNT, "orders"))
+        await queues.change(CreateQueue(ACCOUNT, "orders", {"RetentionMode": "Log"}, {"kept": "yes"}))
+        permission = AddPermission(ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"])
+        made.append(await queues.change(permission))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("request_of", CHANGES_OF_ONE.values(), ids=CHANGES_OF_ONE)
+def test_a_queue_that_was_created_again_is_not_changed_in_the_name_of_the_one_before(
+    tmp_path: Path, request_of: Callable[[int], QueueChange]
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(queue_name_reuse_s=0) as service:
+            old, new = await create_again(service.queues)
+
+            with pytest.raises(QueueDoesNotExist):
+                await service.queues.change(request_of(old.queue_id))
+
+            assert service.queue(ACCOUNT, "orders") == new
+            assert list(world.journal.queues) == [new.queue_id]
+            await service.queues.change(request_of(new.queue_id))
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("request_of", CHANGES_OF_ONE.values(), ids=CHANGES_OF_ONE)
+def test_a_queue_that_is_created_again_right_before_it_is_changed_is_left_alone(
+    tmp_path: Path, request_of: Callable[[int], QueueChange]
+) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = ActingStore()
+        async with world.service(queue_name_reuse_s=0) as one, world.service(queue_name_reuse_s=0) as two:
+            await one.queues.change(CreateQueue(ACCOUNT, "orders", {"RetentionMode": "Log"}))
+            old = await one.queues.change(
+                AddPermission(ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"])
+            )
+            await eventually(lambda: two.find_queue(ACCOUNT, "orders") == old)
+            made: list[QueueDefinition] = []
+
+            async def replace() -> None:
+                await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
+                await two.queues.change(CreateQueue(ACCOUNT, "orders", {"RetentionMode": "Log"}))
+                made.append(two.queue(ACCOUNT, "orders"))
+
+            store.act_before(0, replace)
+            with suppress(QueueDoesNotExist):  # a purge is of the id alone
+                await one.queues.change(request_of(old.queue_id))
+
+            (current,) = made or [old]  # a purge that was not begun is cancelled without a transaction
+            row = await store.get(f"{QUEUES}{ACCOUNT}/orders")
+            assert row is not None
+            assert decode_queue_definition(row.value) == current
+            assert [queue.name for queue in world.journal.queues.values()] == ["orders"]
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("request_of", CHANGES_OF_ONE.values(), ids=CHANGES_OF_ONE)
+def test_a_node_that_has_not_heard_of_the_new_queue_changes_it(
+    tmp_path: Path, request_of: Callable[[int], QueueChange]
+) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = HeldStore()
+        async with world.service(queue_name_reuse_s=0) as late, world.service(queue_name_reuse_s=0) as other:
+            first = await other.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await eventually(lambda: late.find_queue(ACCOUNT, "orders") == first)
+            store.told.clear()
+            await other.queues.change(DeleteQueue(ACCOUNT, "orders"))
+            _, new = await create_again(other.queues)
+            assert late.find_queue(ACCOUNT, "orders") == first
+
+            await late.queues.change(request_of(new.queue_id))
+
+            store.told.set()
 
     run(scenario, tmp_path)
 

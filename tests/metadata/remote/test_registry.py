@@ -33,6 +33,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeysUnusable
 from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.options import MetadataOptions
@@ -342,6 +343,72 @@ def test_all_changes_of_queues_go_through_a_node(tmp_path: Path) -> None:
             assert await b.look_up(lambda: b.find_queue(ACCOUNT, "orders")) is None
             with pytest.raises(QueueDoesNotExist):
                 await b.queues.change(DeleteQueue(ACCOUNT, "orders"))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_a_queue_that_was_created_again_is_not_changed_by_a_front_end_that_knows_the_one_before(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cell: Cell) -> None:
+        options: dict[str, Any] = {"queue_name_reuse_s": 0}
+        async with cell.node("one", **options), cell.node("two", **options), cell.front_end("a") as a:
+            cell.copy_keys("a", "b")
+            async with cell.front_end("b") as b:
+                old = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+                await eventually(lambda: len(b.queues) == 1)
+                hold_changes(b)
+                await a.queues.change(DeleteQueue(ACCOUNT, "orders"))
+                await a.queues.change(CreateQueue(ACCOUNT, "orders", {}, {"kept": "yes"}))
+                new = await a.queues.change(
+                    AddPermission(ACCOUNT, "orders", "one", [ACCOUNT], ["SendMessage"])
+                )
+                assert b.find_queue(ACCOUNT, "orders") == old
+
+                for request in (
+                    SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}, queue_id=old.queue_id),
+                    AddPermission(
+                        ACCOUNT, "orders", "two", [ACCOUNT], ["SendMessage"], queue_id=old.queue_id
+                    ),
+                    RemovePermission(ACCOUNT, "orders", "one", queue_id=old.queue_id),
+                    TagQueue(ACCOUNT, "orders", {"team": "quay"}, queue_id=old.queue_id),
+                    UntagQueue(ACCOUNT, "orders", ["kept"], queue_id=old.queue_id),
+                    DeleteQueue(ACCOUNT, "orders", queue_id=old.queue_id),
+                ):
+                    with pytest.raises(QueueDoesNotExist):
+                        await b.queues.change(request)
+
+                assert list(cell.journal.queues.values()) == [new]
+                # An older front end sends no id.
+                tagged = await b.queues.change(TagQueue(ACCOUNT, "orders", {"team": "quay"}))
+                assert tagged.queue_id == new.queue_id
+
+    run_cell(scenario, tmp_path)
+
+
+def test_a_deletion_whose_answer_was_lost_does_not_delete_the_queue_that_came_since(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        options: dict[str, Any] = {"queue_name_reuse_s": 0}
+        async with cell.node("one", **options), cell.node("two", **options), cell.front_end("a") as a:
+            cell.copy_keys("a", "b")
+            async with cell.front_end("b") as b:
+                old = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+                hold_changes(a)
+                made: list[QueueDefinition] = []
+
+                async def create_again(request: object) -> None:
+                    if isinstance(request, DeleteQueue) and not made:
+                        made.append(await b.queues.change(CreateQueue(ACCOUNT, "orders")))
+
+                followed = a.registry._client.followed
+                assert followed is not None
+                link = a.links[followed.name]
+                link.delays_answers, link.loses_answers = create_again, 1
+
+                deleted = await a.queues.change(DeleteQueue(ACCOUNT, "orders", queue_id=old.queue_id))
+
+                assert (deleted.queue_id, deleted.state) == (old.queue_id, "deleting")
+                assert list(cell.journal.queues) == [made[0].queue_id]
 
     run_cell(scenario, tmp_path)
 

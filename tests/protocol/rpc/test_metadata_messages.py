@@ -48,9 +48,15 @@ def test_answer_is_read_as_it_was_written() -> None:
 
 def test_request_with_more_fields_than_are_known_is_read() -> None:
     # A newer peer appended some.
-    newer = msgspec.msgpack.encode([22, "000000000000", "orders", 4, "more", 1])
+    newer = msgspec.msgpack.encode([22, "000000000000", "orders", 4, 7, "more", 1])
 
-    assert decode_request(newer) == DeleteQueue("000000000000", "orders", 4)
+    assert decode_request(newer) == DeleteQueue("000000000000", "orders", 4, 7)
+
+
+def test_change_from_an_older_front_end_names_its_queue_alone() -> None:
+    older = msgspec.msgpack.encode([22, "000000000000", "orders", 4])
+
+    assert decode_request(older) == DeleteQueue("000000000000", "orders", 4, queue_id=0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"garbage", msgspec.msgpack.encode([99, 1])])

@@ -41,23 +41,26 @@ class ConsumerGroups:
     def __init__(self, queues: QueueService, find_queue: FindQueue) -> None:
         self._queues = queues
         self._find_queue = find_queue
-        self._creating: dict[tuple[str, str], asyncio.Task[QueueDefinition]] = {}
+        self._creating: dict[tuple[str, str, int], asyncio.Task[QueueDefinition]] = {}
 
     def create(self, missing: GroupDoesNotExist) -> NoReturn:
         """Begin to make a group, and raise NotYetKnown; Overloaded when too many are being made."""
-        key = missing.log.account_id, group_name(missing.log.name, missing.group)
+        log = missing.log
+        name = group_name(log.name, missing.group)
+        key = log.account_id, name, log.queue_id
         task = self._creating.get(key)
         if task is None:
             if len(self._creating) >= CREATED_AT_ONCE_MAX:
                 raise Overloaded
-            change = self._queues.change(CreateGroup(*key))
+            change = self._queues.change(CreateGroup(log.account_id, name, log_id=log.queue_id))
             task = self._creating[key] = asyncio.ensure_future(change)
             task.add_done_callback(lambda done: self._creating.pop(key, None))
         raise unknown_until(task)
 
     async def take(self, group: QueueDefinition, reader: str) -> None:
         """Let a reader have a group, and nobody who had it before."""
-        await self._queues.change(TagQueue(group.account_id, group.name, {READER_TAG: reader}))
+        tags = {READER_TAG: reader}
+        await self._queues.change(TagQueue(group.account_id, group.name, tags, queue_id=group.queue_id))
 
     async def check_reader(self, group: QueueDefinition, reader: str) -> None:
         """Raise GroupTakenOver unless a reader has the group, as far as can be learned."""

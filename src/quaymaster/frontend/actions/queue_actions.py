@@ -102,7 +102,9 @@ class QueueActions:
                 'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
                 f"Use `quaymaster queue delete {definition.name}` on the server."
             )
-        await self._queues.change(DeleteQueue(definition.account_id, definition.name))
+        await self._queues.change(
+            DeleteQueue(definition.account_id, definition.name, queue_id=definition.queue_id)
+        )
 
     async def get_queue_url(self, call: Call, given: shapes.GetQueueUrlRequest) -> shapes.GetQueueUrlResult:
         """Find a queue by its name."""
@@ -179,7 +181,11 @@ class QueueActions:
         definition = call.resolved
         if not given.Attributes:
             raise MissingParameter("Attribute.Name")
-        await self._queues.change(SetAttributes(definition.account_id, definition.name, given.Attributes))
+        await self._queues.change(
+            SetAttributes(
+                definition.account_id, definition.name, given.Attributes, queue_id=definition.queue_id
+            )
+        )
 
     # Messages, all of them
 
@@ -200,13 +206,17 @@ class QueueActions:
         """Put tags on a queue."""
         definition = call.resolved
         validation.check_tags(definition.name, given.Tags, definition.tags)
-        await self._queues.change(TagQueue(definition.account_id, definition.name, given.Tags))
+        await self._queues.change(
+            TagQueue(definition.account_id, definition.name, given.Tags, queue_id=definition.queue_id)
+        )
 
     async def untag_queue(self, call: Call, given: shapes.UntagQueueRequest) -> None:
         """Take tags off a queue."""
         definition = call.resolved
         validation.check_tag_keys(given.TagKeys)
-        await self._queues.change(UntagQueue(definition.account_id, definition.name, given.TagKeys))
+        await self._queues.change(
+            UntagQueue(definition.account_id, definition.name, given.TagKeys, queue_id=definition.queue_id)
+        )
 
     async def list_queue_tags(
         self, call: Call, given: shapes.ListQueueTagsRequest
@@ -220,7 +230,12 @@ class QueueActions:
         permission_rules.check_permission(given)
         await self._queues.change(
             AddPermission(
-                definition.account_id, definition.name, given.Label, given.AWSAccountIds, given.Actions
+                definition.account_id,
+                definition.name,
+                given.Label,
+                given.AWSAccountIds,
+                given.Actions,
+                queue_id=definition.queue_id,
             )
         )
 
@@ -228,7 +243,11 @@ class QueueActions:
         """Take a statement out of the queue's policy."""
         definition = call.resolved
         permission_rules.check_label(given.Label)
-        await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
+        await self._queues.change(
+            RemovePermission(
+                definition.account_id, definition.name, given.Label, queue_id=definition.queue_id
+            )
+        )
 
 
 def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | None) -> bool:

@@ -48,7 +48,10 @@ class PolicyAdmin:
 
     async def _remove(self, call: AdminCall) -> Mapping[str, Any]:
         queue = self._queue(call)
-        await self._queues.change(SetAttributes(queue.account_id, queue.name, {POLICY.name: ""}))
+        without = {POLICY.name: ""}
+        await self._queues.change(
+            SetAttributes(queue.account_id, queue.name, without, queue_id=queue.queue_id)
+        )
         return {"name": queue.name, "policy": None, "problem": None}
 
     def _queue(self, call: AdminCall) -> QueueDefinition:

@@ -84,7 +84,9 @@ class QueueAdmin:
 
     async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
         definition = self._queue(call)
-        await self._queues.change(DeleteQueue(definition.account_id, definition.name))
+        await self._queues.change(
+            DeleteQueue(definition.account_id, definition.name, queue_id=definition.queue_id)
+        )
         return {"name": definition.name, "deleted": True}
 
     async def _peek(self, call: AdminCall) -> Mapping[str, Any]:

@@ -61,14 +61,13 @@ class AttributeChanges:
                 check_reach(current, target, queues.options.cell_format)
             return changed
 
-        return await self._change_attributes(account_id, name, edit, binds=bool(changes.get(POLICY.name)))
+        return await self._change_attributes(request, edit, binds=bool(changes.get(POLICY.name)))
 
     async def add_permission(self, request: AddPermission) -> QueueDefinition:
         """Add a statement to the queue's policy."""
         arn = str(self._queues.arn_of(request.account_id, request.name))
         return await self._change_policy(
-            request.account_id,
-            request.name,
+            request,
             lambda policy: add_permission(
                 policy,
                 queue_arn=arn,
@@ -82,8 +81,7 @@ class AttributeChanges:
         """Take a statement out of the queue's policy."""
         arn = str(self._queues.arn_of(request.account_id, request.name))
         return await self._change_policy(
-            request.account_id,
-            request.name,
+            request,
             lambda policy: remove_permission(policy, queue_arn=arn, label=request.label),
         )
 
@@ -95,19 +93,18 @@ class AttributeChanges:
             check_tags(request.name, request.tags, current)
             return {**current, **request.tags}
 
-        return await self._change_tags(request.account_id, request.name, add)
+        return await self._change_tags(request, add)
 
     async def untag(self, request: UntagQueue) -> QueueDefinition:
         """Take tags away."""
         gone = frozenset(request.keys)
         return await self._change_tags(
-            request.account_id,
-            request.name,
+            request,
             lambda current: {key: value for key, value in current.items() if key not in gone},
         )
 
     async def _change_policy(
-        self, account_id: str, name: str, edit_policy: Callable[[str | None], str]
+        self, request: AddPermission | RemovePermission, edit_policy: Callable[[str | None], str]
     ) -> QueueDefinition:
         def edit(current: QueueDefinition) -> dict[str, str]:
             policy = edit_policy(current.attributes.get(POLICY.name))
@@ -116,26 +113,25 @@ class AttributeChanges:
                 del attributes[POLICY.name]
             return attributes
 
-        return await self._change_attributes(account_id, name, edit)
+        return await self._change_attributes(request, edit)
 
     async def _change_attributes(
         self,
-        account_id: str,
-        name: str,
+        request: SetAttributes | AddPermission | RemovePermission,
         edit: Callable[[QueueDefinition], dict[str, str]],
         *,
         binds: bool = False,
     ) -> QueueDefinition:
         """Change attributes. `binds`: the policy is written as a whole, and names what there is under its names now."""
-        queues, suffix = self._queues, f"{account_id}/{name}"
+        queues, suffix = self._queues, f"{request.account_id}/{request.name}"
         async with queues.only_one(suffix):
             async for _ in attempts(suffix):
-                current = queues.queue(account_id, name)
+                current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
                 compare = queues.rows.compare(suffix)
                 now_ms = queues.now_ms()
                 attributes = edit(current)
                 if POLICY.name in attributes and POLICY.name not in current.attributes:
-                    queues.quotas.check_policy(account_id)
+                    queues.quotas.check_policy(request.account_id)
                 policy = attributes.get(POLICY.name, "")
                 changed = replace_definition(
                     current,
@@ -159,12 +155,12 @@ class AttributeChanges:
             raise Overloaded
 
     async def _change_tags(
-        self, account_id: str, name: str, edit: Callable[[dict[str, str]], dict[str, str]]
+        self, request: TagQueue | UntagQueue, edit: Callable[[dict[str, str]], dict[str, str]]
     ) -> QueueDefinition:
-        queues, suffix = self._queues, f"{account_id}/{name}"
+        queues, suffix = self._queues, f"{request.account_id}/{request.name}"
         async with queues.only_one(suffix):
             async for _ in attempts(suffix):
-                current = queues.queue(account_id, name)
+                current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
                 compare = queues.rows.compare(suffix)
                 changed = replace_definition(current, tags=edit(current.tags))
                 try:

@@ -163,7 +163,7 @@ class Creation:
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):
             async for _ in attempts(suffix):
-                queue = queues.queue(account_id, log_name)
+                queue = await queues.queue_meant(account_id, log_name, request.log_id)
                 if not queue.is_log:
                     raise UnsupportedOperation(
                         f"The queue {log_name} has no consumer groups: its RetentionMode is not Log."

@@ -13,7 +13,6 @@ from quaymaster.core.values.errors import (
     NotNow,
     Overloaded,
     PurgeQueueInProgress,
-    QueueDoesNotExist,
     UnsupportedOperation,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
@@ -57,14 +56,14 @@ class Deletion:
     async def delete(self, request: DeleteQueue) -> tuple[QueueDefinition, int]:
         """Delete a queue, and return the revision of its row from when on nobody found it."""
         async with self._queues.only_one(f"{request.account_id}/{request.name}"):
-            deleting, revision = await self._begin(request.account_id, request.name)
+            deleting, revision = await self._begin(request)
             await self.finish(deleting)
             return deleting, revision
 
-    async def _begin(self, account_id: str, name: str) -> tuple[QueueDefinition, int]:
-        queues, suffix = self._queues, f"{account_id}/{name}"
+    async def _begin(self, request: DeleteQueue) -> tuple[QueueDefinition, int]:
+        queues, suffix = self._queues, f"{request.account_id}/{request.name}"
         async for _ in attempts(suffix):
-            current = queues.queue(account_id, name)
+            current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
             _check_hold(current)
             compare = queues.rows.compare(suffix)
             now_ms = queues.now_ms()
@@ -134,7 +133,7 @@ class Purges:
 
     async def begin(self, request: BeginPurge) -> QueueDefinition:
         """Note that a purge begins; PurgeQueueInProgress when it is too soon after the one before."""
-        definition = self._queue_of(request)
+        definition = await self._queues.queue_meant(request.account_id, request.name, request.queue_id)
         _check_hold(definition)
         interval_s = self._queues.options.purge_interval_s
         if not interval_s:
@@ -155,16 +154,10 @@ class Purges:
 
     async def cancel(self, request: CancelPurge) -> QueueDefinition:
         """Forget that a purge began."""
-        definition = self._queue_of(request)
+        definition = await self._queues.queue_meant(request.account_id, request.name, request.queue_id)
         suffix = id_text(definition.queue_id)
         if self._rows.get(suffix) is not None:
             await self._queues.mirror.transact([], deletes=[PURGES + suffix])
-        return definition
-
-    def _queue_of(self, request: BeginPurge | CancelPurge) -> QueueDefinition:
-        definition = self._queues.queue(request.account_id, request.name)
-        if definition.queue_id != request.queue_id:
-            raise QueueDoesNotExist
         return definition
 
     async def drop_old_rows(self) -> None:

@@ -15,6 +15,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
+from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.known_queues import KnownQueues
@@ -49,6 +50,20 @@ class StoredQueues(KnownQueues):
             lock = self._locks[suffix] = asyncio.Lock()
         async with lock:
             yield
+
+    async def queue_meant(self, account_id: str, name: str, queue_id: int) -> QueueDefinition:
+        """Return the active queue of a name and id, or of the name alone (`queue_id` 0), as it is in memory now.
+
+        QueueDoesNotExist also where another queue has the name: it was deleted, and created again. What the caller may
+        do to the one says nothing of the other.
+        """
+        queue = self.queue(account_id, name)
+        if queue_id not in (0, queue.queue_id):
+            await self.mirror.refresh(f"{QUEUES}{account_id}/{name}")  # this node may be the one behind
+            queue = self.queue(account_id, name)
+            if queue_id != queue.queue_id:
+                raise QueueDoesNotExist
+        return queue
 
     async def drop(self, compares: Sequence[Compare]) -> None:
         """Drop rows that are as they were; one that is not keeps no other from going."""

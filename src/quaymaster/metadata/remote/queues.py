@@ -128,7 +128,8 @@ class RemoteQueues(ActiveQueues):
                 changed = await self._ask(request)
             except QueueDoesNotExist:
                 row = await self._mirror.store.get(f"{QUEUES}{account_id}/{name}")
-                if row is not None and decode_queue_definition(row.value).queue_id == known.queue_id:
+                queue_id = request.queue_id or known.queue_id
+                if row is not None and decode_queue_definition(row.value).queue_id == queue_id:
                     raise  # half done; a node's reconciler goes on with it
                 return replace_definition(known, state="deleting")
         return self._take(changed)

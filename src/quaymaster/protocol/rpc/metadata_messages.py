@@ -127,6 +127,7 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
     name: str
     changes: dict[str, str]
     at_least: int = 0
+    queue_id: int = 0
 
 
 class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
@@ -138,6 +139,7 @@ class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
     account_ids: list[str]
     actions: list[str]
     at_least: int = 0
+    queue_id: int = 0
 
 
 class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
@@ -147,6 +149,7 @@ class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
     name: str
     label: str
     at_least: int = 0
+    queue_id: int = 0
 
 
 class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -156,6 +159,7 @@ class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
     name: str
     tags: dict[str, str]
     at_least: int = 0
+    queue_id: int = 0
 
 
 class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
@@ -165,6 +169,7 @@ class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
     name: str
     keys: list[str]
     at_least: int = 0
+    queue_id: int = 0
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
@@ -173,6 +178,7 @@ class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
     account_id: str
     name: str
     at_least: int = 0
+    queue_id: int = 0
 
 
 class BeginPurge(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -197,13 +203,14 @@ class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """Create a consumer group of a log-retained queue, or find it; `name` is `<queue>@<group>`.
 
     `start`: see `core/partition/consumer_groups`; empty: as the queue's GroupStart says. One that is there stays where
-    it is.
+    it is. `log_id`: of the queue, as `queue_id` in `QueueChange`.
     """
 
     account_id: str
     name: str
     start: str = ""
     at_least: int = 0
+    log_id: int = 0
 
 
 class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
@@ -287,7 +294,8 @@ QueueChange = (
 )
 """Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
-there is up to this revision."""
+there is up to this revision. `queue_id`: the queue that the caller was allowed to change. One of its name that was
+created since is another, and for this request does not exist. 0: whichever has the name, as older front ends ask."""
 QueueListing = ListQueues | ListDeadLetterSources | ListGroups
 Request = (
     Greet
