@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from metadata.cell import Cell, run_cell
-from metadata.support import ACCOUNT, World, eventually, run
+from metadata.support import ACCOUNT, ActingStore, HeldStore, World, eventually, run
+from quaymaster.coordination.interface import KeyValue
 from quaymaster.core.access.policies import UnreadablePolicy
 from quaymaster.core.values.errors import (
     InvalidAttributeValue,
@@ -532,3 +533,100 @@ def test_a_trust_policy_is_bound_to_users_as_another_front_end_has_just_made_the
             is_told.set()
 
     run_cell(scenario, tmp_path)
+
+
+def naming_bob_and_ada() -> tuple[str, str, dict[str, str]]:
+    """Return the ARNs of two users, one of another account, and a policy that denies both."""
+    ada, bob = f"arn:aws:iam::{ACCOUNT}:user/ada", f"arn:aws:iam::{SHOP}:user/bob"
+    statement = {"Effect": "Deny", "Principal": {"AWS": [ada, bob]}, "Action": "sqs:*"}
+    return ada, bob, {"Policy": json.dumps({"Statement": statement})}
+
+
+@pytest.mark.parametrize("is_created", [True, False], ids=["created with it", "set"])
+def test_a_queue_policy_is_bound_to_users_as_another_node_has_just_made_them(
+    tmp_path: Path, is_created: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = HeldStore()
+        async with world.service() as late, world.service() as other:
+            ada, bob, policy = naming_bob_and_ada()
+            await late.queues.change(CreateQueue(ACCOUNT, "jobs"))
+            await other.identities.create_user(ACCOUNT, "ada")
+            await eventually(lambda: late.identities.known.users.known(ACCOUNT, "ada") is not None)
+            store.told.clear()
+            await other.identities.delete_user(ACCOUNT, "ada")
+            again = await other.identities.create_user(ACCOUNT, "ada")
+            await other.accounts.create_account("shop", SHOP)
+            made = await other.identities.create_user(SHOP, "bob")
+
+            request = (
+                CreateQueue(ACCOUNT, "new", policy) if is_created else SetAttributes(ACCOUNT, "jobs", policy)
+            )
+            queue = await late.queues.change(request)
+
+            assert queue.policy_ids == {ada: again.unique_id, bob: made.unique_id}
+            store.told.set()
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["queue, created", "queue, set", "role, created", "role, set"])
+@pytest.mark.parametrize("others", ["the user is made again", "the account and its user are made"])
+def test_a_policy_is_bound_to_users_as_they_are_when_it_is_stored(
+    tmp_path: Path, kind: str, others: str
+) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = ActingStore()
+        async with world.service() as service, world.service() as other:
+            ada, bob, policy = naming_bob_and_ada()
+            trust = naming(ada, bob, action="sts:AssumeRole")
+            await other.identities.create_user(ACCOUNT, "ada")
+            await service.queues.change(CreateQueue(ACCOUNT, "jobs"))
+            await service.identities.create_role(ACCOUNT, "reader", OPEN_TRUST)
+            await service.queues.change(CreateQueue(ACCOUNT, "used"))  # what creations set aside is there
+
+            async def act() -> None:
+                if others == "the user is made again":
+                    await other.identities.delete_user(ACCOUNT, "ada")
+                    await other.identities.create_user(ACCOUNT, "ada")
+                else:
+                    await other.accounts.create_account("shop", SHOP)
+                    await other.identities.create_user(SHOP, "bob")
+
+            store.act_before(0, act)
+            if kind == "queue, created":
+                bound = (await service.queues.change(CreateQueue(ACCOUNT, "new", policy))).policy_ids
+            elif kind == "queue, set":
+                bound = (await service.queues.change(SetAttributes(ACCOUNT, "jobs", policy))).policy_ids
+            elif kind == "role, created":
+                bound = (await service.identities.create_role(ACCOUNT, "new", trust)).row.trusted_ids
+            else:
+                changed = await service.identities.update_role(ACCOUNT, "reader", trust_policy=trust)
+                bound = changed.row.trusted_ids
+
+            assert store.has_acted
+            assert bound == other.identities.known.unique_ids([ada, bob])
+            assert len(bound) == (1 if others == "the user is made again" else 2)
+
+    run(scenario, tmp_path)
+
+
+def test_a_policy_that_names_no_user_or_role_is_set_without_a_look_at_the_store(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "jobs"))
+            asked: list[str] = []
+            get = world.memory.get
+
+            async def counted(key: str) -> KeyValue | None:
+                asked.append(key)
+                return await get(key)
+
+            world.memory.get = counted  # type: ignore[method-assign]
+            await service.queues.change(
+                SetAttributes(ACCOUNT, "jobs", {"Policy": naming(SHOP, f"arn:aws:iam::{ACCOUNT}:root")})
+            )
+
+            assert asked == []
+
+    run(scenario, tmp_path)

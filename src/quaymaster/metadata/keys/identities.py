@@ -9,7 +9,7 @@ the users and roles that it names as they are when it is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -47,11 +47,12 @@ from quaymaster.metadata.keys.known_identities import (
     User,
     suffix_of,
 )
+from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding, NoSuchIdentity
 from quaymaster.metadata.keys.random_ids import random_id
 from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.metadata.store.rows import ACCOUNTS, RoleRow, UserRow, encode_row
+from quaymaster.metadata.store.rows import RoleRow, UserRow, encode_row
 
 POLICIES_MAX: Final = 10
 ROLE_SESSION_MIN_S: Final = 3_600
@@ -93,6 +94,7 @@ class Identities:
         for table in (known.users, known.roles):
             table.listeners.append(self._note_identity)
         self._mirror = mirror
+        self._binding = NameBinding(mirror, accounts, known)
         self._now_ms = now_ms
         self._quotas = quotas or Quotas()
         self._cell_format = cell_format or CellFormat()
@@ -142,8 +144,9 @@ class Identities:
         _check_name("RoleName", name, path)
         _check_session_max(session_max_s)
         self._check_format()
-        roles, trusted_ids = self.known.roles, await self._bind(trust_policy)
+        roles = self.known.roles
         for _ in range(ATTEMPTS_MAX):
+            trusted = await self._bind(trust_policy)
             account = self._check_new(roles, account_id, name, "RoleName")
             self._check_room(roles, account_id, "roles", "account_roles_max", self._quotas.account_roles_max)
             row = RoleRow(
@@ -154,10 +157,11 @@ class Identities:
                 trust_policy,
                 path,
                 session_max_s,
-                trusted_ids,
+                trusted.ids,
             )
             with suppress(RevisionMismatch):
-                return await self._put(roles, Role(row), [account, _absent(roles, row)])
+                unchanged = [account, _absent(roles, row), *trusted.unchanged]
+                return await self._put(roles, Role(row), unchanged)
         raise Overloaded
 
     async def update_role(
@@ -168,9 +172,18 @@ class Identities:
         if session_max_s is not None:
             _check_session_max(session_max_s)
             changes["session_max_s"] = session_max_s
-        if trust_policy is not None:
-            changes |= {"trust_policy": trust_policy, "trusted_ids": await self._bind(trust_policy)}
-        return await self._change(self.known.roles, account_id, name, lambda _: changes)
+        roles = self.known.roles
+        if trust_policy is None:
+            return await self._change(roles, account_id, name, lambda _: changes)
+        for _ in range(ATTEMPTS_MAX):
+            trusted = await self._bind(trust_policy)
+            bound = changes | {"trust_policy": trust_policy, "trusted_ids": trusted.ids}
+            changed = await self._try_change(
+                roles, account_id, name, lambda _, bound=bound: bound, trusted.unchanged
+            )
+            if changed is not None:
+                return changed
+        raise Overloaded
 
     async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role:
         """Give a role an identity policy, in place of the one with this name; InvalidParameterValue."""
@@ -278,12 +291,26 @@ class Identities:
     ) -> Identity:
         """Store the fields that `change` returns for the row as it is."""
         for _ in range(ATTEMPTS_MAX):
-            unchanged = table.rows.compare(suffix_of(account_id, name))
-            identity = self._existing(table, account_id, name)
-            changed = type(identity)(msgspec.structs.replace(identity.row, **change(identity.row)))
-            with suppress(RevisionMismatch):
-                return await self._put(table, changed, [unchanged])
+            changed = await self._try_change(table, account_id, name, change)
+            if changed is not None:
+                return changed
         raise Overloaded
+
+    async def _try_change(
+        self,
+        table: IdentityTable[Identity],
+        account_id: str,
+        name: str,
+        change: Callable[[UserRow | RoleRow], Mapping[str, Any]],
+        others: Sequence[Compare] = (),
+    ) -> Identity | None:
+        """Store it if the row, and `others`, are as they were; else return None."""
+        unchanged = table.rows.compare(suffix_of(account_id, name))
+        identity = self._existing(table, account_id, name)
+        changed = type(identity)(msgspec.structs.replace(identity.row, **change(identity.row)))
+        with suppress(RevisionMismatch):
+            return await self._put(table, changed, [unchanged, *others])
+        return None
 
     async def _delete(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
         suffix = suffix_of(account_id, name)
@@ -304,21 +331,14 @@ class Identities:
             raise ResourceNotFound(f"The account {account_id} has no {table.noun} {name}.")
         return identity
 
-    async def _bind(self, trust_policy: str) -> dict[str, str]:
-        """Return the ids of the users and roles that a trust policy names; InvalidParameterValue."""
+    async def _bind(self, trust_policy: str) -> BoundNames:
+        """Bind the users and roles that a trust policy names; InvalidParameterValue."""
         try:
             check_policy_bytes(trust_policy, TRUST_POLICY_BYTES_MAX)
             named = compile_policy(trust_policy, PolicyKind.TRUST).identities
-        except PolicyError as error:
+            return await self._binding.bind(named)
+        except (PolicyError, NoSuchIdentity) as error:
             raise _wrong_policy("trust policy", str(error)) from None
-        # What another front end has just made or deleted may not be in memory as it is.
-        for key in {key for arn in named for key in (ACCOUNTS + arn.split(":")[4], self.known.row_key(arn))}:
-            await self._mirror.refresh(key)
-        ids = self.known.unique_ids(named)
-        for arn in named:
-            if arn not in ids and self._accounts.account(arn.split(":")[4]) is not None:
-                raise _wrong_policy("trust policy", f"There is no user or role {arn}.")
-        return ids
 
     def _check_format(self) -> None:
         self._cell_format.require(FRONT_DOOR, "There are users and roles")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Final, Generic, TypeVar
 
+from quaymaster.coordination.interface import Compare
 from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.policies import PolicyInForce, read_policy
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -154,11 +155,11 @@ class KnownIdentities:
                 found[arn] = unique_id
         return found
 
-    @staticmethod
-    def row_key(arn: str) -> str:
-        """Return where the row is stored of the user or role that an ARN may name."""
+    def compare(self, arn: str) -> Compare:
+        """Return the condition that the row of the user or role that an ARN may name is still as it is here."""
         account_id, kind, full_name = _parts(arn)
-        return (USERS if kind == "user" else ROLES) + suffix_of(account_id, _short_name(kind, full_name))
+        suffix = suffix_of(account_id, _short_name(kind, full_name))
+        return self.users.rows.compare(suffix) if kind == "user" else self.roles.rows.compare(suffix)
 
     def _unique_id(self, arn: str) -> str | None:
         account_id, kind, full_name = _parts(arn)

@@ -14,10 +14,11 @@ from quaymaster.core.values.queue_definitions import (
     encode_queue_definition,
     replace_definition,
 )
+from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target, check_reach
 from quaymaster.metadata.queues.permissions import (
-    PolicyBinding,
     add_permission,
+    bind_policy,
     kept_bindings,
     remove_permission,
 )
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class AttributeChanges:
     """Each change is tried again on the queue as another node has left it."""
 
-    def __init__(self, queues: StoredQueues, binding: PolicyBinding, settling: Settling) -> None:
+    def __init__(self, queues: StoredQueues, binding: NameBinding, settling: Settling) -> None:
         self._queues = queues
         self._binding = binding
         self._settling = settling
@@ -133,20 +134,22 @@ class AttributeChanges:
                 if POLICY.name in attributes and POLICY.name not in current.attributes:
                     queues.quotas.check_policy(request.account_id)
                 policy = attributes.get(POLICY.name, "")
+                if binds:
+                    bound = await bind_policy(self._binding, policy)
+                else:
+                    bound = BoundNames(kept_bindings(policy, current.policy_ids))
                 changed = replace_definition(
                     current,
                     attributes=attributes,
                     revision=current.revision + 1,
                     modified_ms=now_ms,
-                    policy_ids=(
-                        self._binding.bind(policy) if binds else kept_bindings(policy, current.policy_ids)
-                    ),
+                    policy_ids=bound.ids,
                 )
                 try:
                     puts = put_pending(changed, now_ms)
                     if changed.attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
                         puts += raised_floor(queues.options.cell_format)
-                    revision = await queues.mirror.transact([compare], puts)
+                    revision = await queues.mirror.transact([compare, *bound.unchanged], puts)
                 except RevisionMismatch:
                     continue
                 await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])

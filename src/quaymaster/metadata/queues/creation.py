@@ -32,10 +32,11 @@ from quaymaster.core.values.queue_definitions import (
 from quaymaster.core.values.queue_names import check_group_name, split_group
 from quaymaster.core.values.written_times import has_passed
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
+from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target
 from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
-from quaymaster.metadata.queues.permissions import PolicyBinding
+from quaymaster.metadata.queues.permissions import bind_policy
 from quaymaster.metadata.queues.placement import choose_journal
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
@@ -64,7 +65,7 @@ class Creation:
         self,
         queues: StoredQueues,
         accounts: KnownAccounts,
-        binding: PolicyBinding,
+        binding: NameBinding,
         *,
         journals: QueueJournals,
         guard: IdGuard,
@@ -118,12 +119,12 @@ class Creation:
         queues, account_id, name = self._queues, request.account_id, request.name
         unchanged = [*unchanged, self._accounts.check_open(account_id)]
         check_given_target(queues, queues.arn_of(account_id, name), attributes, request.attributes)
-        policy = attributes.get(POLICY.name)
-        policy_ids = {} if policy is None else self._binding.bind(policy)
         predecessor = queues.deleted.get(f"{account_id}/{name}")
         self._check_name_has_rested(predecessor)
         if not is_internal(account_id, name):
             queues.quotas.check_queue(account_id, has_policy=POLICY.name in attributes)
+        policy = attributes.get(POLICY.name)
+        bound = BoundNames({}) if policy is None else await bind_policy(self._binding, policy)
         queue_id, block = await self._guard.next_id()
         data_key = self._data_keys.choose(account_id, attributes, request.data_key)
         now_ms = queues.now_ms()
@@ -142,10 +143,13 @@ class Creation:
                 choose_journal(queues, self._journals.ids(), account_id, name, attributes)
             ),
             has_keyed_ids=bool(queues.options.cell_format.version_of(KEYED_IDS)),
-            policy_ids=policy_ids,
+            policy_ids=bound.ids,
         )
         changed = await self._store(
-            definition, predecessor, [block, *data_key.unchanged, *unchanged], data_key.puts
+            definition,
+            predecessor,
+            [block, *data_key.unchanged, *unchanged, *bound.unchanged],
+            data_key.puts,
         )
         if changed is None:
             return definition

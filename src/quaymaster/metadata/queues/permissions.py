@@ -18,8 +18,7 @@ from quaymaster.core.access.policies import (
 )
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import InvalidAttributeValue, InvalidParameterValue, OverLimit
-from quaymaster.metadata.keys.known_accounts import KnownAccounts
-from quaymaster.metadata.keys.known_identities import KnownIdentities
+from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding, NoSuchIdentity
 from quaymaster.protocol.actions.permission_rules import check_statement, unknown_action
 from quaymaster.protocol.actions.table import GRANTABLE
 
@@ -70,28 +69,12 @@ def remove_permission(policy: str | None, *, queue_arn: str, label: str) -> str:
     return _written(document)
 
 
-class PolicyBinding:
-    """Binds the names in policies to the users and roles that they mean when a policy is written.
-
-    One that comes later under such a name gains nothing.
-    """
-
-    def __init__(self, accounts: KnownAccounts, identities: KnownIdentities) -> None:
-        self._accounts = accounts
-        self._identities = identities
-
-    def bind(self, policy: str) -> dict[str, str]:
-        """Return the ids of the users and roles that a policy names, by ARN.
-
-        Raises InvalidAttributeValue if one does not exist, in an account that is known here. Of accounts of other
-        installations nothing is known; their names match nobody.
-        """
-        named = compile_policy(policy).identities
-        ids = self._identities.unique_ids(named)
-        for arn in named:
-            if arn not in ids and self._accounts.account(arn.split(":")[4]) is not None:
-                raise InvalidAttributeValue.of(POLICY.name, f"There is no user or role {arn}.")
-        return ids
+async def bind_policy(binding: NameBinding, policy: str) -> BoundNames:
+    """Bind the users and roles that a policy names; InvalidAttributeValue if an account here has no such."""
+    try:
+        return await binding.bind(compile_policy(policy).identities)
+    except NoSuchIdentity as error:
+        raise InvalidAttributeValue.of(POLICY.name, str(error)) from None
 
 
 def kept_bindings(policy: str, bound: Mapping[str, str]) -> dict[str, str]:

@@ -24,12 +24,12 @@ from quaymaster.core.values.queue_names import split_group
 from quaymaster.core.values.written_times import has_passed
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
+from quaymaster.metadata.keys.name_binding import NameBinding
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.attribute_changes import AttributeChanges
 from quaymaster.metadata.queues.creation import Creation
 from quaymaster.metadata.queues.deletion import Deletion, Purges
 from quaymaster.metadata.queues.id_guard import IdGuard
-from quaymaster.metadata.queues.permissions import PolicyBinding
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.shared_data_keys import SharedDataKeys
@@ -77,7 +77,7 @@ class Queues(StoredQueues):
         self.id_guard = IdGuard(mirror.store, IdAllocator(mirror.store, "queue", node), self.journals.marks)
         self.data_keys = SharedDataKeys(self, self.id_guard)
         self.settling = Settling(self, self.journals)
-        binding = PolicyBinding(accounts, identities)
+        binding = NameBinding(mirror, accounts, identities)
         self._changes = AttributeChanges(self, binding, self.settling)
         self._deletion = Deletion(self, self.journals)
         self._purges = Purges(self)
