@@ -13,6 +13,7 @@ from frontend.support import ACCOUNT, REGION, Answer, Service, serving
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import JournalStopped
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions import move_actions, queue_actions
 from quaymaster.protocol.rpc.metadata_messages import AddPermission, CreateQueue, DeleteQueue, QueueChange
 from quaymaster.protocol.sqs.task_handles import parse_task_handle
 
@@ -412,6 +413,42 @@ def test_a_move_task_is_started_listed_and_cancelled() -> None:
             assert after.json["Results"][0]["Status"] == "CANCELLING"
             assert "TaskHandle" not in after.json["Results"][0]
             assert error_of(again) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+
+    asyncio.run(scenario())
+
+
+def may_not_be_sent_to() -> dict[str, str]:
+    denial = {"Effect": "Deny", "Principal": "*", "Action": "sqs:SendMessage"}
+    return {"Policy": json.dumps({"Statement": denial})}
+
+
+def test_a_move_without_a_destination_must_be_allowed_for_every_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_actions, "SOURCES_AT_A_TIME", 2)
+    monkeypatch.setattr(move_actions, "SOURCES_MAX", 6)
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await dead_letter_queue(service)
+            policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 3})}
+            for number in range(4):
+                await service.add_queue(f"more-{number}", **policy)
+            await service.add_queue("more-last", **policy, **may_not_be_sent_to())
+
+            async def start(**given: str) -> Answer:
+                return await service.client.json("StartMessageMoveTask", {"SourceArn": arn("dead"), **given})
+
+            denied = await start()
+            await service.add_queue("more", **policy)
+            too_many = await start()
+            named = await start(DestinationArn=arn("jobs"))
+
+            assert denied.status == 403
+            assert ":more-last with an explicit deny" in denied.json["message"]
+            assert error_of(too_many) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+            assert "More than 6 queues have dead as their dead-letter queue" in too_many.json["message"]
+            assert named.status == 200
 
     asyncio.run(scenario())
 

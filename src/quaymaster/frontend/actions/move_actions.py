@@ -6,7 +6,7 @@ The broker owns a task and its progress.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from quaymaster.core.values.commands import (
@@ -27,8 +27,11 @@ from quaymaster.protocol.sqs.task_handles import render_task_handle
 RUNNING: Final = "RUNNING"
 FAILED: Final = "FAILED"
 
-DeadLetterSources = Callable[[QueueDefinition], Awaitable[list[QueueDefinition]]]
-"""Gives the queues whose redrive policy names this one."""
+SOURCES_MAX: Final = 10_000
+"""Sources that are judged to start a task without a destination: a few µs each, in pages."""
+
+DeadLetterSources = Callable[[QueueDefinition], AsyncIterator[list[QueueDefinition]]]
+"""Gives the queues whose redrive policy names this one, some at a time."""
 
 
 class MoveActions:
@@ -59,18 +62,7 @@ class MoveActions:
                 )
             if target.is_fifo != source.is_fifo:
                 raise InvalidParameterValue("Source and destination queue must be of the same type.")
-        sources = await self._dead_letter_sources(source)
-        if not sources:
-            raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
-        if target is None and all(one.keeps_all for one in sources):
-            # Where other queues have dead letters here, too, the task finds out message by message.
-            raise UnsupportedOperation(
-                f"The messages come from consumer groups of the log-retained queue {sources[0].name}, which still has "
-                "them: name a DestinationArn, or reset the group to before the message."
-            )
-        if target is None:
-            for one in sources:
-                self._authorize_destination(call, one)
+        await self._check_sources(call, source, has_target=target is not None)
         task_id = uuid.uuid4().bytes
         source_arn = self._addresses.arn(source)
         target_arn = None if target is None else self._addresses.arn(target)
@@ -80,6 +72,35 @@ class MoveActions:
             StartMoveTask(source.queue_id, task_id, source_arn, target_arn, target_id, rate_per_s)
         )
         return shapes.StartMessageMoveTaskResult(render_task_handle(task_id, source_arn))
+
+    async def _check_sources(self, call: Call, source: QueueDefinition, *, has_target: bool) -> None:
+        """Raise unless dead letters come here; without a target, unless the call may move messages to every source."""
+        count = 0
+        log_name = ""
+        takes_some = has_target
+        async for sources in self._dead_letter_sources(source):
+            count += len(sources)
+            if has_target:
+                break
+            if count > SOURCES_MAX:
+                raise UnsupportedOperation(
+                    f"More than {SOURCES_MAX} queues have {source.name} as their dead-letter queue: name a "
+                    "DestinationArn."
+                )
+            for one in sources:
+                self._authorize_destination(call, one)
+                if one.keeps_all:
+                    log_name = log_name or one.name
+                else:
+                    takes_some = True
+        if not count:
+            raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
+        if not takes_some:
+            # Where other queues have dead letters here, too, the task finds out message by message.
+            raise UnsupportedOperation(
+                f"The messages come from consumer groups of the log-retained queue {log_name}, which still has "
+                "them: name a DestinationArn, or reset the group to before the message."
+            )
 
     async def cancel_message_move_task(
         self, call: Call, given: shapes.CancelMessageMoveTaskRequest

@@ -6,7 +6,9 @@ answers when metadata and journal are both durable; the broker knows what is in 
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.attribute_rules import check_attribute_names
@@ -40,6 +42,9 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 from quaymaster.protocol.sqs import shapes
+
+SOURCES_AT_A_TIME: Final = 1_000
+"""So many sources of a dead-letter queue are listed together."""
 
 
 class ListedQueues(Protocol):
@@ -77,10 +82,17 @@ class QueueActions:
         self._limits = limits
         self._can_delete = can_delete
 
-    async def dead_letter_sources(self, definition: QueueDefinition) -> list[QueueDefinition]:
-        """Return the queues whose redrive policy names this one, up to 1,000."""
-        page = await self._queues.list_page(ListDeadLetterSources(definition.account_id, definition.name))
-        return page.queues
+    async def dead_letter_sources(self, definition: QueueDefinition) -> AsyncIterator[list[QueueDefinition]]:
+        """Return the queues whose redrive policy names this one, some at a time; QueueDoesNotExist."""
+        token: str | None = None
+        while True:
+            request = ListDeadLetterSources(definition.account_id, definition.name, SOURCES_AT_A_TIME, token)
+            page = await self._queues.list_page(request)
+            yield page.queues
+            token = page.next_token
+            if token is None:
+                return
+            await asyncio.sleep(0)  # others take their turn, also where nothing is waited for
 
     # Being there
 
