@@ -13,7 +13,7 @@ import pytest
 from metadata.support import eventually
 
 from quaymaster.core.values.commands import Receive
-from quaymaster.frontend import parked_polls
+from quaymaster.frontend import call, parked_polls
 from quaymaster.protocol.rpc.metadata_messages import SetAttributes
 
 from .support import ACCOUNT, Answer, Client, Service, serving
@@ -107,6 +107,112 @@ def test_messages_that_come_before_it_ends_are_not_given_to_it(
             answer = await poll
         assert code in answer.json["__type"]
         assert b"secret" not in answer.body
+
+    with_poll(test)
+
+
+def before(hour: int) -> str:
+    return f"2040-01-01T{hour:02}:00:00Z"
+
+
+NOON_MS = 2_209_032_000_000
+"""Of the same day."""
+
+
+@pytest.mark.parametrize(("ends", "is_given"), [("before it", False), ("after it", True), ("never", True)])
+def test_a_poll_gets_no_messages_that_come_when_its_permission_has_ended(
+    ends: str, is_given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "WAITED_MS", 0)
+
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        await end(service, poll)
+        if ends != "never":
+            until = before(11 if ends == "before it" else 13)
+            condition = {"DateLessThan": {"aws:CurrentTime": until}}
+            allowed = {"Effect": "Allow", "Action": "sqs:*", "Resource": "*", "Condition": condition}
+            policy = json.dumps({"Statement": allowed})
+            await service.metadata.identities.put_user_policy(ACCOUNT, "ada", "all", policy)
+        key = await service.metadata.accounts.create_access_key(ACCOUNT, user="ada")
+        again = await parked(service, Client(service.client.port, key.access_key_id, key.secret))
+
+        authorization = service.front_end._judge.__self__._authorization  # type: ignore[attr-defined]
+        monkeypatch.setattr(authorization, "_now_ms", lambda: NOON_MS)
+        await send(service)
+
+        answer = await again
+        assert (b"secret" in answer.body) == is_given
+        if not is_given:
+            assert "AccessDenied" in answer.json["__type"]
+            await gives_back(service)
+
+    with_poll(test)
+
+
+def test_a_poll_gets_no_messages_that_come_when_its_session_has_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call, "WAITED_MS", 0)
+
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        await end(service, poll)
+        sessions = service.metadata.sessions
+        session = sessions.create(key_id, 900_000)
+        content = session.content
+        client = Client(service.client.port, content.access_key_id, content.secret)
+        again = await parked(service, client, {"x-amz-security-token": session.token})
+
+        monkeypatch.setattr(sessions, "_now_ms", lambda: content.expires_ms)
+        await send(service)
+
+        answer = await again
+        assert "ExpiredToken" in answer.json["__type"]
+        assert b"secret" not in answer.body
+        monkeypatch.undo()
+        await gives_back(service)
+
+    with_poll(test)
+
+
+async def parked(
+    service: Service, client: Client, headers: dict[str, str] | None = None
+) -> asyncio.Task[Answer]:
+    """Return a poll of a client that waits at the broker; its messages are visible again at once."""
+    given = {"QueueUrl": client.url("jobs"), "WaitTimeSeconds": 20, "VisibilityTimeout": 0}
+    poll = asyncio.create_task(client.json("ReceiveMessage", given, headers))
+    await eventually(lambda: len(service.broker.parked) == 1)
+    return poll
+
+
+async def end(service: Service, poll: asyncio.Task[Answer]) -> None:
+    """Have the client of a poll hang up."""
+    await eventually(lambda: len(service.broker.parked) == 1)
+    poll.cancel()
+    await eventually(lambda: service.broker.parked[0][0].is_cancelled)
+    service.broker.parked.clear()
+
+
+async def gives_back(service: Service) -> None:
+    """Assert that the message that was not given is received by others, when its timeout is over."""
+    answer = await service.client.json("ReceiveMessage", {"QueueUrl": service.client.url("jobs")})
+    assert [message["Body"] for message in answer.json["Messages"]] == ["secret"]
+
+
+def test_polls_that_get_messages_at_once_or_none_are_not_judged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call, "WAITED_MS", 3_600_000)
+
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        judged: list[object] = []
+        monkeypatch.setattr(service.front_end.calls, "judge", judged.append)
+        await send(service)
+        assert b"secret" in (await poll).body
+
+        monkeypatch.setattr(call, "WAITED_MS", 0)
+        given = {"QueueUrl": service.client.url("jobs"), "WaitTimeSeconds": 1}
+        assert b"secret" not in (await service.client.json("ReceiveMessage", given)).body
+        assert judged == []
 
     with_poll(test)
 

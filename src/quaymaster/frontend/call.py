@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.core.limits.bucket import Bucket
-from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.commands import Command, Outcome, ReceiveOutcome
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
@@ -48,6 +48,8 @@ from quaymaster.protocol.sqs.shapes import Shape
 SWEEP_INTERVAL_S: Final = 1.0
 SLOW_LOGGED_PER_S_MAX: Final = 10
 """When everything is slow, a line for each request would make it slower still."""
+WAITED_MS: Final = 250
+"""A poll that waited for so long is judged again before it gives messages."""
 DRAIN_ANSWER_S: Final = 0.2
 """How long a drained long poll may still get messages the broker was just handing out."""
 
@@ -81,7 +83,7 @@ class Calls:
         self.floor = floor
         self._can_age = can_age
         self.judge: Callable[[Call], None] = lambda call: None
-        """Judges a poll before its answer, if permissions may have been taken away since it was parked."""
+        """Judges a poll before its answer, if its permissions may have been taken away, or have ended, meanwhile."""
         self.broker = broker
         self.loads = loads
         self.metrics = metrics
@@ -135,7 +137,7 @@ class Calls:
                 call.fail(outcome)
                 continue
             try:
-                if call.wait_ms and (self._can_age or call.floor != self.floor()):
+                if self._may_have_ended(call, outcome, now_ms):
                     self.judge(call)
                 rendered.append((call, call.render(outcome)))
             except NotYetKnown as unknown:
@@ -158,13 +160,26 @@ class Calls:
         try:
             if error is not None:
                 raise error
-            if call.wait_ms and (self._can_age or call.floor != self.floor()):
+            if self._may_have_ended(call, outcome, _monotonic() * 1000):
                 self.judge(call)
             call.succeed(call.render(outcome))
         except NotYetKnown as unknown:  # they may be encrypted with several
             unknown.when_known(partial(self._render_when_known, call, outcome))
         except Exception as failure:  # noqa: BLE001 -- the request is answered with it
             call.fail(failure)
+
+    def _may_have_ended(self, call: Call, outcome: Outcome, now_ms: float) -> bool:
+        """Tell whether a poll may no longer have what it was allowed when it was parked.
+
+        Sessions expire and conditions end with time alone, which no floor tells of. A poll that comes back at once is
+        like any other receive, and an empty answer gives nothing away.
+        """
+        if not call.wait_ms:
+            return False
+        if self._can_age or call.floor != self.floor():
+            return True
+        has_waited = now_ms - call.times.decoded_ms >= WAITED_MS
+        return has_waited and isinstance(outcome, ReceiveOutcome) and bool(outcome.deliveries)
 
     def may_log_slow(self, now_ms: float) -> int | None:
         """Return how many slow requests were left out of the log since the last line, None to leave out this one."""

@@ -1,7 +1,9 @@
 """Long polls are judged again when permissions may have been taken away while they wait.
 
     floor raised ──RECHECK_DELAY_S──▶ every parked poll is judged ──may no more──▶ it ends, refused
-    messages come for a poll ──floor raised since it was parked?──▶ judged before its answer is rendered
+    messages come for a poll ──floor raised since, or it waited──▶ judged before its answer is rendered
+
+A session expires, and a condition on the time ends, without a change that would raise the floor.
 
 What a poll is refused that has been given messages, its messages are visible again after their timeout.
 """
