@@ -18,7 +18,7 @@ from quaymaster.broker.cell.authorization_floor import (
     AuthorizationFloor,
 )
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
-from quaymaster.coordination.interface import Put
+from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Listing, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.commands import CountMessages, Receive
 from quaymaster.core.values.errors import NotNow
@@ -41,11 +41,22 @@ POLLED = JOURNAL_ID.pack(0) + encode_command(Receive(1, 0, 1, wait_ms=20_000))
 SHORT = JOURNAL_ID.pack(0) + encode_command(Receive(1, 0, 1))
 
 
+class Store(MemoryCoordination):
+    """A store that can be away for those who list."""
+
+    is_away = False
+
+    async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
+        if self.is_away:
+            raise CoordinationUnavailable("away")
+        return await super().list_prefix(prefix, after=after, limit=limit)
+
+
 class Broker:
     """A broker that answers commands at once, and leaves long polls parked."""
 
     def __init__(self) -> None:
-        self.store = MemoryCoordination()
+        self.store = Store()
         self.network = MemoryNetwork()
         self.cancelled = 0
         self.floor = AuthorizationFloor(self.store, lambda: self.server.connections, retry_max_s=0.5)
@@ -103,7 +114,7 @@ async def is_refused(client: RPCClient, body: bytes = ASKED) -> bool:
 def with_broker(scenario: Callable[[Broker], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         broker = Broker()
-        broker.floor.start()
+        await broker.floor.start()
         try:
             await scenario(broker)
         finally:
@@ -249,12 +260,34 @@ def test_front_ends_of_a_store_that_was_restored_from_before_the_first_revocatio
     with_broker(scenario)
 
 
-def test_a_restarted_broker_enforces_the_floor_that_there_is() -> None:
+def test_a_restarted_broker_enforces_the_floor_that_there_is_at_once() -> None:
     async def scenario(broker: Broker) -> None:
         floor = await broker.raise_floor()
         again = AuthorizationFloor(broker.store, lambda: broker.server.connections, retry_max_s=0.5)
-        again.start()
-        await pass_ms(2 * BEHIND_MS)
+        await again.start()
+        assert again._enforced == floor
+
+        raised = await broker.raise_floor()
+        await pass_ms(BEHIND_MS - 100)
+        assert again._enforced == floor
+        await pass_ms(200)
+        assert again._enforced == raised
+        await again.close()
+
+    with_broker(scenario)
+
+
+def test_a_start_waits_until_the_floor_was_read() -> None:
+    async def scenario(broker: Broker) -> None:
+        floor = await broker.raise_floor()
+        broker.store.is_away = True
+        again = AuthorizationFloor(broker.store, lambda: broker.server.connections, retry_max_s=0.5)
+        starting = asyncio.create_task(again.start())
+        await pass_ms(60_000)
+        assert not starting.done()
+
+        broker.store.is_away = False
+        await starting
         assert again._enforced == floor
         await again.close()
 

@@ -1,6 +1,7 @@
 """Front ends that do not know of the last revocation are refused, and their long polls end.
 
     /authorization_floor raised ──BEHIND_MS──▶ enforced: a front end that follows less is refused (NotNow)
+    start ──listed──▶ enforced at once: how long ago it was raised cannot be known
     front end ──notice `follows`, first on each connection and when it has caught up──▶ how far it follows
 
 So a front end that is cut off from metadata serves until something is revoked, and then nothing. Each connection counts
@@ -62,9 +63,10 @@ class AuthorizationFloor:
         self._timer: asyncio.TimerHandle | None = None
         self._watch = WatchedPrefix(coordination, AUTHORIZATION_FLOOR, self._on_row, retry_max_s=retry_max_s)
 
-    def start(self) -> None:
-        """Follow the floor."""
+    async def start(self) -> None:
+        """Follow the floor; return once it was read, however long the store is away."""
         self._watch.start()
+        await self._watch.listed.wait()
 
     async def close(self) -> None:
         """Follow it no more."""
@@ -115,6 +117,9 @@ class AuthorizationFloor:
             # A store that was restored from before the first revocation: nobody can follow what it does not have.
             self._raises.clear()
             self._enforced = 0
+            return
+        if not self._watch.listed.is_set():
+            self._enforced = floor
             return
         enforced_s = asyncio.get_running_loop().time() + BEHIND_MS / 1000
         if not self._raises or enforced_s - self._raises[-1][0] > TOGETHER_MS / 1000:

@@ -200,7 +200,7 @@ class BrokerService:
     # Life
 
     async def start(self) -> None:
-        """Recover every journal on the disk, listen, register, and follow coordination.
+        """Recover every journal on the disk, listen, register, and follow coordination; waits until that answers.
 
         Raises StoreUnusable when the store knows nothing of what is on the disk, NameTaken when another process of
         this name runs.
@@ -219,9 +219,10 @@ class BrokerService:
         except (StoreUnusable, NameTaken):
             await self.close()
             raise
+        # Before it hears what it leads: no command is carried out by a broker that does not know the floor.
+        await self._floor.start()
         for watch in self._watches:
             watch.start()
-        self._floor.start()
         self._tasks.run(self._name.keep())
         log_event(
             log,
