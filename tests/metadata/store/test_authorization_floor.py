@@ -47,14 +47,18 @@ TAKES_AWAY: dict[str, Callable[[Any, str], Awaitable[Any]]] = {
     "set queue policy": lambda service, key: service.queues.change(
         SetAttributes(ACCOUNT, "jobs", {"Policy": POLICY})
     ),
-    "add permission": lambda service, key: service.queues.change(
-        AddPermission(ACCOUNT, "jobs", "more", [SHOP], ["SendMessage"])
-    ),
     "remove permission": lambda service, key: service.queues.change(
         RemovePermission(ACCOUNT, "jobs", "shop")
     ),
 }
 TAKES_NOTHING: dict[str, Callable[[Any, str], Awaitable[Any]]] = {
+    "enable key": lambda service, key: service.accounts.set_enabled(key, enabled=True),
+    "enable account": lambda service, key: service.accounts.set_account_enabled(SHOP, enabled=True),
+    "create user": lambda service, key: service.identities.create_user(ACCOUNT, "bob"),
+    "create role": lambda service, key: service.identities.create_role(ACCOUNT, "writer", TRUST),
+    "add permission": lambda service, key: service.queues.change(
+        AddPermission(ACCOUNT, "jobs", "more", [SHOP], ["SendMessage"])
+    ),
     "create key": lambda service, key: service.accounts.create_access_key(ACCOUNT),
     "create account": lambda service, key: service.accounts.create_account("new"),
     "create queue": lambda service, key: service.queues.change(CreateQueue(ACCOUNT, "new")),

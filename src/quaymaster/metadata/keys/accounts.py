@@ -261,7 +261,8 @@ class Accounts:
 
     async def _put_account(self, account: Account, unchanged: Compare) -> Compare:
         """Store an account if it is as it was; return the condition that it stays as it then is."""
-        puts = [Put(unchanged.key, encode_row(account)), *raised_floor(self._cell_format)]
+        raised = [] if account.is_enabled else raised_floor(self._cell_format)
+        puts = [Put(unchanged.key, encode_row(account)), *raised]
         revision = await self._mirror.transact([unchanged], puts)
         return Compare(unchanged.key, revision)
 
@@ -378,7 +379,9 @@ class Accounts:
                 else {"is_enabled": False, "rotated_ms": self._ends_sessions_ms(row)}
             )
 
-        return await self._change(access_key_id, switch, not_last_of=None if enabled else not_last_of)
+        return await self._change(
+            access_key_id, switch, not_last_of=None if enabled else not_last_of, takes_away=not enabled
+        )
 
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
         """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
@@ -441,7 +444,9 @@ class Accounts:
         changes: Callable[[AccessKeyRow], dict[str, object]],
         *,
         not_last_of: str | None = None,
+        takes_away: bool = True,
     ) -> AccessKey:
+        raised = raised_floor(self._cell_format) if takes_away else []
         while True:
             row = self._existing(access_key_id)
             others = self._another_stays(access_key_id, not_last_of)
@@ -449,7 +454,7 @@ class Accounts:
             with suppress(RevisionMismatch):
                 await self._mirror.transact(
                     [self._master_keys.compare(), self._rows.compare(access_key_id), *others],
-                    [Put(ACCESS_KEYS + access_key_id, encode_row(new)), *raised_floor(self._cell_format)],
+                    [Put(ACCESS_KEYS + access_key_id, encode_row(new)), *raised],
                 )
                 return self._unwrap(new)
 

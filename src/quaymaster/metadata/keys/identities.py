@@ -174,13 +174,11 @@ class Identities:
             changes["session_max_s"] = session_max_s
         roles = self.known.roles
         if trust_policy is None:
-            return await self._change(roles, account_id, name, lambda _: changes)
+            return await self._change(roles, account_id, name, _set(changes))
         for _ in range(ATTEMPTS_MAX):
             trusted = await self._bind(trust_policy)
             bound = changes | {"trust_policy": trust_policy, "trusted_ids": trusted.ids}
-            changed = await self._try_change(
-                roles, account_id, name, lambda _, bound=bound: bound, trusted.unchanged
-            )
+            changed = await self._try_change(roles, account_id, name, _set(bound), trusted.unchanged)
             if changed is not None:
                 return changed
         raise Overloaded
@@ -253,13 +251,16 @@ class Identities:
             raise LimitExceeded(f"An account may have {count_max} {what} ({setting}).")
 
     async def _put(
-        self, table: IdentityTable[Identity], identity: Identity, compares: list[Compare]
+        self,
+        table: IdentityTable[Identity],
+        identity: Identity,
+        compares: list[Compare],
+        raised: Sequence[Put] = (),
     ) -> Identity:
+        """Store an identity; `raised`: the floor, unless it is a new one, which takes nothing away."""
         row = identity.row
         key = table.prefix + suffix_of(row.account_id, row.name)
-        # A new one takes nothing away. It is simpler to say that it does, and there are few.
-        puts = [Put(key, encode_row(row)), *raised_floor(self._cell_format)]
-        await self._mirror.transact(compares, puts)
+        await self._mirror.transact(compares, [Put(key, encode_row(row)), *raised])
         return identity
 
     async def _put_policy(
@@ -309,7 +310,7 @@ class Identities:
         identity = self._existing(table, account_id, name)
         changed = type(identity)(msgspec.structs.replace(identity.row, **change(identity.row)))
         with suppress(RevisionMismatch):
-            return await self._put(table, changed, [unchanged, *others])
+            return await self._put(table, changed, [unchanged, *others], raised_floor(self._cell_format))
         return None
 
     async def _delete(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
@@ -342,6 +343,11 @@ class Identities:
 
     def _check_format(self) -> None:
         self._cell_format.require(FRONT_DOOR, "There are users and roles")
+
+
+def _set(fields: Mapping[str, Any]) -> Callable[[UserRow | RoleRow], Mapping[str, Any]]:
+    """Return a change that is the same whatever the row is."""
+    return lambda _: fields
 
 
 def _absent(table: IdentityTable[User] | IdentityTable[Role], row: UserRow | RoleRow) -> Compare:

@@ -76,6 +76,7 @@ class AttributeChanges:
                 account_ids=request.account_ids,
                 actions=request.actions,
             ),
+            only_adds=True,
         )
 
     async def remove_permission(self, request: RemovePermission) -> QueueDefinition:
@@ -105,7 +106,11 @@ class AttributeChanges:
         )
 
     async def _change_policy(
-        self, request: AddPermission | RemovePermission, edit_policy: Callable[[str | None], str]
+        self,
+        request: AddPermission | RemovePermission,
+        edit_policy: Callable[[str | None], str],
+        *,
+        only_adds: bool = False,
     ) -> QueueDefinition:
         def edit(current: QueueDefinition) -> dict[str, str]:
             policy = edit_policy(current.attributes.get(POLICY.name))
@@ -114,7 +119,7 @@ class AttributeChanges:
                 del attributes[POLICY.name]
             return attributes
 
-        return await self._change_attributes(request, edit)
+        return await self._change_attributes(request, edit, only_adds=only_adds)
 
     async def _change_attributes(
         self,
@@ -122,8 +127,12 @@ class AttributeChanges:
         edit: Callable[[QueueDefinition], dict[str, str]],
         *,
         binds: bool = False,
+        only_adds: bool = False,
     ) -> QueueDefinition:
-        """Change attributes. `binds`: the policy is written as a whole, and names what there is under its names now."""
+        """Change attributes. `binds`: the policy is written as a whole, and names what there is under its names now.
+
+        `only_adds`: the policy allows more than it did, and takes nothing away.
+        """
         queues, suffix = self._queues, f"{request.account_id}/{request.name}"
         async with queues.only_one(suffix):
             async for _ in attempts(suffix):
@@ -147,7 +156,7 @@ class AttributeChanges:
                 )
                 try:
                     puts = put_pending(changed, now_ms)
-                    if changed.attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
+                    if not only_adds and attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
                         puts += raised_floor(queues.options.cell_format)
                     revision = await queues.mirror.transact([compare, *bound.unchanged], puts)
                 except RevisionMismatch:
