@@ -100,7 +100,7 @@ def check_web_identity(given: AssumeRoleWithWebIdentityRequest) -> RoleAsked:
 def check_duration_of_role(duration_s: int, *, role_s_max: int, is_chained: bool) -> None:
     """Raise ValidationError unless a session of a role may last so long.
 
-    `is_chained`: the caller is a role's session itself.
+    `is_chained`: the caller has temporary credentials itself.
     """
     if duration_s > role_s_max:
         raise ValidationError(
