@@ -27,6 +27,7 @@ from quaymaster.frontend.limits import Limits, monotonic_ms
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.refusals import Refusals
 from quaymaster.frontend.server import RequestIds
+from quaymaster.frontend.standing import Standing
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.sqs.shapes import SendMessageRequest
@@ -102,7 +103,9 @@ def cost_us(account_id: str, statements: list[Any], limited: list[LimitName], ca
     nothing: Any = None
     authorization = Authorization(region=REGION, is_full=True, now_ms=lambda: time.time_ns() // 1_000_000)
     groups = ConsumerGroups(nothing, find)
-    allow = Gate(find, groups, refresh, authorization, Limits(table), region=REGION).allow
+    followed = SimpleNamespace(revision=0, age_ms=0.0)
+    standing = Standing(followed, SimpleNamespace(revision=0, silent_ms=0.0))
+    allow = Gate(find, groups, refresh, authorization, Limits(table), region=REGION, standing=standing).allow
     call = call_by(account_id)
     best = float("inf")
     for _ in range(max(2, calls // CALLS_PER_ROUND)):

@@ -27,6 +27,7 @@ from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.standing import FRESH_MS, Standing
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
@@ -79,10 +80,21 @@ class Queues:
             raise self.failure
 
 
-def gate(queues: Queues) -> Gate:
+def gate(queues: Queues, *, age_ms: float = 0.0, silent_ms: float = 0.0) -> Gate:
     groups = ConsumerGroups(queues, queues.find)  # type: ignore[arg-type]
     authorization = Authorization(region=REGION, is_full=True, now_ms=lambda: 0)
-    return Gate(queues.find, groups, queues.refresh, authorization, Limits(LimitTable()), region=REGION)
+    standing = Standing(
+        SimpleNamespace(revision=0, age_ms=age_ms), SimpleNamespace(revision=0, silent_ms=silent_ms)
+    )
+    return Gate(
+        queues.find,
+        groups,
+        queues.refresh,
+        authorization,
+        Limits(LimitTable()),
+        region=REGION,
+        standing=standing,
+    )
 
 
 def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = OURS) -> Any:
@@ -363,3 +375,14 @@ def test_messages_are_moved_only_to_a_queue_that_allows_sending() -> None:
         AccessDenied, match="sqs:sendmessage on resource: arn:aws:sqs:us-east-1:111111111111:target"
     ):
         gate(queues).allow(call)
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda action: action.name)
+def test_only_messages_are_let_through_by_a_front_end_that_hears_nothing(action: Action) -> None:
+    # Brokers judge what a front end knows for each message; of the rest some is answered without any.
+    cut_off = gate(Queues(), age_ms=FRESH_MS + 1, silent_ms=FRESH_MS + 1)
+    if action.plane == "message":
+        cut_off.allow(call_of(action, name_for(action)))
+    else:
+        with pytest.raises(NotNow, match="neither from metadata nor from a broker"):
+            cut_off.allow(call_of(action, name_for(action)))

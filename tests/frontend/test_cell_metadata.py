@@ -56,6 +56,7 @@ async def serving_pair(**options: object) -> AsyncIterator[Pair]:
 
             for link in b.links.values():
                 link.delays_answers = hold
+            b.registry.floor._age_ms = lambda: 0.0  # it hears nothing, and may have to do so for long
             yield Pair(cell, one, two, b)
 
 

@@ -13,8 +13,10 @@ from metadata.support import eventually
 from frontend.support import ACCOUNT, Client, Service, serving
 from frontend.test_sts import Temporary, Told, told
 from quaymaster.core.values.commands import Receive
+from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.parked_polls import RECHECK_DELAY_S
 from quaymaster.metadata.keys.identities import Identities
+from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
 
 OTHER = "111122223333"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/ops/worker"
@@ -424,5 +426,25 @@ def test_policies_ask_when_a_token_was_issued() -> None:
         assert (await worker.json("ListQueues", {}, worker.token)).status == 200
         await asked.identities.put_role_policy(ACCOUNT, "worker", "sends", policy(SENDS, young))
         assert (await worker.json("ListQueues", {}, worker.token)).status == 403
+
+    run(scenario)
+
+
+def test_a_front_end_that_is_cut_off_makes_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(service: Service) -> None:
+        asked = await people(service)
+        worker = await asked.assumed()
+        monkeypatch.setattr(service.metadata.floor, "_age_ms", lambda: ROWS_AGE_MAX_MS + 1)
+
+        assumed = await asked.assume()
+        session = told(await asked.ann.sts("GetSessionToken", {}))
+        identity = told(await worker.sts("GetCallerIdentity", {}, worker.token))
+
+        # They would be good at other front ends for hours, whatever was revoked meanwhile.
+        assert (assumed.status, session.status) == (503, 503)
+        assert "Temporary credentials are not made now" in assumed.texts["Message"]
+        assert identity.status == 200
+        with pytest.raises(NotNow):
+            service.metadata.sessions.create(asked.key_id, 3_600_000)
 
     run(scenario)

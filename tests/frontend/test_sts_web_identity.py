@@ -21,6 +21,7 @@ from quaymaster.frontend.assembly import UNSIGNED_ACTIONS_MAX
 from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX
 from quaymaster.frontend.issuer_keys import KeyFetcher
 from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
 
 ISSUER = "https://oidc.example.com/ci"
@@ -80,6 +81,22 @@ def test_a_job_gets_a_session_of_the_role_that_trusts_its_subject() -> None:
         assert answer.texts["Audience"] == "sts.amazonaws.com"
         arn = f"arn:aws:sts::{ACCOUNT}:assumed-role/deployer/run-9"
         assert answer.texts["Arn"] == identity.texts["Arn"] == arn
+
+    run(scenario, oidc_issuers=True)
+
+
+def test_a_front_end_that_is_cut_off_makes_no_sessions_of_tokens_whose_issuer_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        assert (await assume(client, token())).status == 200
+
+        monkeypatch.setattr(service.metadata.floor, "_age_ms", lambda: ROWS_AGE_MAX_MS + 1)
+        answer = await assume(client, token())
+
+        assert answer.status == 503
+        assert "Temporary credentials are not made now" in answer.texts["Message"]
 
     run(scenario, oidc_issuers=True)
 

@@ -1,7 +1,7 @@
 """Which queue a request is about, and whether who asks may do that to it: the step between decoding and acting.
 
-    resolve ──▶ authorize ──▶ the group of a log ──▶ is the queue what the action needs? ──▶ is memory new enough?
-                                                                                                     └──▶ limit
+    is enough known? ──▶ resolve ──▶ authorize ──▶ the group of a log ──▶ is the queue what the action needs?
+                                                         limit ◀── is memory new enough? ◀──┘
 
 Nothing else finds queues of requests. Who may use them is judged by `authorization`, and how often by `limits`.
 Handlers find `call.queue` and `call.others` there.
@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn
 
 from quaymaster.core.values.errors import (
     CallerError,
-    NotNow,
     QueueDoesNotExist,
     ResourceNotFound,
     UnsupportedOperation,
@@ -29,6 +28,7 @@ from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.standing import Standing
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.actions.table import Action, Scope
 from quaymaster.protocol.actions.validation import Move
@@ -44,9 +44,6 @@ _REMEMBERED_URL_CHARS_MAX: Final = 256
 Found = tuple[QueueDefinition | None, str]
 """The queue that a request is about, None where it is about the account; and what the request calls it."""
 
-KNOWS_TOO_LITTLE: Final = (
-    "This front end has heard nothing of its metadata for too long (authorization_max_age_s)."
-)
 _SENT_TO_GROUP: Final = "Messages are sent to the queue, not to one of its consumer groups."
 _CHANGED_AT_GROUP: Final = (
     "A consumer group has the attributes, tags and policy of its queue: change them there."
@@ -72,12 +69,9 @@ class Gate:
         limits: Limits,
         *,
         region: str,
-        age_max_ms: int = 0,
-        age_ms: Callable[[], float] = lambda: 0.0,
+        standing: Standing,
     ) -> None:
-        """`age_ms`: how old what is known may be; nothing is allowed above `age_max_ms` (0: no limit)."""
-        self._age_max_ms = age_max_ms
-        self._age_ms = age_ms
+        self._standing = standing
         self._find_queue = find_queue
         self._groups = groups
         self._refresh = refresh
@@ -104,7 +98,7 @@ class Gate:
             AccessDenied: its principal may not do that to it, or it is the server's own.
             UnsupportedOperation: it is not what the action needs.
             NotYetKnown: something was asked for; take this step again then. Nothing is charged before.
-            NotNow: what is known of permissions is too old.
+            NotNow: too little is known of permissions.
         """
         limits = self._limits
         if not limits.scopes:
@@ -120,8 +114,10 @@ class Gate:
     def judge(self, call: Call) -> None:
         """Do the same, and charge nothing: for calls that were allowed before."""
         action = call.action
-        if self._age_max_ms and self._age_ms() > self._age_max_ms:
-            raise NotNow(KNOWS_TOO_LITTLE)
+        if action.plane == "message":
+            self._standing.check()
+        else:
+            self._standing.check_memory()
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:

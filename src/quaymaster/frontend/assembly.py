@@ -33,6 +33,7 @@ from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.role_authorization import RoleAuthorization
 from quaymaster.frontend.server import FrontEnd, TaskBudget
+from quaymaster.frontend.standing import Enforced, Standing
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
@@ -116,13 +117,14 @@ def make_front_end(
     blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
     opening: OpeningPool | None = None,
+    enforced: Enforced | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
     One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
     of every request. `blocks`: where closed stretches of logs may be read; None: they are in the journal only.
     `on_log_read` hears of each log that is read in bulk. `opening`: the workers that open what is read so; close it
-    when the front end has stopped.
+    when the front end has stopped. `enforced`: what the brokers of a cell say of the authorization floor.
     """
     addresses = Addresses(
         region=settings.region,
@@ -144,8 +146,7 @@ def make_front_end(
         authorization,
         limits,
         region=settings.region,
-        age_max_ms=settings.authorization_max_age_s * 1000,
-        age_ms=lambda: floor.age_ms,
+        standing=Standing(floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
     )
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0)
     messages = MessageActions(

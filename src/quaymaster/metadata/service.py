@@ -197,7 +197,9 @@ class MetadataService:
             on_missing=registry.miss,
         )
         self.issuers = Issuers(mirror, now_ms, cell_format=options.cell_format)
-        self.sessions = Sessions(self.session_keys, self.accounts, self.identities, now_ms)
+        self.sessions = Sessions(
+            self.session_keys, self.accounts, self.identities, now_ms, age_ms=lambda: registry.floor.age_ms
+        )
         self.local_keys = LocalKeys(
             mirror, self.master_keys, now_ms, region=options.region, cell_format=options.cell_format
         )

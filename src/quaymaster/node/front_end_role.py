@@ -36,6 +36,7 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_proxies
 from quaymaster.node.file_limit import sqs_limits
@@ -54,6 +55,8 @@ class Behind(NamedTuple):
     store: Coordination
     metadata: Metadata
     broker: BrokerClient
+    enforced: EnforcedFloor | None = None
+    """What the brokers of a cell say of the authorization floor."""
 
 
 async def serve_sqs(
@@ -83,6 +86,7 @@ async def serve_sqs(
         blocks=blocks,
         on_log_read=on_log_read,
         opening=opening if opening.workers_max else None,
+        enforced=behind.enforced,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

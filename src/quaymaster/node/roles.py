@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,8 @@ from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
+from quaymaster.monitoring.supervision import supervise
+from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.stores import declaring
@@ -137,6 +140,9 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     )
     floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
+    enforced = EnforcedFloor(router)
+    asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
+    stack.callback(asking.cancel)
     behind_front_ends = FrontEndsBehind(cell.store, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(behind_front_ends.close)
     admin = make_admin(
@@ -148,10 +154,11 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         operations=FrontEndOperations(node),
         wait_for_front_ends=behind_front_ends.wait,
         incarnations=usage_incarnations(settings, cell.store),
+        enforced=enforced,
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    behind = Behind(cell.store, metadata, router)
+    behind = Behind(cell.store, metadata, router, enforced)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

@@ -25,6 +25,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.net.rpc.memory import MemoryNetwork
 from quaymaster.protocol.rpc.broker_calls import (
+    ENFORCED,
     FOLLOWERS,
     FOLLOWS,
     JOURNAL_ID,
@@ -310,7 +311,20 @@ def test_who_follows_how_far_is_told_by_the_least_of_each_front_ends_connections
     with_broker(scenario)
 
 
-@pytest.mark.parametrize("method", [FOLLOWS, FOLLOWERS])
+def test_front_ends_are_told_which_floor_is_enforced() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = broker.connect("f1")
+        assert await client.ask(ENFORCED, b"", DEADLINE_MS) == REVISION.pack(0)
+        floor = await broker.raise_floor()
+        await pass_ms(BEHIND_MS - 100)
+        assert await client.ask(ENFORCED, b"", DEADLINE_MS) == REVISION.pack(0)
+        await pass_ms(200)
+        assert await client.ask(ENFORCED, b"", DEADLINE_MS) == REVISION.pack(floor)
+
+    with_broker(scenario)
+
+
+@pytest.mark.parametrize("method", [FOLLOWS, FOLLOWERS, ENFORCED])
 def test_brokers_and_metadata_nodes_have_no_say_in_it(method: str) -> None:
     assert "metadata" not in CALLERS[method]
     assert "broker" not in CALLERS[method]

@@ -101,6 +101,14 @@ def test_deleted_journal_has_no_leader() -> None:
     assert changes == [1, 1]
 
 
+def test_brokers_that_lead_nothing_are_known_by_their_addresses_too() -> None:
+    table, _ = make_table()
+    table.set_configuration(1, configuration(4, "b1@s"))
+
+    assert table.addresses == ["b1:1", "b2:1"]
+    assert all(table.is_known(address) for address in table.addresses)
+
+
 def test_hint_is_an_address_or_a_name() -> None:
     table, _ = make_table()
 

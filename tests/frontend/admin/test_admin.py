@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -953,6 +954,22 @@ def test_a_user_that_can_have_no_key_is_not_created_either(monkeypatch: pytest.M
             assert (await port.call("GET", "users/BOB")).json["keys"] == [
                 {"access_key_id": made["access_key_id"], "enabled": True}
             ]
+
+    asyncio.run(scenario())
+
+
+def test_a_front_end_that_is_behind_its_brokers_tells_operators_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            assert (await port.call("GET", "users")).status == 200
+            enforced = SimpleNamespace(revision=port.service.metadata.floor.revision + 1, silent_ms=0.0)
+            monkeypatch.setattr(port.admin._standing, "_enforced", enforced)
+            answer = await port.call("GET", "users")
+            assert answer.status == 503
+            assert b"cut off from metadata" in answer.body
+            assert (await port.client.request("GET", "/health/live")).status == 200
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
     /authorization_floor raised ──BEHIND_MS──▶ enforced: a front end that follows less is refused (NotNow)
     start ──listed──▶ enforced at once: how long ago it was raised cannot be known
     front end ──notice `follows`, first on each connection and when it has caught up──▶ how far it follows
+    front end ──`enforced`, each second──▶ the floor that is enforced: one that is behind answers nothing itself
 
 So a front end that is cut off from metadata serves until something is revoked, and then nothing. Each connection counts
 for itself: a process that was paused for long may come back while its successor, of the same name, is connected.
@@ -24,7 +25,14 @@ from quaymaster.core.values.commands import Receive
 from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCConnection
-from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, FOLLOWS, JOURNAL_ID, REVISION, encode_call
+from quaymaster.protocol.rpc.broker_calls import (
+    ENFORCED,
+    FOLLOWERS,
+    FOLLOWS,
+    JOURNAL_ID,
+    REVISION,
+    encode_call,
+)
 from quaymaster.protocol.rpc.command_codec import decode_command
 
 BEHIND_MS: Final = 3_000
@@ -36,6 +44,7 @@ COMMAND: Final = "command"
 CALLERS: Final[dict[str, tuple[str, ...]]] = {
     FOLLOWS: (FRONT_END,),
     FOLLOWERS: (FRONT_END, "operator"),
+    ENFORCED: (FRONT_END,),
 }
 """Which roles may call what."""
 
@@ -77,7 +86,7 @@ class AuthorizationFloor:
     @property
     def handlers(self) -> dict[str, CallHandler]:
         """The calls that it answers, by method."""
-        return {FOLLOWS: self._on_follows, FOLLOWERS: self._on_followers}
+        return {FOLLOWS: self._on_follows, FOLLOWERS: self._on_followers, ENFORCED: self._on_enforced}
 
     def check(self, call: IncomingCall) -> None:
         """Raise NotNow for a command of a front end that is behind the floor."""
@@ -108,6 +117,9 @@ class AuthorizationFloor:
                 name = connection.peer.node
                 followed[name] = min(revision, followed.get(name, revision))
         call.reply(encode_call(followed))
+
+    def _on_enforced(self, call: IncomingCall) -> None:
+        call.reply(REVISION.pack(self._enforced))
 
     def _on_row(self, key: str, value: bytes | None) -> None:
         floor = self._watch.revision_of(key)

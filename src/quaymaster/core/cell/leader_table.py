@@ -66,6 +66,11 @@ class LeaderTable:
             return address
         return hint if ":" in hint else None
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the brokers are reached that are known."""
+        return list(self._addresses.values())
+
     def is_known(self, address: str) -> bool:
         """Tell whether a broker is reached by this address."""
         return address in self._addresses.values()

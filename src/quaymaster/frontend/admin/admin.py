@@ -76,9 +76,9 @@ from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.admin.queue_admin import QueueAdmin
-from quaymaster.frontend.allow import KNOWS_TOO_LITTLE
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
+from quaymaster.frontend.standing import Enforced, Standing
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.messaging.encryption import MessageCipher
@@ -198,9 +198,11 @@ class Admin:
         authentication: Signed,
         authorization: OperatorAuthorization,
         wait_for_front_ends: WaitForFrontEnds,
+        standing: Standing,
         incarnations: FrontEndIncarnations | None = None,
     ) -> None:
         self._settings = settings
+        self._standing = standing
         self._broker = broker
         self._metadata = metadata
         self._accounts = metadata.accounts
@@ -305,9 +307,7 @@ class Admin:
             raise
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
-        age_max_ms = self._settings.authorization_max_age_s * 1000
-        if age_max_ms and self._metadata.floor.age_ms > age_max_ms:
-            raise NotNow(KNOWS_TOO_LITTLE)
+        self._standing.check_memory()
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
@@ -516,12 +516,14 @@ def make_admin(
     operations: Operations,
     wait_for_front_ends: WaitForFrontEnds = _no_others,
     incarnations: FrontEndIncarnations | None = None,
+    enforced: Enforced | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
 
     `now_ms` is the wall clock; `incarnations` are of front ends that record usage. `wait_for_front_ends` returns once
-    all others know of a revocation, or the names of those that do not.
+    all others know of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of
+    the authorization floor.
     """
     authentication = Signed(
         metadata.accounts.access_key,
@@ -541,6 +543,7 @@ def make_admin(
         authentication=authentication,
         wait_for_front_ends=wait_for_front_ends,
         authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
+        standing=Standing(metadata.floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
         incarnations=incarnations,
     )
 

@@ -24,6 +24,7 @@ from quaymaster.core.values.errors import (
     ExpiredToken,
     InvalidClientTokenId,
     InvalidParameterValue,
+    NotNow,
     UnsupportedOperation,
 )
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
@@ -38,6 +39,8 @@ SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
 SESSION_PREFIX: Final = "ASIA"
 """Of the access key ids of sessions."""
+ROWS_AGE_MAX_MS: Final = 4_000
+"""Of older rows no session is made: what they allowed may be revoked, and others would honor the session for hours."""
 OPENED_MAX: Final = 4_096
 """Tokens that are remembered with their content, of 10 KB each."""
 
@@ -102,11 +105,18 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """Makes sessions, and finds those of tokens. `now_ms` is the wall clock."""
+    """Makes sessions, and finds those of tokens. `now_ms` is the wall clock; `age_ms`: how old the rows may be."""
 
     def __init__(
-        self, keys: SessionKeys, accounts: Accounts, identities: Identities, now_ms: Callable[[], int]
+        self,
+        keys: SessionKeys,
+        accounts: Accounts,
+        identities: Identities,
+        now_ms: Callable[[], int],
+        *,
+        age_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._age_ms = age_ms
         self._keys = keys
         self._accounts = accounts
         self._identities = identities
@@ -175,6 +185,7 @@ class Sessions:
             UnsupportedOperation: it is disabled, temporary, of a user that is gone or of a disabled account, or the
                 cell is of an older format.
             NotYetKnown: its user is being asked for.
+            NotNow: the rows here are too old.
         """
         if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
             raise InvalidParameterValue.of(
@@ -228,8 +239,12 @@ class Sessions:
         """Make a session of a requester: of root, a user, or of a role that somebody may assume.
 
         `parent`: as of `of_caller`; ("", 0) for a web identity. `generation`: of the user's or role's sessions.
-        UnsupportedOperation in a cell of an older format.
+        UnsupportedOperation in a cell of an older format; NotNow when the rows here are too old.
         """
+        if self._age_ms() > ROWS_AGE_MAX_MS:
+            raise NotNow(
+                "Temporary credentials are not made now: this front end has heard nothing of its metadata for too long."
+            )
         assert requester.kind != "web identity", "a web identity gets the session of a role"
         now_ms = self._now_ms()
         content = SessionContent(

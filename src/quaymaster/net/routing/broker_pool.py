@@ -111,6 +111,10 @@ class BrokerPool:
         """Ask a question of our own, whatever else is on its way."""
         return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
 
+    def ask(self, method: str, deadline_ms: int, on_reply: OnReply) -> None:
+        """Ask something else than a command, whatever else is on its way."""
+        self._commands.call(method, b"", deadline_ms, on_reply)
+
     def tell(self, method: str, body: bytes) -> None:
         """Send a notice on each connection that there is; new ones begin with what is true then."""
         for client in (self._commands, *self._polls):

@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from struct import Struct
 from typing import Final
 
@@ -58,6 +59,7 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.broker_pool import BrokerPool, MakeClient, PoolLimits
 from quaymaster.net.routing.broker_routes import Route, Submission
+from quaymaster.net.rpc import OnReply
 from quaymaster.protocol.rpc.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
 from quaymaster.settings import parse_address
 
@@ -67,6 +69,8 @@ SWEEP_S: Final = 0.05
 """How exact the deadlines of those are that wait for a leader."""
 POOLS_MAX: Final = 64
 """Brokers that are known at once. Those that are not in the table, and that nothing is on its way to, make room."""
+WITNESSES: Final = 3
+"""So many brokers are asked at least what all of them can tell."""
 REPARKS_MAX: Final = 5
 """How often a long poll may lose its connection without a word. It may have been handed messages each time."""
 
@@ -189,6 +193,17 @@ class BrokerRouter:
         """Send a notice to every broker that is connected."""
         for pool in self._pools.values():
             pool.tell(method, body)
+
+    def ask_some(self, method: str, deadline_ms: int, on_reply: Callable[[str], OnReply]) -> list[str]:
+        """Ask every broker in use, and others up to WITNESSES; return their addresses. `on_reply`: of an address."""
+        asked = [address for address in self._pools if self.table.is_known(address)]
+        others = (address for address in self.table.addresses if address not in self._pools)
+        asked += islice(others, max(0, WITNESSES - len(asked)))
+        for address in asked:
+            pool = self.pool(address)
+            if pool is not None:
+                pool.ask(method, deadline_ms, on_reply(address))
+        return asked
 
     def samples(self) -> Iterator[Sample]:
         """Give the router's metrics: a source for `Metrics`."""

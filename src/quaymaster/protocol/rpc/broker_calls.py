@@ -9,6 +9,7 @@ A front end says of itself, and asks of all:
 
     follows    revision, u64 little-endian  notice: its rows are complete up to this authorization floor
     followers                               ─▶ {name: revision} of the front ends that are connected
+    enforced                                ─▶ revision, u64: below this floor it refuses them; 0: none
 
 And an operator:
 
@@ -33,6 +34,7 @@ DROP: Final = "drop"
 ACCEPT_CLOCK: Final = "accept_clock"
 FOLLOWS: Final = "follows"
 FOLLOWERS: Final = "followers"
+ENFORCED: Final = "enforced"
 
 JOURNAL_ID: Final = struct.Struct("<Q")
 REVISION: Final = struct.Struct("<Q")
