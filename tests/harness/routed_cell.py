@@ -177,7 +177,7 @@ class FakeBroker:
 
 
 class Cell:
-    """Brokers b1.. and a router. Queue q lies in the journal `q // 100`."""
+    """Brokers b1.. and a router. Queue q lies in the journal `q // 100`, of the account `q % 100`."""
 
     def __init__(self, brokers: int = 3, *, limits: RouterLimits | None = None) -> None:
         self.network = MemoryNetwork()
@@ -194,6 +194,7 @@ class Cell:
             self.table,
             self.journal_of,
             self._make_client,
+            account_of=self.account_of,
             limits=limits or RouterLimits(timeout_ms=10_000),
             on_doubt=self._on_doubt,
         )
@@ -201,6 +202,9 @@ class Cell:
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
         return queue_id // 100 or None
+
+    def account_of(self, queue_id: int) -> str:
+        return f"{queue_id % 100:012}"
 
     def _on_doubt(self) -> None:
         self.doubts += 1

@@ -31,6 +31,9 @@ class RegisteredQueues(Protocol):
     @property
     def journal_of(self) -> Callable[[int, int], int | None]: ...
 
+    @property
+    def account_of(self) -> Callable[[int], str]: ...
+
     def __len__(self) -> int: ...
 
     async def list_page(self, request: QueueListing) -> QueuePage: ...
@@ -61,6 +64,7 @@ class KeyedQueues:
         self.find = queues.find
         self.queue = queues.queue
         self.journal_of = queues.journal_of
+        self.account_of = queues.account_of
         self.list_page = queues.list_page
         self.refresh = queues.refresh
 

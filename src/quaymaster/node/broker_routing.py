@@ -26,11 +26,13 @@ def route_to_brokers(
     journal_of: Callable[[int, int], int | None],
     cell_format: CellFormat | None = None,
     *,
+    account_of: Callable[[int], str] = lambda queue_id: "",
     follows: Callable[[], int] | None = None,
 ) -> BrokerRouter:
     """Return what sends commands to the leaders of their journals; those wait until a leader is known.
 
-    `follows`: the authorization floor that a front end follows; brokers are told on each new connection.
+    `account_of`: who owns a queue, "" when that is not known. `follows`: the authorization floor that a front end
+    follows; brokers are told on each new connection.
 
     Raises TransportSecurityError when the certificates cannot be used.
     """
@@ -42,6 +44,7 @@ def route_to_brokers(
         table,
         journal_of,
         lambda address: transport.connect(address, BROKER_ROLE, say_first=say_first),
+        account_of=account_of,
         limits=_limits(transport.settings),
         on_doubt=watch.refresh,
         cell_format=cell_format,
@@ -57,5 +60,5 @@ def _limits(settings: Settings) -> RouterLimits:
     return RouterLimits(
         timeout_ms=max(1, settings.broker_timeout_ms * 39 // 40),
         waiting_polls_max=settings.long_polls_max,
-        pool=PoolLimits(polls_max=settings.long_polls_max),
+        pool=PoolLimits(polls_max=settings.long_polls_max, is_shared=settings.authentication != "open"),
     )

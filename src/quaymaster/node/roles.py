@@ -136,6 +136,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         cell.store,
         metadata.queues.journal_of,
         cell.cell_format,
+        account_of=metadata.queues.account_of,
         follows=lambda: floor.revision,
     )
     floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))

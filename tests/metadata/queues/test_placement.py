@@ -177,6 +177,7 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
                 is None
             )
             assert a.queues.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
+            assert [a.queues.account_of(queue_id) for queue_id in (more[0].queue_id, 10**9)] == [ACCOUNT, ""]
 
     run_cell(scenario, tmp_path)
 

@@ -43,6 +43,7 @@ from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net.routing import broker_routes
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import RouterLimits
+from quaymaster.net.routing.rooms import Occupancy
 
 RECEIPT = Receipt(1, 1, 1)
 
@@ -465,6 +466,38 @@ def test_room_for_those_who_wait_is_bounded() -> None:
     run(scenario, limits=RouterLimits(waiting_max=4, waiting_polls_max=3, waiting_bytes_max=1_000))
 
 
+def test_an_account_fills_half_of_the_room_for_a_leader_and_others_wait_next_to_it() -> None:
+    async def scenario(cell: Cell) -> None:
+        def of_bytes(size: int, queue: int) -> Send:
+            large = message(1)
+            large.payload = b"x" * size
+            return Send(queue, 0, [large])
+
+        waiting = [cell.start(send(number, queue=101)) for number in range(4)]
+        waiting += [cell.start(of_bytes(600, 103))]
+        polls = [cell.start(poll(101)) for _ in range(3)]
+
+        for command in (send(9, queue=101), poll(101), of_bytes(600, 103)):
+            with pytest.raises(Overloaded):
+                await cell.ask(command)
+        waiting += [cell.start(send(number, queue=102)) for number in range(2)]
+        polls += [cell.start(poll(102)) for _ in range(3)]
+        assert not any(answers for _, answers in waiting + polls)
+
+        polls.pop()[0].cancel()
+        polls.append(cell.start(poll(102)))
+        cell.lead(1, cell.brokers[0])
+        await until(lambda: all(answers for _, answers in waiting))
+        await until(lambda: len(cell.brokers[0].parked) == len(polls))
+        room = cell.router._routes[1].room
+        assert (room.all, room._accounts) == (Occupancy(), {})
+
+    limits = RouterLimits(
+        waiting_max=8, waiting_polls_max=6, waiting_bytes_max=2_000, pool=PoolLimits(is_shared=True)
+    )
+    run(scenario, limits=limits)
+
+
 def test_late_word_of_a_deposed_leader_does_not_close_the_way_to_the_next() -> None:
     async def scenario(cell: Cell) -> None:
         first, second, _ = cell.brokers
@@ -884,6 +917,48 @@ def test_overload_of_one_broker_does_not_touch_queues_of_another() -> None:
         await until(lambda: all(answers for _, answers in stuck))
 
     run(scenario, limits=RouterLimits(pool=PoolLimits(calls_max=10, polls_max=5)))
+
+
+def test_an_account_has_half_of_what_may_be_on_its_way_to_a_broker() -> None:
+    async def scenario(cell: Cell) -> None:
+        (broker,) = cell.brokers
+        cell.lead(1, broker)
+        broker.is_silent = True
+        stuck = [cell.start(send(number, queue=101)) for number in range(5)]
+        polls = [cell.start(poll(101)) for _ in range(2)]
+
+        for command in (send(99, queue=101), poll(101)):
+            with pytest.raises(Overloaded):
+                await cell.ask(command)
+        stuck += [cell.start(send(number, queue=102)) for number in range(5)]
+        polls += [cell.start(poll(102)) for _ in range(2)]
+        await until(lambda: len(broker.unanswered) == len(stuck) + len(polls))
+
+        pool = cell.router._pools[broker.address]
+        for call in broker.unanswered:
+            call.fail(DiskFull())
+        await until(lambda: all(answers for _, answers in stuck + polls))
+        assert (pool.room.all, pool.room._accounts) == (Occupancy(), {})
+
+    run(scenario, brokers=1, limits=RouterLimits(pool=PoolLimits(calls_max=10, polls_max=4, is_shared=True)))
+
+
+def test_half_of_the_bytes_on_their_way_to_a_broker_is_one_accounts() -> None:
+    async def scenario(cell: Cell) -> None:
+        (broker,) = cell.brokers
+        cell.lead(1, broker)
+        broker.is_silent = True
+        large = message(1)
+        large.payload = b"x" * 600
+        cell.start(Send(101, 0, [large]))
+
+        with pytest.raises(Overloaded):
+            await cell.ask(Send(101, 0, [large]))
+        cell.start(Send(102, 0, [large]))
+        await until(lambda: len(broker.unanswered) == 2)
+
+    limits = RouterLimits(pool=PoolLimits(bytes_max=2_000, is_shared=True))
+    run(scenario, brokers=1, limits=limits)
 
 
 def test_bytes_on_their_way_to_a_broker_are_bounded() -> None:

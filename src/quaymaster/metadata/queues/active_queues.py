@@ -40,6 +40,11 @@ class ActiveQueues:
             return None
         return definition.partitions[partition].journal_id
 
+    def account_of(self, queue_id: int) -> str:
+        """Return who owns an active queue, "" when that is not known."""
+        definition = self._by_id.get(queue_id)
+        return "" if definition is None else definition.account_id
+
     def active_queues(self) -> Iterable[QueueDefinition]:
         """Return all active queues, of all accounts, in no order."""
         return list(self._by_id.values())

@@ -3,6 +3,8 @@
     commands ──▶ one connection            up to `calls_max`, `bytes_max` of requests unanswered
     long polls ─▶ others, as many as needed   up to `polls_max`
 
+Of both, no account has more than half (`rooms`).
+
 Long polls have connections of their own: they stay for long, and there are many.
 """
 
@@ -17,6 +19,7 @@ from typing import Final
 from quaymaster.core.values.errors import ConnectionLost, NotNow, Overloaded, Timeout, Unreachable
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.circuit_breaker import CircuitBreaker
+from quaymaster.net.routing.rooms import Room, RoomLimits
 from quaymaster.net.rpc import OnReply, OutgoingCall, RPCClient
 
 COMMAND_METHOD: Final = "command"
@@ -41,6 +44,12 @@ class PoolLimits:
     """Bytes of requests."""
     polls_max: int = 20_000
     """Long polls."""
+    is_shared: bool = False
+    """Whether there are several accounts, each of which has half of these at most."""
+
+    def room(self) -> RoomLimits:
+        """Return what may be on its way."""
+        return RoomLimits(self.calls_max, self.bytes_max, self.polls_max, is_shared=self.is_shared)
 
 
 class BrokerPool:
@@ -48,17 +57,14 @@ class BrokerPool:
 
     __slots__ = (
         "_commands",
-        "_limits",
         "_make_client",
         "_overloaded",
         "_polls",
         "_silent",
         "address",
         "breaker",
-        "bytes_in_flight",
-        "calls_in_flight",
         "endpoint",
-        "polls_in_flight",
+        "room",
     )
 
     def __init__(
@@ -67,11 +73,9 @@ class BrokerPool:
         self.address = address
         self.endpoint = endpoint
         self.breaker = CircuitBreaker()
-        self.calls_in_flight = 0
-        self.polls_in_flight = 0
-        self.bytes_in_flight = 0
+        self.room = Room(limits.room())
+        """What is on its way."""
         self._make_client = make_client
-        self._limits = limits
         self._commands = make_client(endpoint)
         self._polls: list[RPCClient] = []
         self._overloaded = Overloaded(f"Too many requests for the broker at {address} are in progress.")
@@ -84,27 +88,25 @@ class BrokerPool:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is on its way."""
-        return not self.calls_in_flight and not self.polls_in_flight and not self._commands.calls
+        there = self.room.all
+        return not there.commands and not there.polls and not self._commands.calls
 
-    def refusal(self, body_bytes: int, *, is_poll: bool, now_ms: float) -> NotNow | None:
-        """Return why nothing more may be sent, None if it may."""
-        limits = self._limits
+    def refusal(self, account_id: str, body_bytes: int, *, is_poll: bool, now_ms: float) -> NotNow | None:
+        """Return why nothing more may be sent for an account, None if it may."""
+        if not self.room.has_room(account_id, body_bytes, is_poll=is_poll):
+            return self._overloaded
         if is_poll:
-            if self.polls_in_flight >= limits.polls_max:
-                return self._overloaded
             # Who may try is who is answered soon.
             return self._silent if self.breaker.is_open else None
-        if self.calls_in_flight >= limits.calls_max or self.bytes_in_flight + body_bytes > limits.bytes_max:
-            return self._overloaded
         return None if self.breaker.allows(now_ms) else self._silent
 
-    def call(self, body: bytes, deadline_ms: int, on_reply: OnReply, *, is_poll: bool) -> OutgoingCall:
+    def call(
+        self, account_id: str, body: bytes, deadline_ms: int, on_reply: OnReply, *, is_poll: bool
+    ) -> OutgoingCall:
         """Send a command that was not refused. Tell `ended` when it is over."""
+        self.room.enter(account_id, len(body), is_poll=is_poll)
         if is_poll:
-            self.polls_in_flight += 1
             return self._poll_client().call(COMMAND_METHOD, body, deadline_ms, on_reply, counted_as=LONG_POLL)
-        self.calls_in_flight += 1
-        self.bytes_in_flight += len(body)
         return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
 
     def probe(self, body: bytes, deadline_ms: int, on_reply: OnReply) -> OutgoingCall:
@@ -121,13 +123,9 @@ class BrokerPool:
             if client.is_connected:
                 client.notify(method, body)
 
-    def ended(self, body_bytes: int, *, is_poll: bool) -> None:
+    def ended(self, account_id: str, body_bytes: int, *, is_poll: bool) -> None:
         """A command was answered or taken back."""
-        if is_poll:
-            self.polls_in_flight -= 1
-        else:
-            self.calls_in_flight -= 1
-            self.bytes_in_flight -= body_bytes
+        self.room.leave(account_id, body_bytes, is_poll=is_poll)
 
     def heard(self, result: bytes | Exception, now_ms: float) -> bool:
         """Judge the broker by what came of a call; true when it is not asked any more from now on."""

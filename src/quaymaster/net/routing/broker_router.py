@@ -59,6 +59,7 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.broker_pool import BrokerPool, MakeClient, PoolLimits
 from quaymaster.net.routing.broker_routes import Route, Submission
+from quaymaster.net.routing.rooms import RoomLimits
 from quaymaster.net.rpc import OnReply
 from quaymaster.protocol.rpc.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
 from quaymaster.settings import parse_address
@@ -81,7 +82,7 @@ _journal_bytes = Struct("<Q").pack
 
 @dataclass(frozen=True, slots=True)
 class RouterLimits:
-    """The bounds of a router."""
+    """The bounds of a router. Of each, an account has half at most where there are several accounts."""
 
     timeout_ms: int = 19_500
     """How long a command may take, on top of a long poll's wait. A little less than whoever submits it waits."""
@@ -94,12 +95,19 @@ class RouterLimits:
     pool: PoolLimits = field(default_factory=PoolLimits)
     """The bounds of each broker."""
 
+    def room(self) -> RoomLimits:
+        """Return what may wait for a leader of one journal."""
+        return RoomLimits(
+            self.waiting_max, self.waiting_bytes_max, self.waiting_polls_max, is_shared=self.pool.is_shared
+        )
+
 
 class BrokerRouter:
     """A `BrokerClient` for a cell. Use within one event loop; `close` it at the end.
 
     `journal_of(queue_id, partition)` gives the journal, None when there is no such queue. `make_client` makes a client
-    for a broker's address. `on_doubt` is called when the table seems to be behind.
+    for a broker's address. `account_of(queue_id)` gives the account that owns a queue, "" when that is not known.
+    `on_doubt` is called when the table seems to be behind.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class BrokerRouter:
         journal_of: Callable[[int, int], int | None],
         make_client: MakeClient,
         *,
+        account_of: Callable[[int], str] = lambda queue_id: "",
         limits: RouterLimits | None = None,
         on_doubt: Callable[[], None] = lambda: None,
         cell_format: CellFormat | None = None,
@@ -118,6 +127,8 @@ class BrokerRouter:
         self.on_doubt = on_doubt
         self.events: dict[str, int] = {}
         self._journal_of = journal_of
+        self._account_of = account_of
+        self._room = self.limits.room()
         self._make_client = make_client
         self._routes: dict[int, Route] = {}
         self._pools: dict[str, BrokerPool] = {}
@@ -146,11 +157,13 @@ class BrokerRouter:
                 submission.size += len(message.payload)
         if kind is SetQueue:
             journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+            submission.account_id = command.definition.account_id  # type: ignore[union-attr]
         elif kind is ListDataKeys or kind is AskMarks:
             journal_id = command.journal_id  # type: ignore[union-attr]
         else:
             partition = getattr(command, "partition", FIRST_PARTITION)
             journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
+            submission.account_id = self._account_of(command.queue_id)  # type: ignore[union-attr]
         if journal_id is None:
             self._answer_later(submission, QueueDoesNotExist())
             return submission
@@ -209,16 +222,19 @@ class BrokerRouter:
         """Give the router's metrics: a source for `Metrics`."""
         pools = self._pools.values()
         yield Sample(
-            "quaymaster_broker_calls_in_flight", sum(pool.calls_in_flight for pool in pools), ("command",)
+            "quaymaster_broker_calls_in_flight", sum(pool.room.all.commands for pool in pools), ("command",)
         )
         yield Sample(
-            "quaymaster_broker_calls_in_flight", sum(pool.polls_in_flight for pool in pools), ("long_poll",)
+            "quaymaster_broker_calls_in_flight", sum(pool.room.all.polls for pool in pools), ("long_poll",)
         )
         routes = self._routes.values()
-        yield Sample("quaymaster_broker_calls_waiting", sum(route.commands for route in routes), ("command",))
-        yield Sample("quaymaster_broker_calls_waiting", sum(route.polls for route in routes), ("long_poll",))
+        there = [route.room.all for route in routes]
+        yield Sample("quaymaster_broker_calls_waiting", sum(all_.commands for all_ in there), ("command",))
+        yield Sample("quaymaster_broker_calls_waiting", sum(all_.polls for all_ in there), ("long_poll",))
         # One that nobody needs stays closed until somebody does.
-        lost = sum(not route.is_open and bool(route.commands or route.polls) for route in routes)
+        lost = sum(
+            not route.is_open and bool(route.room.all.commands or route.room.all.polls) for route in routes
+        )
         yield Sample("quaymaster_broker_routes_closed", lost)
         yield Sample("quaymaster_brokers_silent", sum(pool.breaker.is_open for pool in pools))
         for event, number in self.events.items():
@@ -268,7 +284,7 @@ class BrokerRouter:
     # On the way
 
     def _add_route(self, journal_id: int) -> Route:
-        route = self._routes[journal_id] = Route(self, journal_id)
+        route = self._routes[journal_id] = Route(self, journal_id, self._room)
         route.on_table()
         return route
 
@@ -293,7 +309,8 @@ class BrokerRouter:
                 command = as_repeat(command)
         body = _journal_bytes(route.journal_id) + self.encode(command)
         is_poll = wait_end_s > 0.0
-        refusal = pool.refusal(len(body), is_poll=is_poll, now_ms=now_s * 1000)
+        account_id = submission.account_id
+        refusal = pool.refusal(account_id, len(body), is_poll=is_poll, now_ms=now_s * 1000)
         if refusal is not None:
             self.count("refused")
             self._answer_later(submission, self._as_told(submission, refusal))
@@ -303,7 +320,7 @@ class BrokerRouter:
         submission.sent_bytes = len(body)
         route.on_their_way.add(submission)
         deadline_ms = max(1, int((submission.deadline_s - now_s) * 1000))
-        submission.call = pool.call(body, deadline_ms, submission.on_reply, is_poll=is_poll)
+        submission.call = pool.call(account_id, body, deadline_ms, submission.on_reply, is_poll=is_poll)
 
     def _leave(self, submission: Submission) -> None:
         """It is not on its way any more."""
@@ -312,7 +329,7 @@ class BrokerRouter:
         assert route is not None, "it was sent"
         submission.call = None
         route.on_their_way.discard(submission)
-        pool.ended(submission.sent_bytes, is_poll=submission.is_poll)
+        pool.ended(submission.account_id, submission.sent_bytes, is_poll=submission.is_poll)
 
     def on_reply(self, submission: Submission, result: bytes | Exception) -> None:
         """Take what came of a call."""
@@ -394,16 +411,8 @@ class BrokerRouter:
         """Wait for a leader, if there is room."""
         route = submission.route
         assert route is not None, "it was routed"
-        limits = self.limits
         submission.is_late = True
-        if submission.is_poll:
-            is_full = route.polls >= limits.waiting_polls_max
-        else:
-            is_full = (
-                route.commands >= limits.waiting_max
-                or route.bytes + submission.size > limits.waiting_bytes_max
-            )
-        if is_full:
+        if not route.room.has_room(submission.account_id, submission.size, is_poll=submission.is_poll):
             self.count("refused")
             error = Overloaded("Too many requests wait for a leader of the queue's journal.")
             self._answer_later(submission, self._as_told(submission, error))

@@ -42,6 +42,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.broker_pool import BrokerPool
+from quaymaster.net.routing.rooms import Room, RoomLimits
 from quaymaster.net.rpc import OutgoingCall
 
 PROBE_MIN_S: Final = 0.025
@@ -121,6 +122,8 @@ class Submission(msgspec.Struct, eq=False):
     """The route's, as it was sent by."""
     pool: BrokerPool | None = None
     call: OutgoingCall | None = None
+    account_id: str = ""
+    """Whose queue it is about; "": not known, or of no account."""
     size: int = 0
     """Bytes of its messages."""
     sent_bytes: int = 0
@@ -154,7 +157,7 @@ class Submission(msgspec.Struct, eq=False):
 class Route:
     """The way to one journal. Owned by the router."""
 
-    def __init__(self, router: RouteOwner, journal_id: int) -> None:
+    def __init__(self, router: RouteOwner, journal_id: int, limits: RoomLimits) -> None:
         self.journal_id = journal_id
         self.is_open = False
         self.version = 0
@@ -162,10 +165,8 @@ class Route:
         self.pool: BrokerPool | None = None
         """Who is asked; while the route is closed, who was."""
         self.on_their_way: set[Submission] = set()
-        self.commands = 0
-        """Commands that wait, long polls aside."""
-        self.polls = 0
-        self.bytes = 0
+        self.room = Room(limits)
+        """What waits for a leader."""
         self.earliest_s = math.inf
         """No deadline of those that wait is before this."""
         self._router = router
@@ -358,10 +359,10 @@ class Route:
     # Waiting
 
     def wait(self, submission: Submission) -> None:
-        """Let a command wait until the route is open. Whether there is room, the router knows."""
+        """Let a command wait until the route is open. Whether there is room, the router has asked."""
         submission.is_waiting = True
         self._waiting.append(submission)
-        self._count(submission, 1)
+        self.room.enter(submission.account_id, submission.size, is_poll=submission.is_poll)
         self.earliest_s = min(self.earliest_s, submission.deadline_s)
         self._probe_later()
 
@@ -369,7 +370,7 @@ class Route:
         """Wait for it no longer: it is skipped when its turn comes."""
         if submission.is_waiting:
             submission.is_waiting = False
-            self._count(submission, -1)
+            self.room.leave(submission.account_id, submission.size, is_poll=submission.is_poll)
 
     def take_late(self, now_s: float) -> list[Submission]:
         """Return those whose deadline has passed; they wait no longer."""
@@ -413,10 +414,3 @@ class Route:
             self._loop.call_later(RESUME_S, self._resume)
         elif not waiting:
             self.earliest_s = math.inf
-
-    def _count(self, submission: Submission, by: int) -> None:
-        if submission.is_poll:
-            self.polls += by
-        else:
-            self.commands += by
-            self.bytes += by * submission.size
