@@ -4,13 +4,17 @@
                              │ too many
                              ├──▶ counted by account and action, and said to be missing
                              │ of a client that is not known
-                             └──▶ counted by error, one record a minute
+                             ├──▶ counted by error, one record a minute
+                             │ denied, above DENIALS_PER_S_MAX
+                             └──▶ recorded as usage alone; counted by account and action, one audit event a minute
 
 A record is ten cells at the end of one long list: numbers, and an index into the contexts met since the last `take`.
 All else is worked out when a block is made of them, on another thread. A record leaves no object behind that
 collections of garbage would look at. Nothing here waits, and nothing fails a request.
 
 Records of changes that were begun are *owed*: others are counted where they cannot be written, these are kept.
+
+What a policy denies is an audit event, whatever the action, up to so many a second.
 
 Requests that were refused before it was known who asks are not recorded one by one: anyone can send any number,
 and records are kept for long.
@@ -21,23 +25,26 @@ reads would otherwise have something new to read for ever.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from quaymaster.core.limits.fair_window import FairWindow
 from quaymaster.core.values.attributes import LOG
-from quaymaster.core.values.errors import CallerError
+from quaymaster.core.values.errors import AccessDenied, CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import is_addressed_name
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
+from quaymaster.frontend.usage.counted_refusals import OTHERS, CountedRefusals, RefusalKind
 from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
+from quaymaster.protocol.sqs.errors import WIRE_ERRORS
 from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
@@ -61,16 +68,20 @@ OMITTED: Final = '{"omitted":true}'
 STS_SECRETS: Final = frozenset({"WebIdentityToken", "ExternalId"})
 """Parameters of STS that records leave out."""
 
-REFUSED_INTERVAL_MS: Final = 60_000
-"""Requests refused before it was known who asks are one record for each kind and so long."""
 REFUSED_KINDS_MAX: Final = 64
-"""So many kinds of these are told apart: a kind is a protocol, a status and an error's code, which are ours."""
+"""So many kinds of requests refused before it was known who asks are told apart in an interval: a kind is a protocol, a
+status and an error's code, which are ours."""
+
+DENIED: Final = WIRE_ERRORS[AccessDenied].code
+DENIALS_PER_S_MAX: Final = 100
+"""So many requests a second that a policy denies are audit events of their own, each account's part of them."""
+DENIED_KINDS_MAX: Final = 4_096
+"""So many kinds of others are told apart in an interval: a kind is an account, a protocol and an action."""
 
 ASKED_NAMES_MAX: Final = 1_000
 """So many names of queues that were not found are told apart in an hour."""
 INVALID_NAME: Final = "(invalid)"
-OTHER_NAMES: Final = "(others)"
-"""In place of a name that no queue can have, and of names beyond that many: no queue is called so."""
+"""In place of a name that no queue can have; `OTHERS` is in place of names beyond that many."""
 _HOUR_US: Final = 3_600_000_000
 
 ADMIN: Final = "admin"
@@ -87,8 +98,9 @@ _READ_ONLY: Final = {action.name for action in ACTIONS.values() if action.read_o
 _OWED: Final = {action.name for action in ACTIONS.values() if action.is_change} | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
-RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
-"""Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code."""
+RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str, bool]
+"""Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code, whether
+it is a denial that is no event of its own."""
 
 
 class RecordedTimes(Protocol):
@@ -132,16 +144,6 @@ class AnsweredCall(Protocol):
     def times(self) -> RecordedTimes: ...
 
 
-class _Refusals(msgspec.Struct):
-    """Requests of clients that were not known, which were refused alike."""
-
-    peer: str
-    """"" once there were several."""
-    requests: int = 0
-    request_bytes: int = 0
-    response_bytes: int = 0
-
-
 class UsageRecorder:
     """Takes one record a request, on the event loop's thread. `now_us` is the wall clock."""
 
@@ -165,9 +167,14 @@ class UsageRecorder:
         self._changes: list[Change] = []
         self._owed: list[int] = []
         self._overflow: dict[tuple[str, str], DroppedCount] = {}
-        self._refused: dict[tuple[str, int, str], _Refusals] = {}
-        """By protocol, status and code."""
-        self._refused_since_ms = 0.0
+        unknown = UNKNOWN_ACTION.name
+        self._refused = CountedRefusals(
+            REFUSED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.BAD_REQUEST, OTHERS)
+        )
+        self._denied = CountedRefusals(
+            DENIED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.FORBIDDEN, OTHERS)
+        )
+        self._denials = FairWindow(DENIALS_PER_S_MAX)
         self._asked: set[str] = set()
         """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
         self._asked_hour = 0
@@ -193,7 +200,8 @@ class UsageRecorder:
                 response_bytes=response_bytes,
             )
             return
-        key = self._key_of(call, code, status)
+        is_counted = code == DENIED and self._is_counted(call, status, now_ms)
+        key = self._key_of(call, code, status, is_counted=is_counted)
         number = self._numbers.get(key)
         if number is None and _is_of_pipeline(call, queue):
             return
@@ -233,7 +241,17 @@ class UsageRecorder:
         if count == self._rows_to_write:
             self.on_many()
 
-    def _key_of(self, call: AnsweredCall, code: str, status: int) -> RowKey:
+    def _is_counted(self, call: AnsweredCall, status: int, now_ms: float) -> bool:
+        """Tell whether a denial is one too many in this second; then count it."""
+        account_id = call.principal.account_id
+        if self._denials.takes(account_id, now_ms):
+            return False
+        protocol = _protocol_of(_form_of(call))
+        kind = RefusalKind(account_id, protocol, call.action.name, status, DENIED)
+        self._denied.count(kind, call.request.peer, now_ms)
+        return True
+
+    def _key_of(self, call: AnsweredCall, code: str, status: int, *, is_counted: bool) -> RowKey:
         queue, request, principal = call.queue, call.request, call.principal
         queue_name = call.queue_name
         if queue is None and queue_name:
@@ -247,9 +265,10 @@ class UsageRecorder:
             call.action.name,
             0 if queue is None else queue.queue_id,
             queue_name,
-            call.form is WireForm.JSON or (call.form is None and ADMIN),
+            _form_of(call),
             status,
             code,
+            is_counted,
         )
 
     def record_refused(
@@ -263,19 +282,13 @@ class UsageRecorder:
         response_bytes: int,
     ) -> None:
         """Count a request that was refused before it was known who asks."""
-        kind = ("json" if is_json else "query", status, code)
-        refused = self._refused.get(kind)
-        if refused is None:
-            if not self._refused:
-                self._refused_since_ms = self._monotonic_ms()
-            elif len(self._refused) >= REFUSED_KINDS_MAX:
-                kind = ("query", 400, OTHER_NAMES)
-            refused = self._refused.setdefault(kind, _Refusals(request.peer))
-        refused.requests += 1
-        refused.request_bytes += request_bytes
-        refused.response_bytes += response_bytes
-        if refused.peer != request.peer:
-            refused.peer = ""
+        self._refused.count(
+            RefusalKind("", _protocol_of(is_json), UNKNOWN_ACTION.name, status, code),
+            request.peer,
+            self._monotonic_ms(),
+            request_bytes=request_bytes,
+            response_bytes=response_bytes,
+        )
 
     @property
     def waiting(self) -> int:
@@ -297,8 +310,8 @@ class UsageRecorder:
     def take(self, *, is_last: bool = False) -> TakenRows:
         """Return what was recorded since the last time; what was counted of refusals, once a minute or at last."""
         now_ms = self._monotonic_ms()
-        if self._refused and (is_last or now_ms - self._refused_since_ms >= REFUSED_INTERVAL_MS):
-            self._record_refusals(now_ms)
+        for counted in (self._refused, self._denied):
+            self._record_counts(counted, now_ms, is_last=is_last)
         contexts, self._contexts = self._contexts, []
         cells, self._cells = self._cells, []
         self._count = 0
@@ -325,38 +338,26 @@ class UsageRecorder:
             owed,
         )
 
-    def _record_refusals(self, now_ms: float) -> None:
-        """Make a record of each kind. They are looks of management, so that an auditor sees them in the chain."""
-        seconds = math.ceil((now_ms - self._refused_since_ms) / 1000)
-        for (protocol, status, code), refused in self._refused.items():
-            counted = bounded_json({"requests": refused.requests, "seconds": seconds})
-            self._changes.append(Change(self._count, counted, ""))
+    def _record_counts(self, counted: CountedRefusals, now_ms: float, *, is_last: bool) -> None:
+        """Make a record of each kind. They are of management, so that an auditor sees them in the chain."""
+        for kind, refused, seconds in counted.take(now_ms, is_last=is_last):
+            told = bounded_json({"requests": refused.requests, "seconds": seconds})
+            self._changes.append(Change(self._count, told, ""))
             # Not the time of any request: these would be averages of nothing.
             self._cells.extend((len(self._contexts), now_ms, now_ms, 0.0))
             self._cells.extend((refused.request_bytes, refused.response_bytes, 0, 0, 0, ""))
             self._contexts.append(
                 UsageContext(
-                    *(
-                        "",
-                        "",
-                        "",
-                        refused.peer,
-                        "",
-                        protocol,
-                        UNKNOWN_ACTION.name,
-                        "management",
-                        True,
-                        0,
-                        "",
-                        "",
-                    ),
-                    status,
-                    code,
+                    *(kind.account_id, "", "", refused.peer, ""),
+                    *(kind.protocol, kind.action, "management"),
+                    kind.action in _READ_ONLY or kind.action == UNKNOWN_ACTION.name,
+                    *(0, "", ""),
+                    kind.status,
+                    kind.code,
                 )
             )
             self._count += 1
             self.recorded += 1
-        self._refused = {}
 
     def _asked_name(self, name: str) -> str:
         """Return the name under which a request for a queue that was not found is recorded."""
@@ -365,16 +366,18 @@ class UsageRecorder:
         if not is_addressed_name(name):
             return INVALID_NAME
         if len(self._asked) >= ASKED_NAMES_MAX:
-            return OTHER_NAMES
+            return OTHERS
         self._asked.add(name)
         return name
 
     def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
-        is_json, status, code = key[8:]
+        form, status, code, is_counted = key[8:]
         number = self._numbers[key] = len(self._contexts)
         agent = (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1")
         category = category_of(action)
+        if code == DENIED:
+            category = "data" if is_counted else "management"
         if category == "data":
             peer, agent = client_of(self._client_detail, peer, agent)
         self._contexts.append(
@@ -384,7 +387,7 @@ class UsageRecorder:
                 access_key_id,
                 peer,
                 agent,
-                is_json if isinstance(is_json, str) else "json" if is_json else "query",
+                _protocol_of(form),
                 action,
                 category,
                 action in _READ_ONLY,
@@ -401,6 +404,15 @@ class UsageRecorder:
 def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:
     """Tell whether a client asks for Quaymaster's own queue."""
     return queue is not None and call.form is not None and is_internal(queue.account_id, queue.name)
+
+
+def _form_of(call: AnsweredCall) -> bool | str:
+    """Return whether a call came as JSON, or ADMIN."""
+    return call.form is WireForm.JSON or (call.form is None and ADMIN)
+
+
+def _protocol_of(form: bool | str) -> str:
+    return form if isinstance(form, str) else "json" if form else "query"
 
 
 def category_of(action: str) -> Category:

@@ -20,6 +20,8 @@ CHUNK_BYTES: Final = 64 * 1024
 NO_HASH: Final = bytes(32)
 """Before the first block, and before the first record of a management action."""
 Category = Literal["data", "management"]
+"""What a request is about: messages, or queues and permissions. Records of management are events of the audit chain; so
+are those of denied requests for messages, which therefore say management."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
