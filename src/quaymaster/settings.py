@@ -42,6 +42,11 @@ UNIX_PREFIX = "unix:"
 EDGE_OFF = "off"
 EDGE_SOCKET = Path("run", "edge.sock")
 """In the data directory."""
+LISTENERS = (
+    *("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen"),
+    *("edge_bind", "edge_admin"),
+)
+"""Settings that are addresses to listen on. `edge_listen` may be one as well."""
 
 
 class SettingsError(Exception):
@@ -438,10 +443,7 @@ class Settings(BaseSettings):
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""
 
-    @field_validator(
-        *("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen"),
-        *("edge_bind", "edge_admin"),
-    )
+    @field_validator(*LISTENERS)
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
@@ -542,6 +544,14 @@ class Settings(BaseSettings):
     def edge_admin_address(self) -> Address:
         """The address of the edge's health and metrics, taken apart."""
         return parse_address(self.edge_admin)
+
+    @property
+    def listener_addresses(self) -> list[Address]:
+        """The addresses that any process with these settings listens on, taken apart."""
+        addresses = [parse_address(getattr(self, name)) for name in LISTENERS]
+        if isinstance(self.edge_place, Address):
+            addresses.append(self.edge_place)
+        return addresses
 
     @property
     def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

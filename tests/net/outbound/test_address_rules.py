@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quaymaster.net.outbound.address_rules import AddressRules, Endpoint, endpoint_of, is_public
 from quaymaster.net.outbound.own_endpoints import customer_rules
-from quaymaster.settings import Address, load_settings
+from quaymaster.settings import Address, Settings, SettingsError, load_settings
 
 NOTHING_ALLOWED = AddressRules(())
 
@@ -185,6 +185,33 @@ def test_settings_give_the_networks_and_the_own_listeners() -> None:
     for host, port in [*refused, ("127.0.0.1", settings.metadata_listen_address.port)]:
         assert rules.why_refused(host, port, is_encrypted=False) == "it belongs to this service"
     assert rules.why_refused("127.0.0.1", 8080, is_encrypted=False) is None
+
+
+def takes_addresses(name: str) -> bool:
+    """Tell whether a setting takes an address with a port: text without one is refused for that."""
+    try:
+        load_settings(flags={name: "no address"}, environment={})
+    except SettingsError as error:
+        return "is not an address" in str(error)
+    return False
+
+
+def test_no_setting_that_is_an_address_opens_it_to_urls_of_customers() -> None:
+    names = [name for name in Settings.model_fields if takes_addresses(name)]
+    flags = {name: f"127.0.0.1:{20_000 + number}" for number, name in enumerate(names)}
+    rules = customer_rules(load_settings(flags={**flags, "trusted_proxies": "127.0.0.1"}, environment={}))
+
+    refused = {
+        name: rules.why_refused("127.0.0.1", 20_000 + number, is_encrypted=False)
+        for number, name in enumerate(names)
+    }
+
+    assert refused == dict.fromkeys(names, "it belongs to this service")
+    assert {"listen", "admin_listen", "edge_bind", "edge_admin", "edge_listen", "metadata_nodes"} <= set(
+        names
+    )
+    # A listener by the names that they have is an address.
+    assert {name for name in Settings.model_fields if name.endswith(("_listen", "_bind"))} <= set(names)
 
 
 @pytest.mark.parametrize(

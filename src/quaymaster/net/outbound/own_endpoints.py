@@ -26,14 +26,7 @@ def customer_rules(
 
 
 def _endpoints_of(settings: Settings) -> frozenset[Endpoint]:
-    addresses = [
-        settings.listen_address,
-        settings.admin_address,
-        settings.metadata_listen_address,
-        settings.broker_listen_address,
-        settings.manager_listen_address,
-        *settings.metadata_node_list,
-    ]
+    addresses = [*settings.listener_addresses, *settings.metadata_node_list]
     for url in settings.etcd_endpoint_list:
         parts = urlsplit(url)
         addresses.append(Address(parts.hostname or "", parts.port or ETCD_PORT))
