@@ -41,3 +41,21 @@ def test_a_check_that_fails_makes_it_not_ready_until_it_holds_again() -> None:
     assert health.why_not_ready() == "The journal has stopped."
     reasons[0] = None
     assert health.why_not_ready() is None
+
+
+def test_a_full_process_is_not_ready_for_new_clients_and_keeps_those_it_has() -> None:
+    health = Health()
+    full: list[str | None] = ["It is full."]
+    stopped: list[str | None] = [None]
+    health.add_room_check(lambda: full[0])
+    health.add_check(lambda: stopped[0])
+
+    assert (health.why_not_ready(), health.keeps_clients()) == ("The process is starting.", False)
+    health.set_state("serving")
+    assert (health.why_not_ready(), health.keeps_clients()) == ("It is full.", True)
+    stopped[0] = "The journal has stopped."
+    assert (health.why_not_ready(), health.keeps_clients()) == ("The journal has stopped.", False)
+    full[0] = stopped[0] = None
+    assert (health.why_not_ready(), health.keeps_clients()) == (None, True)
+    health.set_state("draining")
+    assert (health.why_not_ready(), health.keeps_clients()) == ("The process is draining.", True)

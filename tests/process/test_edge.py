@@ -32,6 +32,8 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 
 ROTATIONS = 40
 ROTATIONS_LONG = 1_000
+FULL_S = 8
+"""Longer than the six checks, in which HAProxy takes a server for lost."""
 
 
 @pytest.fixture(name="tmp_path")
@@ -153,6 +155,39 @@ def test_health_and_metrics_of_haproxy_are_shown(edge: EdgeProcess, server: Quay
     until(lambda: edge.health()[0] == 503)
     server.start()
     until(lambda: edge.health()[0] == 200)
+
+
+def test_a_full_server_gets_no_new_clients_and_keeps_its_long_polls(tmp_path: Path) -> None:
+    connections_max = 5
+    limits = {
+        "http_connections_max": str(connections_max),
+        "http_key_connections_percent": "100",
+        "http_unsigned_connections_max": str(connections_max),
+        "http_unsigned_peer_connections_max": str(connections_max),
+    }
+    server = QuaymasterProcess(tmp_path / "data", settings=limits)
+    server.start()
+    try:
+        with edge_before(server, tmp_path) as edge, ThreadPoolExecutor(connections_max) as pool:
+            sqs = edge.client()
+            url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+            sqs.close()
+            until(lambda: edge.health()[0] == 200)
+
+            clients = [edge.client() for _ in range(connections_max)]
+            polls = [
+                pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=FULL_S)
+                for client in clients
+            ]
+            until(lambda: edge.health() == (404, b"takes-nothing-new"))
+            # Of these, HAProxy would have ended all after six checks.
+            answers = [poll.result()["ResponseMetadata"]["HTTPStatusCode"] for poll in polls]
+            for client in clients:
+                client.close()
+            until(lambda: edge.health()[0] == 200)
+    finally:
+        server.stop()
+    assert answers == [200] * connections_max
 
 
 # The standard library leaves a socket that was reset before its handshake to the garbage collector.

@@ -5,8 +5,9 @@
        a check fails  and holds again: the journal stopped, the disk is full, ...
 
 *Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold; while it starts, a
-check may say what it waits for. It may have notices:
-what an operator should look at, though requests are served.
+check may say what it waits for. A process that drains, or is merely full, is not ready either, but *keeps its clients*:
+new ones should go elsewhere, those it has are served. It may have notices: what an operator should look at, though
+requests are served.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Health:
     def __init__(self) -> None:
         self._state: State = "starting"
         self._checks: list[Check] = []
+        self._room_checks: list[Check] = []
         self._notices: list[Notices] = []
 
     @property
@@ -49,6 +51,10 @@ class Health:
         """Be not ready while `check` gives a reason."""
         self._checks.append(check)
 
+    def add_room_check(self, check: Check) -> None:
+        """Be not ready for new clients while `check` gives a reason; those that are there are still served."""
+        self._room_checks.append(check)
+
     def add_notices(self, notices: Notices) -> None:
         """Show what `notices` gives."""
         self._notices.append(notices)
@@ -58,11 +64,19 @@ class Health:
         return [text for notices in self._notices for text in notices()]
 
     def why_not_ready(self) -> str | None:
-        """Return the reason not to send requests here, or None."""
+        """Return the reason not to send new clients here, or None."""
         if self._state == "draining":
             return f"The process is {self._state}."
-        for check in self._checks:
-            reason = check()
-            if reason is not None:
-                return reason
-        return None if self._state == "serving" else f"The process is {self._state}."
+        return self._why_not_serving() or _first_reason(self._room_checks)
+
+    def keeps_clients(self) -> bool:
+        """Tell whether the clients that are here are served, though it may not be ready for new ones."""
+        return self._state == "draining" or self._why_not_serving() is None
+
+    def _why_not_serving(self) -> str | None:
+        reason = _first_reason(self._checks)
+        return reason or (None if self._state == "serving" else f"The process is {self._state}.")
+
+
+def _first_reason(checks: list[Check]) -> str | None:
+    return next((reason for check in checks if (reason := check()) is not None), None)

@@ -101,7 +101,7 @@ async def serve_sqs(
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)
     await listen_for_proxies(node, server)
-    node.health.add_check(server.why_not_ready)
+    node.health.add_room_check(server.why_not_ready)
     metrics.add_source(
         lambda: [
             Sample("quaymaster_http_connections", server.connections),

@@ -110,7 +110,7 @@ def _traffic_lines(host: HostProxy) -> list[str]:
         "",
         "backend front-end",
         "    option httpchk GET /health/ready",
-        "    # 404: it is about to stop, and still serves. After 3 s of silence clients are told, and retry.",
+        "    # 404: it is about to stop, or full, and still serves. After 3 s of silence clients are told, and retry.",
         "    http-check expect status 200,404",
         f"    server front-end {place} send-proxy-v2-ssl check addr {admin.host} port {admin.port}"
         " inter 500ms downinter 100ms fall 6 rise 1 on-marked-down shutdown-sessions",
@@ -144,7 +144,8 @@ def _health_lines(host: HostProxy) -> list[str]:
         f"    bind {host.admin}",
         "    http-request use-service prometheus-exporter if { path /metrics }",
         f"    {answer.format(200, 'ready')} {ready} {{ nbsrv(readiness) gt 0 }} {{ nbsrv(front-end) gt 0 }}",
-        f"    {answer.format(404, 'draining')} {ready} {{ srv_is_up(readiness/front-end) }} {{ nbsrv(readiness) 0 }}",
+        f"    {answer.format(404, 'takes-nothing-new')} {ready} {{ srv_is_up(readiness/front-end) }}"
+        " { nbsrv(readiness) 0 }",
         f"    {answer.format(503, 'not-ready')} {ready}",
         f"    {answer.format(200, 'alive')} if {{ path /health/live }}",
         "    stats enable",

@@ -1,7 +1,7 @@
 """The admin port: health checks, metrics, and the API that the command line uses.
 
     GET    /health/live                      200 while the process answers
-    GET    /health/ready                     200; 404 while draining; else 503; and why not
+    GET    /health/ready                     200; 404 while draining or full; else 503; and why not
     GET    /metrics                          Prometheus text
     GET    /admin/v1/status                  journal, disk, metadata
     GET    /admin/v1/pauses                  of the event loop

@@ -1,7 +1,7 @@
 """What monitoring asks every process, without a key: whether it lives, whether it is ready, its metrics.
 
 GET /health/live     200 while the process answers
-GET /health/ready    200; 404 while the process drains; else 503; and why not
+GET /health/ready    200; 404 while the process drains or is full; else 503; and why not
 GET /metrics         Prometheus text
 """
 
@@ -115,9 +115,9 @@ class ProbePort:
 
 def _readiness(health: Health, reason: str | None) -> int:
     """Return the status for balancers: at 404 HAProxy (`disable-on-404`) sends nothing new, and cuts nothing off."""
-    if health.state == "draining":
-        return 404
-    return 200 if reason is None else 503
+    if reason is None:
+        return 200
+    return 404 if health.keeps_clients() else 503
 
 
 def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
