@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -13,6 +16,7 @@ from quaymaster.broker.cell.broker_service import CALLER_ROLES
 from quaymaster.node.roles import CELL_ROLES
 from quaymaster.settings import Settings
 
+from .go_programs import go_program_or_skip
 from .manifests import (
     COMPONENT,
     FILES,
@@ -33,9 +37,13 @@ from .manifests import (
     ports,
     workloads,
 )
-from .support import USER, check_command, check_settings, documents, lint, program_or_skip
+from .support import USER, check_command, check_settings, documents, lint
 
-NOT_RENDERED = "that kustomize takes the overlays is not tested (kubectl has it)"
+SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+KUBERNETES_VERSIONS = ("1.35.0", "1.37.0")
+"""The oldest that the manifests are for, and the newest whose schemas are there."""
+BUILD_TIMEOUT_S = 1_300
+"""The first run on a machine builds two programs."""
 
 
 def every(*kinds: str) -> list[Any]:
@@ -77,12 +85,56 @@ def test_every_file_is_used_and_every_file_that_is_used_is_there() -> None:
     assert [overlay.name for overlay in OVERLAYS] == ["cell", "cell-cert-manager", "single"]
 
 
+def render(overlay: Path) -> str:
+    """Return what kustomize makes of an overlay: kubectl's, else the program."""
+    if kubectl := shutil.which("kubectl"):
+        return lint(kubectl, "kustomize", overlay)
+    return lint(go_program_or_skip("kustomize"), "build", overlay)
+
+
+def self_contained(directory: Path, version: str, kinds: set[str]) -> str:
+    """Write the schemas of these kinds, with all that they refer to; return where kubeconform finds them.
+
+    kubernetes-validate has them with references to another file, by a URL that kubeconform cannot follow.
+    """
+    source = SCHEMAS / f"v{version}-local-strict"
+    definitions = json.loads((source / "_definitions.json").read_text(encoding="utf-8"))["$defs"]
+    for kind in kinds:
+        text = (source / f"{kind}.json").read_text(encoding="utf-8")
+        schema = json.loads(text.replace("/api/_definitions.json#", "#"))
+        (directory / f"{kind}.json").write_text(json.dumps({**schema, "$defs": definitions}))
+    return f"{directory}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT_S)
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_kubeconform_takes_the_rendered_overlays_and_refuses_what_is_misspelled(
+    tmp_path: Path, version: str
+) -> None:
+    kubeconform = go_program_or_skip("kubeconform")
+    found = [
+        one
+        for overlay in OVERLAYS
+        for one in yaml.safe_load_all(render(overlay))
+        if one["apiVersion"] not in FOREIGN
+    ]
+    kinds = {"-".join([one["kind"], *one["apiVersion"].split("/")]).lower() for one in found}
+    place = self_contained(tmp_path, version, {kind.replace(".k8s.io", "") for kind in kinds})
+    right, wrong = tmp_path / "right.yaml", tmp_path / "wrong.yaml"
+    right.write_text(yaml.safe_dump_all(found))
+    wrong.write_text(right.read_text().replace("serviceName:", "serviceNames:"))
+
+    lint(kubeconform, "-strict", "-schema-location", place, right)
+
+    with pytest.raises(AssertionError, match="'serviceNames' not allowed"):
+        lint(kubeconform, "-strict", "-schema-location", place, wrong)
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT_S)
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=name_of)
 def test_kustomize_renders_an_overlay_that_kubernetes_takes(overlay: Path, tmp_path: Path) -> None:
-    kubectl = program_or_skip("kubectl", NOT_RENDERED)
-
     rendered = tmp_path / "rendered.yaml"
-    rendered.write_text(lint(kubectl, "kustomize", overlay))
+    rendered.write_text(render(overlay))
     found = documents(rendered)
     rendered.write_text(yaml.safe_dump_all(one for one in found if one["apiVersion"] not in FOREIGN))
     lint("kubernetes-validate", "--strict", "--quiet", rendered)
