@@ -93,6 +93,27 @@ def test_a_policy_that_may_not_be_read_is_named_and_the_others_are_checked(
     assert (of_one.code, of_one.out) == (1, "")
 
 
+def test_an_operator_checks_the_queues_of_all_accounts(run: Run, data: Path, server: PlayedServer) -> None:
+    accounts = [{"account_id": account_id} for account_id in ("000000000000", "111111111111")]
+    wrong, right = policy(Effect="Perhaps"), policy()
+    server.answers["GET /admin/v1/accounts"] = {"accounts": accounts}
+    server.answers["GET /admin/v1/policies?account_id=000000000000"] = {"policies": [], "next_token": "jobs"}
+    server.answers["GET /admin/v1/policies?account_id=000000000000&next_token=jobs"] = {
+        "policies": [{"name": "jobs", "policy": right}]
+    }
+    server.answers["GET /admin/v1/policies?account_id=111111111111"] = {
+        "policies": [{"name": "orders", "policy": wrong}]
+    }
+
+    result = run("policy", "check", "--all", "--accounts", "--data", data)
+
+    assert result.code == 1
+    assert result.out == (
+        "000000000000/jobs: can be evaluated\n"
+        '111111111111/orders: Effect is "Perhaps": it must be Allow or Deny.\n'
+    )
+
+
 def test_one_thing_is_checked(run: Run, data: Path, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff")
 
@@ -100,6 +121,7 @@ def test_one_thing_is_checked(run: Run, data: Path, tmp_path: Path) -> None:
         (),
         ("x", "--all"),
         ("--all", "--queue", "a"),
+        ("--queue", "a", "--accounts"),
         (tmp_path / "none",),
         (tmp_path / "binary",),
     ):

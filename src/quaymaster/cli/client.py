@@ -218,6 +218,10 @@ class AdminClient:
         """Yield the queues of an account whose names start with `prefix`, with their counts, page by page."""
         return self._paged("queues", {"account_id": account_id, "prefix": prefix, "limit": 1000})
 
+    def policies(self, account_id: str) -> Iterator[dict[str, Any]]:
+        """Yield the policies of an account's queues, page by page."""
+        return self._paged("policies", {"account_id": account_id})
+
     def accounts(self, *, deleted: bool = False) -> Iterator[dict[str, Any]]:
         """Yield all accounts by id, page by page; `deleted`: also those that were deleted."""
         return self._paged("accounts", {"deleted": "true" if deleted else None})

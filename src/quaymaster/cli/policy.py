@@ -38,8 +38,13 @@ def check(
     all_queues: Annotated[
         bool, typer.Option("--all", help="Check the policies of all queues of the account.")
     ] = False,
+    all_accounts: Annotated[
+        bool,
+        typer.Option("--accounts", help="With --all: of all accounts. For operators, over the admin API."),
+    ] = False,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
+    admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """Say whether policies can be evaluated, and what in them hardly means what it seems to.
@@ -49,12 +54,16 @@ def check(
     """
     if (file is not None) + (queue is not None) + all_queues != 1:
         raise WrongUsage("Name a file, or give --queue or --all.")
+    if all_accounts and not all_queues:
+        raise WrongUsage("--accounts goes with --all.")
     if kind not in ("queue", "identity", "trust") or (kind != "queue" and file is None):
         raise WrongUsage("--kind is queue, identity or trust, of a policy in a file.")
     if file is not None and kind != "queue":
         checked = [_check_of_identity(str(file), options.read_text(file), kind)]
     elif file is not None:
         checked = [_check(str(file), options.read_text(file), is_new=True)]
+    elif all_accounts:
+        checked = _check_all_accounts(data, admin_url)
     else:
         checked = _check_stored(data, endpoint_url, queue)
     if as_json:
@@ -86,6 +95,18 @@ def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None
             if text is not None:
                 checked.append(_check(url, text, is_new=False))
     return checked
+
+
+def _check_all_accounts(data: Path | None, admin_url: str | None) -> list[Checked]:
+    """Check the policies of all queues. Places are `ACCOUNT/QUEUE`; accounts that are disabled are checked, too."""
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        return [
+            _check(f"{account['account_id']}/{row['name']}", row["policy"], is_new=False)
+            for account in admin.accounts()
+            for row in admin.policies(account["account_id"])
+        ]
 
 
 def _check_of_identity(place: str, text: str, kind: str) -> Checked:

@@ -49,6 +49,7 @@ REQUESTS = [
     Asked("GET", "queues", query="?limit=1"),
     Asked("GET", "queues/*/messages", "jobs"),
     Asked("GET", "queues/*/policy", "jobs"),
+    Asked("GET", "policies", query="?limit=1"),
     Asked("DELETE", "queues/*/policy", "jobs"),
     Asked("POST", "queues/*/groups", "log", fields={"group": "readers"}),
     Asked("GET", "queues/*/groups", "log"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from frontend.admin.test_admin import administered
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend.admin.admin_calls import AdminCall
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
@@ -41,3 +42,30 @@ def test_a_stored_policy_is_shown_with_why_it_cannot_be_evaluated(
         "problem": problem,
         "stale": [],
     }
+
+
+def test_policies_of_an_account_come_in_pages_of_so_many_queues() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            policy = '{"Statement":{"Effect":"Deny","Principal":"*","Action":"*"}}'
+            for name in ("a", "c", "e"):
+                await port.service.add_queue(name, Policy=policy)
+            for name in ("b", "d"):
+                await port.service.add_queue(name)
+            pages: list[list[str]] = []
+            token = ""
+            while True:
+                page = (await port.call("GET", f"policies?limit=2&next_token={token}")).json
+                pages.append([row["name"] for row in page["policies"]])
+                assert all(row["policy"] == policy and row["problem"] is None for row in page["policies"])
+                token = page["next_token"]
+                if not token:
+                    break
+            other = await port.call("GET", "policies?account_id=111111111112")
+            refused = await port.call("GET", "policies?limit=1001")
+
+            assert pages == [["a"], ["c"], ["e"]]
+            assert other.json == {"policies": [], "next_token": None}
+            assert refused.status == 400
+
+    asyncio.run(scenario())

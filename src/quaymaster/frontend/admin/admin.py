@@ -8,6 +8,7 @@
     GET    /admin/v1/settings                what is in effect, secrets masked
     GET    /admin/v1/queues                  ?prefix= &account_id= &limit= &next_token=
     DELETE /admin/v1/queues/NAME             ?account_id=
+    GET    /admin/v1/policies                ?account_id= &limit= &next_token= : of queues
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
     GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
     POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
@@ -96,7 +97,7 @@ from quaymaster.settings import Settings, effective_settings
 
 API: Final = "/admin/v1/"
 REQUESTS_MAX: Final = 64
-_OF_ACCOUNTS: Final = frozenset({"queues", "roles", "users"})
+_OF_ACCOUNTS: Final = frozenset({"policies", "queues", "roles", "users"})
 """What belongs to the account that a request names. Access keys have ids that no other account has."""
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 
