@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
+from quaymaster_pipeline.warehouse.commit_notes import NOTE, notes_of
 from quaymaster_pipeline.warehouse.data_files import (
     RESTORE,
     DataFile,
@@ -40,12 +41,13 @@ from quaymaster_pipeline.warehouse.object_stores import check_conditional_writes
 from quaymaster_pipeline.warehouse.schemas import TableSpec
 from quaymaster_pipeline.warehouse.times import bound_of_time
 
-NOTE = "quaymaster"
-"""Where a commit has the notes of its jobs: `{"<app>": {...}}`, carried on from commit to commit."""
+LOG_CLEANUP = "delta.enableExpiredLogCleanup"
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 2 days",
+    LOG_CLEANUP: "false",
 }
+"""Old commits are deleted by ours alone, which carry the notes on: others would delete the last one that has them."""
 NO_BATCH = -1
 NO_VERSION = -1
 UNKNOWN_SCHEME = "Unknown scheme"
@@ -244,7 +246,7 @@ class Table:
         Delta would try again with a higher one by itself, and then the notes of the version between would be lost.
         """
         assert self._delta is not None, "it was opened to write"
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = _now_ms()
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
             for file in removes
@@ -264,6 +266,7 @@ class Table:
                     app_transactions=[Transaction(app, batch_id)],
                     max_commit_retries=0,
                 ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
             )
 
     def vacuum(self, older_than_hours: int) -> int:
@@ -274,15 +277,19 @@ class Table:
             older_than_hours = max(older_than_hours, OBJECT_STORE_KEPT_HOURS_MIN)
         with writing_to(self.place.uri):  # what is deleted is noted in the log
             removed = self._delta.vacuum(
-                retention_hours=older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
+                retention_hours=older_than_hours,
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=True,
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         self.refresh()
         return len(removed)
 
-    def _open_to_write(self) -> DeltaTable:
-        delta = self._delta
-        if delta is None:
-            delta = self._delta = DeltaTable.create(
+    def _open_to_write(self) -> None:
+        """Make the table if there is none, and give it the columns and properties that it lacks."""
+        if self._delta is None:
+            self._delta = DeltaTable.create(
                 self.place.uri,
                 self.spec.schema,
                 mode="ignore",
@@ -291,19 +298,33 @@ class Table:
                 configuration=TABLE_PROPERTIES | _statistics_of(self.spec),
                 storage_options=dict(self.place.storage_options),
             )
-            return delta
+        for _ in range(COMMIT_TRIES):
+            try:
+                self._mend(self._delta)
+            except CommitFailedError:
+                self.refresh()
+                continue
+            return
+        raise CommitConflict(
+            f"another process wrote to the table {self.spec.name} in {self.place.uri} meanwhile"
+        )
+
+    def _mend(self, delta: DeltaTable) -> None:
+        """Add what an earlier version's table lacks, by commits that carry the notes on."""
         there = {field.name for field in delta.schema().fields}
         added = [field for field in self.spec.schema if field.name not in there]
         if added:
-            from deltalake import Schema
+            fields = Schema.from_arrow(pa.schema(added)).fields
+            delta.alter.add_columns(fields, commit_properties=self._notes_alone())
+            self.refresh()
+        if delta.metadata().configuration.get(LOG_CLEANUP) != TABLE_PROPERTIES[LOG_CLEANUP]:
+            lacking = {LOG_CLEANUP: TABLE_PROPERTIES[LOG_CLEANUP]}
+            delta.alter.set_table_properties(lacking, commit_properties=self._notes_alone())
+            self.refresh()
 
-            notes = self._notes()
-            delta.alter.add_columns(
-                Schema.from_arrow(pa.schema(added)).fields,
-                commit_properties=CommitProperties(custom_metadata={NOTE: json.dumps(notes)}),
-            )
-            delta.update_incremental()
-        return delta
+    def _notes_alone(self) -> CommitProperties:
+        """Return what a commit says that changes no notes. It fails beside another, or notes of that would be lost."""
+        return CommitProperties(custom_metadata={NOTE: json.dumps(self._notes())}, max_commit_retries=0)
 
     def _partition(self, file: DataFile) -> dict[str, str | None]:
         column = self.spec.partition_column
@@ -313,11 +334,13 @@ class Table:
         version = self.version
         if self._delta is not None and self._notes_text[0] != version:
             with self._telling_broken_log():
-                history = self._delta.history(HISTORY_SEEN)
-            # deltalake begins with the newest there is, and goes as far back as from this version.
-            newer = len(history) - min(HISTORY_SEEN, version + 1)
-            texts = (commit[NOTE] for commit in history[max(0, newer) :] if NOTE in commit)
-            self._notes_text = version, next(texts, "{}")
+                text = notes_of(self.place, self.spec.name, version)
+            if text is None and self.file_lines().num_rows:
+                raise BrokenTable(
+                    f"the table {self.spec.name} is broken: it has rows, and no commit in {self.place.uri}/_delta_log "
+                    f"says of which jobs; {RESTORE}"
+                )
+            self._notes_text = version, text or "{}"
         notes: dict[str, Any] = json.loads(self._notes_text[1])
         return notes
 
@@ -354,10 +377,6 @@ def _statistics_of(spec: TableSpec) -> dict[str, str]:
     if not names:
         return {"delta.dataSkippingNumIndexedCols": "0"}
     return {"delta.dataSkippingStatsColumns": ",".join(names)}
-
-
-HISTORY_SEEN = 20
-"""How many commits are looked through for the notes. Each of ours has them; vacuum adds two that have none."""
 
 
 class Warehouse:
@@ -441,6 +460,10 @@ def planning_again(act: Callable[[], Result], *seen: Table | Warehouse) -> Resul
             for tables in seen:
                 tables.refresh()
     return act()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def within(column: Any, first: Any, end: Any) -> Any:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
+from quaymaster_pipeline.warehouse import tables
+from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import TIME, TableSpec
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, WarehouseBusy
 
@@ -76,6 +82,116 @@ def test_notes_outlive_vacuum(tmp_path: Path) -> None:
     assert removed == 1
     assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": 7}
     assert numbers_in(table) == [1]
+
+
+CHECKPOINT_EVERY = int(tables.TABLE_PROPERTIES["delta.checkpointInterval"])
+
+
+def log_of(table: Table) -> Path:
+    return Path(table.place.uri) / "_delta_log"
+
+
+def fill_up_to_checkpoint(root: Path) -> Table:
+    """Return a table whose next commit makes a checkpoint, and whose commits so far are older than logs are kept."""
+    table = Warehouse(root).table(SPEC)
+    while table.version < CHECKPOINT_EVERY - 2:
+        batch_id = table.last_batch("job") + 1
+        table.commit("job", batch_id, table.write("a", rows(batch_id)), note={"next": batch_id + 1})
+    days_ago_s = time.time() - 5 * 86_400
+    for path in log_of(table).iterdir():
+        os.utime(path, (days_ago_s, days_ago_s))
+    return table
+
+
+def commit_without_notes(table: Table, times: int) -> None:
+    """Commit as other programs do that know nothing of notes."""
+    for number in range(times):
+        other = DeltaTable(table.place.uri)
+        other.alter.set_table_properties({"other": str(number)}, raise_if_not_exists=False)
+    table.refresh()
+
+
+def test_notes_outlive_a_vacuum_that_makes_a_checkpoint_after_days_of_rest(tmp_path: Path) -> None:
+    table = fill_up_to_checkpoint(tmp_path)
+    batches = table.last_batch("job") + 1
+    table.write("killed", rows(0))
+
+    table.vacuum(0)
+
+    assert list(log_of(table).glob("*.checkpoint.parquet"))
+    assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": batches}
+
+
+def test_notes_outlive_any_number_of_commits_of_others_in_a_table_of_an_earlier_version_too(
+    tmp_path: Path,
+) -> None:
+    first = Warehouse(tmp_path).table(SPEC)
+    first.commit("job", 0, first.write("a", rows(0)), note={"next": 1})
+    DeltaTable(first.place.uri).alter.set_table_properties({"delta.enableExpiredLogCleanup": "true"})
+    table = fill_up_to_checkpoint(tmp_path)
+    batches = table.last_batch("job") + 1
+
+    commit_without_notes(table, 30)
+
+    assert list(log_of(table).glob("*.checkpoint.parquet"))
+    assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": batches}
+    table.commit("other job", 0, [])
+    assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": batches}
+
+
+def test_old_commits_are_deleted_by_those_that_carry_notes(tmp_path: Path) -> None:
+    table = fill_up_to_checkpoint(tmp_path)
+
+    table.commit("job", table.last_batch("job") + 1, [], note={"next": "here"})
+
+    assert len(list(log_of(table).glob("*.json"))) < 3
+    assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": "here"}
+    assert numbers_in(Warehouse(tmp_path).table(SPEC)) == list(range(CHECKPOINT_EVERY - 2))
+
+
+def test_a_table_that_lost_its_notes_is_refused_and_does_not_begin_again(tmp_path: Path) -> None:
+    table = fill_up_to_checkpoint(tmp_path)
+    commit_without_notes(table, 2)
+    for number in range(table.version - 1):
+        (log_of(table) / f"{number:020}.json").unlink()
+
+    cut = Warehouse(tmp_path).table(SPEC)
+
+    assert cut.last_batch("job") == CHECKPOINT_EVERY - 3
+    with pytest.raises(BrokenTable, match=r"^the table bronze.things is broken: its log .* has no notes"):
+        cut.note("job")
+    with pytest.raises(BrokenTable, match="has no notes"):
+        cut.commit("job", CHECKPOINT_EVERY, [])
+
+
+def test_a_table_that_another_program_filled_is_refused(tmp_path: Path) -> None:
+    place = Warehouse(tmp_path).place(SPEC)
+    write_deltalake(place.uri, rows(1), partition_by=["day"])
+
+    with pytest.raises(BrokenTable, match="it has rows, and no commit"):
+        Warehouse(tmp_path).table(SPEC).note("job")
+
+
+def test_a_table_is_mended_beside_another_commit_without_a_loss_of_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, [], note={"next": 1})
+    wider = TableSpec(SPEC.name, SPEC.schema.append(pa.field("color", pa.string())), "day")
+    later = Warehouse(tmp_path).table(wider)
+    said = Table._notes_alone
+
+    def said_and_then_another_commits(mended: Table) -> Any:
+        found = said(mended)
+        monkeypatch.setattr(Table, "_notes_alone", said)
+        table.commit("job", 1, [], note={"next": 2})
+        return found
+
+    monkeypatch.setattr(Table, "_notes_alone", said_and_then_another_commits)
+    later.commit("wider", 0, [])
+
+    assert later.note("job") == {"next": 2}
+    assert "color" in {field.name for field in DeltaTable(later.place.uri).schema().fields}
 
 
 def test_a_note_is_that_of_the_version_that_is_read_whatever_others_committed_since(tmp_path: Path) -> None:
