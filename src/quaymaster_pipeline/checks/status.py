@@ -89,13 +89,10 @@ def read_status(
         "tables": {
             spec.name: {
                 "version": table.version,
-                "files": len(files),
-                "rows": sum(file.rows for file in files),
-                "bytes": sum(file.size for file in files),
+                **table.size._asdict(),
             }
             for spec in TABLES
             for table in [warehouse.table(spec)]
-            for files in [table.files()]
         },
     }
 

@@ -21,6 +21,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from quaymaster_pipeline.checks.reconciliation import LayerComparison, last_batch_of_all
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak
 from quaymaster_pipeline.checks.verification import compare_hours_of
@@ -40,9 +42,9 @@ from quaymaster_pipeline.warehouse.closes import (
     APP,
     SUMS,
     DayClose,
+    are_closed_files,
     closed_through,
     closes_table,
-    is_closed_file,
     last_closed_day,
     noted_closes,
     read_closes,
@@ -98,7 +100,9 @@ class _Plan:
     totals_before: Mapping[str, int]
     days: tuple[_Day, ...]
     blocks: tuple[DataFile, ...]
-    events: tuple[DataFile, ...]
+    events_of_batches: tuple[DataFile, ...]
+    events_of_days: tuple[DataFile, ...]
+    """Of the days that are closed for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,8 @@ def _plan(warehouse: Warehouse, now: datetime.datetime, *, takes_late: bool) -> 
         note.get("totals", {}),
         tuple(days),
         tuple(files_of_batches(blocks, before + 1, through)),
-        tuple(events.files()),
+        tuple(files_of_batches(events, before + 1, through)),
+        tuple(events.files(events.lines_of(day.date for day in days if not day.is_late))),
     )
 
 
@@ -232,18 +237,20 @@ def _days(
     last_closed = "" if days[0] is None else days[0].isoformat()
     right: dict[str, list[DataFile]] = {}
     found: dict[str, list[DataFile]] = {}
-    for file in hourly.files():
-        if last_closed < str(file.partition_value):
-            right.setdefault(str(file.partition_value), []).append(file)
-    for file in events.files():
-        if last_closed < str(file.partition_value):
-            right.setdefault(str(file.partition_value), [])
+    first_open = None if days[0] is None else (days[0] + _DAY).isoformat()
+    for file in hourly.files(hourly.lines_of_days(begin=first_open)):
+        right.setdefault(str(file.partition_value), []).append(file)
+    for date in events.partitions():
+        if last_closed < date:
+            right.setdefault(date, [])
     for file in files_of_batches(events, *batches):
         if str(file.partition_value) <= last_closed:
             right.setdefault(str(file.partition_value), []).append(file)
-    for file in daily.files():
-        if not is_closed_file(file.path):
-            found.setdefault(str(file.partition_value), []).append(file)
+    lines = daily.file_lines()
+    if lines.num_rows:
+        lines = lines.filter(pc.invert(are_closed_files(lines.column("path"))))
+    for file in daily.files(lines):
+        found.setdefault(str(file.partition_value), []).append(file)
     return [
         _Day(date, date <= last_closed, tuple(right.get(date, ())), tuple(found.get(date, ())))
         for date in sorted(right.keys() | found.keys())
@@ -390,11 +397,7 @@ def _compare_batches(
 ) -> tuple[Counter[str], list[LayerComparison]]:
     """Compare what the blocks since the last close say with what silver has of them, to the last request."""
     items = [json.dumps([HEADERS, file.path]) for file in plan.blocks]
-    items += [
-        json.dumps([USAGE, file.path])
-        for file in plan.events
-        if file.may_have("batch_id", plan.before + 1, plan.through)
-    ]
+    items += [json.dumps([USAGE, file.path]) for file in plan.events_of_batches]
     work = counting_work(
         warehouse.place(BLOCKS), warehouse.place(USAGE_EVENTS), plan.before + 1, plan.through
     )
@@ -416,10 +419,8 @@ def _compare_batches(
 def _compare_hours(workers: Workers, warehouse: Warehouse, plan: _Plan) -> list[UsageBreak]:
     """Compare the hours of days that are closed for the first time with silver, key by key."""
     hours = [file for day in plan.days if not day.is_late for file in day.right]
-    dates = {day.date for day in plan.days if not day.is_late}
-    events = [file for file in plan.events if file.partition_value in dates]
     tables = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
-    return compare_hours_of(workers, *tables, (events, hours), plan.through)
+    return compare_hours_of(workers, *tables, (plan.events_of_days, hours), plan.through)
 
 
 def _write_days(workers: Workers, warehouse: Warehouse, plan: _Plan) -> dict[str, _ClosedDay]:

@@ -83,14 +83,15 @@ def expire_content(
 
 def due(table: Table, now: datetime.datetime, days: int, last_batch: int) -> list[DataFile]:
     """Return the files of blocks that have content to expire, of batches up to `last_batch`."""
-    first_day = str(first_kept(now, days))
-    return [
-        file
-        for file in table.files()
-        if str(file.partition_value) < first_day
-        and file.bounds["batch_id"][1] <= last_batch
-        and file.bounds["content_bytes"][1] > 0
-    ]
+    lines = table.lines_of_days(end=str(first_kept(now, days)))
+    if lines.num_rows:
+        lines = lines.filter(
+            pc.and_(
+                pc.less_equal(lines.column("max.batch_id"), last_batch),
+                pc.greater(lines.column("max.content_bytes"), 0),
+            )
+        )
+    return table.files(lines)
 
 
 def expire_quarantine(

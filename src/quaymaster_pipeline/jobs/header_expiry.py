@@ -61,7 +61,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     USAGE_DAILY,
     USAGE_EVENTS,
 )
-from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, lowest, planning_again
 
 _COUNTS: Final = "headers"
 _PREFIX: Final = "expiry"
@@ -134,7 +134,8 @@ def _plan(warehouse: Warehouse, now: datetime.datetime, days: int) -> _Plan | No
     for table in (events, blocks, expired):
         table.refresh()
     before = expired_blocks(expired)
-    remaining = min((file.bounds["batch_id"][0] for file in events.files()), default=LAST_BATCH)
+    first = lowest(events.file_lines(), "batch_id")
+    remaining = LAST_BATCH if first is None else int(first)
     last = min(closed_through(warehouse), remaining - 1)
     files = before.remaining(blocks.files())
     chosen = choose(files, str(first_kept(now, days)), last)

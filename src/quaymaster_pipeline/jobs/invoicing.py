@@ -294,7 +294,7 @@ def _plan(
     invoices = warehouse.table(INVOICES)
     before = window(month)
     finals = [one for one in before if one in whole]
-    known = {Month.parse(str(file.partition_value)[:7]) for file in invoices.files()} - {month}
+    known = {Month.parse(day[:7]) for day in invoices.partitions()} - {month}
     late = _late(daily, invoices, finals)
     return InvoicePlan(
         month=month,

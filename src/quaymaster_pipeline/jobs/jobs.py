@@ -176,7 +176,7 @@ class RefineJob:
 
     def covered(self) -> tuple[Coverage, int]:
         """Return a copy of the coverage, and the last batch that it has."""
-        return Coverage.of_lines(self.coverage.lines()), self._covered_batch
+        return self.coverage.copy(), self._covered_batch
 
     def read_from(self, feed: BlockSource) -> None:
         """Continue with a feed: the same one, perhaps at another address."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from quaymaster_pipeline.checks.verification import compare_hours_of
 from quaymaster_pipeline.jobs.retention import USAGE_DAYS, first_kept
 from quaymaster_pipeline.usage import gold, silver
@@ -22,7 +24,7 @@ from quaymaster_pipeline.warehouse.closes import closed_through, last_closed_day
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, lowest, planning_again
 
 APP: Final = "usage expiry"
 _COUNTED: Final = ("messages", "bytes", "chunks", "http_status")
@@ -81,9 +83,7 @@ def _compare_a_last_time(workers: Workers, warehouse: Warehouse, dates: Abstract
     accepted = {str(close.day) for close in read_closes(warehouse) if close.difference}
     expired = expired_usage(events)
     whole = {date for date in dates if not expired.has(date)} - accepted
-    requests, hours = (
-        [file for file in one.files() if file.partition_value in whole] for one in (events, hourly)
-    )
+    requests, hours = (one.files(one.lines_of(whole)) for one in (events, hourly))
     breaks = compare_hours_of(workers, events, hourly, (requests, hours), hourly.last_batch(gold.APP))
     if breaks:
         raise SumsDiffer(
@@ -94,17 +94,19 @@ def _compare_a_last_time(workers: Workers, warehouse: Warehouse, dates: Abstract
 
 def _first_with_content(blocks: Table) -> int:
     """Return the first batch of bronze that has content."""
-    lows = (file.bounds["batch_id"][0] for file in blocks.files() if file.bounds["content_bytes"][1] > 0)
-    return min(lows, default=LAST_BATCH)
+    lines = blocks.file_lines()
+    if lines.num_rows:
+        lines = lines.filter(pc.greater(lines.column("max.content_bytes"), 0))
+    first = lowest(lines, "batch_id")
+    return LAST_BATCH if first is None else int(first)
 
 
 def due(table: Table, before: str, through: int) -> list[DataFile]:
     """Return the files of days before `before` that have no batch after `through`, the last one that may expire."""
-    return [
-        file
-        for file in table.files()
-        if str(file.partition_value) < before and file.bounds["batch_id"][1] <= through
-    ]
+    lines = table.lines_of_days(end=before)
+    if lines.num_rows:
+        lines = lines.filter(pc.less_equal(lines.column("max.batch_id"), through))
+    return table.files(lines)
 
 
 def _counting_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:

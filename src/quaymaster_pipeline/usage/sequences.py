@@ -105,6 +105,13 @@ class _Progress:
         return self.ranges.prefix_end >= end
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether sequences are missing between what came, or before the seal."""
+        lows, highs = self.ranges.lows, self.ranges.highs
+        end = highs[-1] if highs else 0
+        return len(lows) > 1 or bool(lows and lows[0] > 0) or (self.seal_end or 0) > end
+
+    @property
     def watermark_us(self) -> int:
         """Everything older than this is there; 0 when nothing is known."""
         end = self.ranges.prefix_end
@@ -112,10 +119,31 @@ class _Progress:
 
 
 class Coverage:
-    """What came of every front end's incarnations."""
+    """What came of every front end's incarnations.
+
+    Most of them are sealed and complete. Which are not is kept up, so a question about these alone costs the same
+    whatever the history.
+    """
 
     def __init__(self) -> None:
         self._incarnations: dict[IncarnationId, _Progress] = {}
+        self._open: set[IncarnationId] = set()
+        self._gapped: set[IncarnationId] = set()
+
+    def copy(self) -> Coverage:
+        """Return another one that has the same, for another thread to add to."""
+        made = Coverage()
+        made._incarnations = {
+            owner: _Progress(
+                _Ranges(progress.ranges.lows.copy(), progress.ranges.highs.copy()),
+                progress.watermarks.copy(),
+                progress.is_sealed,
+                progress.seal_end,
+            )
+            for owner, progress in self._incarnations.items()
+        }
+        made._open, made._gapped = self._open.copy(), self._gapped.copy()
+        return made
 
     def overlaps(self, block: BlockRange) -> bool:
         """Return whether any sequence of the block came before."""
@@ -143,6 +171,16 @@ class Coverage:
             if block.seal_end is not None or not sealed.is_sealed:
                 sealed.seal_end = block.seal_end
             sealed.is_sealed = True
+            self._look_at(block.sealed, sealed)
+        self._look_at(block.owner, progress)
+
+    def _look_at(self, owner: IncarnationId, progress: _Progress) -> None:
+        """Keep up which incarnations are open, and which have gaps."""
+        for owners, is_one in ((self._open, not progress.is_complete), (self._gapped, progress.has_gaps)):
+            if is_one:
+                owners.add(owner)
+            else:
+                owners.discard(owner)
 
     def ranges_of(self, owner: IncarnationId) -> list[tuple[int, int]]:
         """Return what came of an incarnation: disjoint half-open ranges, in order."""
@@ -170,19 +208,21 @@ class Coverage:
         """Return what `lines` was made of."""
         coverage = cls()
         for front_end, number, ranges, watermarks, is_sealed, seal_end in lines:
-            coverage._incarnations[IncarnationId(front_end, number)] = _Progress(
+            owner = IncarnationId(front_end, number)
+            progress = coverage._incarnations[owner] = _Progress(
                 _Ranges(ranges[::2], ranges[1::2]),
                 list(zip(watermarks[::2], watermarks[1::2], strict=True)),
                 is_sealed,
                 seal_end,
             )
+            coverage._look_at(owner, progress)
         return coverage
 
     def gaps(self) -> list[Gap]:
         """Return what is missing between what came, and before the seals."""
         found = []
-        for owner, progress in sorted(self._incarnations.items()):
-            expected = 0
+        for owner in sorted(self._gapped):
+            progress, expected = self._incarnations[owner], 0
             for low, high in zip(progress.ranges.lows, progress.ranges.highs, strict=True):
                 if low > expected:
                     found.append(Gap(owner, expected, low))
@@ -193,17 +233,14 @@ class Coverage:
 
     def open_incarnations(self) -> list[IncarnationId]:
         """Return the incarnations of which more may come."""
-        return sorted(owner for owner, progress in self._incarnations.items() if not progress.is_complete)
+        return sorted(self._open)
 
     def closed_until_us(self) -> int | None:
         """Return the time before which nothing is missing and nothing comes any more.
 
         None when no front end is known, or all are sealed and complete: then that is true of all times.
         """
-        return min(
-            (progress.watermark_us for progress in self._incarnations.values() if not progress.is_complete),
-            default=None,
-        )
+        return min((self._incarnations[owner].watermark_us for owner in self._open), default=None)
 
 
 def judge_blocks(

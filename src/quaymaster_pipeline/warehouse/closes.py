@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from quaymaster_pipeline.warehouse.data_files import RESTORE
 from quaymaster_pipeline.warehouse.errors import BrokenTable
@@ -91,6 +92,11 @@ class DayClose(NamedTuple):
 def is_closed_file(path: str) -> bool:
     """Return whether a file of usage_daily is of a closed day, by its name."""
     return path.rpartition("/")[2].startswith(f"{CLOSED}-")
+
+
+def are_closed_files(paths: Any) -> Any:
+    """Return which of these files `is_closed_file` is true of, as a mask."""
+    return pc.match_substring_regex(paths, rf"(^|/){CLOSED}-[^/]*$")
 
 
 def sealed(closes: Iterable[DayClose], previous: bytes) -> list[DayClose]:

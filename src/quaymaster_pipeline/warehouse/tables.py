@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,6 +61,14 @@ OBJECT_STORE_KEPT_HOURS_MIN = 1
 
 
 Result = TypeVar("Result")
+
+
+class TableSize(NamedTuple):
+    """What a version of a table has."""
+
+    files: int
+    rows: int
+    bytes: int
 
 
 class WarehouseBusy(Exception):
@@ -130,6 +138,31 @@ class Table:
         with self._telling_broken_log():
             return pa.table(self._delta.get_add_actions(flatten=True))
 
+    def lines_of_days(self, *, begin: str | None = None, end: str | None = None) -> Any:
+        """Return the `file_lines` of a table with a partition for each day: from one day on, before another one."""
+        lines = self.file_lines()
+        for limit, is_within in ((begin, pc.greater_equal), (end, pc.less)):
+            if limit is not None and lines.num_rows:
+                day = pa.scalar(datetime.date.fromisoformat(limit), pa.date32())
+                lines = lines.filter(is_within(self._days_of(lines), day))
+        return lines
+
+    def lines_of(self, days: Iterable[str]) -> Any:
+        """Return the `file_lines` of these days, of a table with a partition for each."""
+        lines = self.file_lines()
+        if not lines.num_rows:
+            return lines
+        wanted = pa.array([datetime.date.fromisoformat(day) for day in days], pa.date32())
+        return lines.filter(pc.is_in(self._days_of(lines), wanted))
+
+    def partitions(self) -> set[str]:
+        """Return the values of the partition column that there are files of."""
+        lines = self.file_lines()
+        return {str(day) for day in pc.unique(self._days_of(lines)).to_pylist()} if lines.num_rows else set()
+
+    def _days_of(self, lines: Any) -> Any:
+        return lines.column(f"partition.{self.spec.partition_column}")
+
     def files(self, lines: Any = None) -> list[DataFile]:
         """Return the files of this version, or those of these rows of `file_lines`."""
         found = []
@@ -149,9 +182,19 @@ class Table:
         return found
 
     @property
+    def size(self) -> TableSize:
+        """How many files, rows and bytes this version has, by its log."""
+        lines = self.file_lines()
+        rows, size = (
+            pc.sum(lines.column(name)).as_py() if lines.num_rows else 0
+            for name in ("num_records", "size_bytes")
+        )
+        return TableSize(lines.num_rows, rows, size)
+
+    @property
     def rows(self) -> int:
         """How many rows this version has, by its log."""
-        return sum(file.rows for file in self.files())
+        return self.size.rows
 
     def read(self, columns: Sequence[str] | None = None, *, files: Iterable[DataFile] | None = None) -> Any:
         """Return rows as a `pyarrow.Table`: of the files given, or all. Columns may include the partition column."""
@@ -464,6 +507,16 @@ def planning_again(act: Callable[[], Result], *seen: Table | Warehouse) -> Resul
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def lowest(lines: Any, column: str) -> Any:
+    """Return the lowest value in a column, by lines of `Table.file_lines`; None where there is none."""
+    return pc.min(lines.column(f"min.{column}")).as_py() if lines.num_rows else None
+
+
+def highest(lines: Any, column: str) -> Any:
+    """Return the highest value in a column, by lines of `Table.file_lines`; None where there is none."""
+    return pc.max(lines.column(f"max.{column}")).as_py() if lines.num_rows else None
 
 
 def within(column: Any, first: Any, end: Any) -> Any:

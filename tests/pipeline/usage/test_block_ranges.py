@@ -134,3 +134,40 @@ def test_who_knows_the_end_of_an_incarnation_is_believed_whoever_came_last() -> 
 
     assert covered(None).gaps() == []
     assert covered(None, 9).gaps() == covered(9, None).gaps() == [Gap(OWNER, 5, 9)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((OWNER, LATER)),
+            st.integers(0, 20),
+            st.integers(0, 6),
+            st.sampled_from((None, OWNER)),
+            st.one_of(st.none(), st.integers(0, 25)),
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_open_and_what_is_missing_is_kept_up_as_lines_say_it(
+    blocks: list[tuple[IncarnationId, int, int, IncarnationId | None, int | None]],
+) -> None:
+    coverage = Coverage()
+    for owner, low, count, sealed, end in blocks:
+        coverage.add(BlockRange(owner, low, low + count, b"", low, sealed, end))
+
+    made = Coverage.of_lines(coverage.lines())
+
+    assert coverage.gaps() == made.gaps()
+    assert coverage.open_incarnations() == made.open_incarnations()
+    assert coverage.closed_until_us() == made.closed_until_us()
+
+
+def test_a_copy_of_the_coverage_does_not_see_what_is_added_later() -> None:
+    coverage = coverage_of(block(0, 5), block(7, 9))
+    copy = coverage.copy()
+
+    coverage.add(block(5, 7, seal=9))
+
+    assert coverage.gaps() == coverage.open_incarnations() == []
+    assert copy.gaps() == [Gap(OWNER, 5, 7)]
+    assert copy.open_incarnations() == [OWNER]
