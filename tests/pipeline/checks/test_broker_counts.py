@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 from harness.broker_counts import (
     LATE_US,
@@ -381,8 +383,14 @@ def test_a_queue_that_may_lose_what_it_acknowledged_may_have_less(tmp_path: Path
     assert differences(site) == (0, 0)
 
 
-def test_old_counts_go_and_baselines_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_counts, "COUNTS_KEPT", 2)
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [("COUNTS_KEPT_MAX", 2), ("COUNTS_KEPT", datetime.timedelta(seconds=1))],
+)
+def test_old_counts_go_and_baselines_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bound: object
+) -> None:
+    monkeypatch.setattr(broker_counts, name, bound)
     site, one, two = started(tmp_path)
     for second in range(5):
         time_us = LATE_US - (100 - second) * SECOND_US
@@ -392,6 +400,18 @@ def test_old_counts_go_and_baselines_stay(tmp_path: Path, monkeypatch: pytest.Mo
     assert Counter(row["kind"] for row in rows) == {"baseline": 3, "count": 6}
     assert last_counted(site.warehouse) == time_of(LATE_US - 96 * SECOND_US)
     assert differences(site) == (0, 0)
+
+
+def test_counts_of_a_week_are_kept_when_brokers_are_asked_every_10_minutes() -> None:
+    every = datetime.timedelta(minutes=10)
+    now = time_of(LATE_US)
+    ages = [every * number for number in range(1, 2_100)]
+    counts = pa.table({"max.counted_time": [now - age for age in ages]})
+
+    forgotten = broker_counts._forgotten(counts, now).column(0).to_pylist()
+
+    assert max(forgotten) == now - datetime.timedelta(days=7) - every
+    assert len(forgotten) == len(ages) - 7 * 24 * 6
 
 
 def test_what_was_compared_is_kept(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.broker_counts import LATE_US, count_of, done_until, keep, started, time_of
+from harness.broker_counts import EVERY_US, LATE_US, count_of, done_until, keep, started, time_of
 
+from quaymaster_pipeline.checks.brokers.broker_counts import last_counted, set_back_from
 from quaymaster_pipeline.checks.status import read_status
 from quaymaster_pipeline.jobs import content_expiry, usage_expiry
 from quaymaster_pipeline.usage.bronze import coverage_of
@@ -39,6 +40,8 @@ def test_a_turn_makes_no_objects_of_the_files_of_tables(
     monkeypatch.setattr(DataFile, "__init__", refuse)
 
     assert read_status(warehouse, coverage)["tables"] == expected
+    assert last_counted(warehouse) == time_of(LATE_US)
+    assert set_back_from(warehouse, time_of(LATE_US + EVERY_US)) is None
     assert usage_expiry._first_with_content(warehouse.table(BLOCKS)) == 0
     assert usage_expiry.due(warehouse.table(USAGE_EVENTS), "2026-01-01", 1) == []
     assert content_expiry.due(warehouse.table(BLOCKS), time_of(LATE_US), 35, 1) == []

@@ -65,7 +65,7 @@ from quaymaster_pipeline.warehouse.schemas import (
     RECONCILIATION,
     USAGE_EVENTS,
 )
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse, planning_again
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, highest, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us, us_of_date, us_of_time
 
 APP: Final = broker_state.APP
@@ -73,8 +73,9 @@ SCOPE: Final = broker_state.SCOPE
 HERE: Final = ThisProcess()
 UNSEEN_US: Final = 30_000_000
 """A front end that begins has written a block within this: so long all that had been there had ended."""
-COUNTS_KEPT: Final = 200
-"""Counts before that many are forgotten; baselines stay."""
+COUNTS_KEPT: Final = datetime.timedelta(days=7)
+COUNTS_KEPT_MAX: Final = 2_048
+"""Counts that are older, and more than so many, are forgotten; baselines stay. In 7 days a run counts 1,008 times."""
 COUNT: Final = "count"
 BASELINE: Final = "baseline"
 ACCEPTED: Final = "accepted"
@@ -153,9 +154,8 @@ def write_counts(
 ) -> None:
     """Keep what the brokers said between two times. `accept`: all queues are compared from here on."""
     table = warehouse.table(BROKER_COUNTS)
-    files = table.files()
-    baselines = [file for file in files if _is_baseline(file)]
-    older = sorted((file for file in files if not _is_baseline(file)), key=_counted_text)
+    older, baseline_lines = _counts_and_baselines(table)
+    baselines = table.files(baseline_lines)
     before = table.read(files=[] if accept else baselines)
     counted_from = dict(
         zip(*(before.column(name).to_pylist() for name in ("queue_id", "counted_from")), strict=True)
@@ -164,11 +164,30 @@ def write_counts(
     # What is counted from somewhere else than before cannot be compared with what was before.
     fresh = [counted_from.get(one.queue_id) != one.counted_from for one in counts]
     adds = table.write(COUNT, rows.sort_by("queue_id"))
-    removes = older[: max(0, len(older) + 1 - COUNTS_KEPT)]
+    removes = table.files(_forgotten(older, counted))
     if any(fresh):
         adds += _with_baselines(table, before, rows.filter(pa.array(fresh, pa.bool_())), accept=accept)
         removes += baselines
     table.commit(APP, None, adds, removes=removes)
+
+
+def _counts_and_baselines(table: Table) -> tuple[Any, Any]:
+    """Return the lines of the table's files that are counts, and of those that are baselines."""
+    lines = table.file_lines()
+    if not lines.num_rows:
+        return lines, lines
+    are_baselines = pc.starts_with(lines.column("path"), BASELINE)
+    return lines.filter(pc.invert(are_baselines)), lines.filter(are_baselines)
+
+
+def _forgotten(counts: Any, counted: datetime.datetime) -> Any:
+    """Return the lines of counts that are too old, or too many, now that others were counted."""
+    if not counts.num_rows:
+        return counts
+    counts = counts.sort_by([("max.counted_time", "descending")])
+    kept, others = counts.slice(0, COUNTS_KEPT_MAX - 1), counts.slice(COUNTS_KEPT_MAX - 1)
+    first = pa.scalar(counted - COUNTS_KEPT)
+    return pa.concat_tables([kept.filter(pc.less(kept.column("max.counted_time"), first)), others])
 
 
 def _with_baselines(table: Table, before: Any, counts: Any, *, accept: bool) -> list[DataFile]:
@@ -182,8 +201,9 @@ def _with_baselines(table: Table, before: Any, counts: Any, *, accept: bool) -> 
 
 def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
     """Return when the brokers were asked last, None when they never were."""
-    files = [file for file in warehouse.table(BROKER_COUNTS).files() if not _is_baseline(file)]
-    return max((_bound(file, "counted_time") for file in files), default=None)
+    lines, _ = _counts_and_baselines(warehouse.table(BROKER_COUNTS))
+    counted: datetime.datetime | None = highest(lines, "counted_time")
+    return counted
 
 
 def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.datetime | None:
@@ -192,9 +212,11 @@ def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
     Then a clock was set back, or one is ahead. Of usage up to a time in between nobody knows whether it was recorded
     before the brokers were counted at that time, or will be after: so nothing is counted and compared until then.
     """
-    times = [_bound(file, "until_time") for file in warehouse.table(BROKER_COUNTS).files()]
-    times += [_bound(file, "event_time") for file in warehouse.table(USAGE_EVENTS).files()]
-    latest = max(times, default=now)
+    of_tables = (
+        highest(warehouse.table(spec).file_lines(), column)
+        for spec, column in ((BROKER_COUNTS, "until_time"), (USAGE_EVENTS, "event_time"))
+    )
+    latest: datetime.datetime = max(filter(None, of_tables), default=now)
     return latest if latest > now + datetime.timedelta(microseconds=SKEW_US) else None
 
 
@@ -211,15 +233,15 @@ def newest_comparable(
         taken_us = warehouse.table(BLOCKS).note(bronze.APP).get("taken_us", 0)
         whole_us = taken_us + UNSEEN_US + ANSWERED_AFTER_US if taken_us else 0
     # A file is what was counted at one time.
-    comparable = [
-        file
-        for file in warehouse.table(BROKER_COUNTS).files()
-        if not _is_baseline(file) and us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= whole_us
-    ]
-    newest = max(comparable, key=_counted_text, default=None)
-    if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
+    table = warehouse.table(BROKER_COUNTS)
+    lines, _ = _counts_and_baselines(table)
+    if lines.num_rows:
+        until = pa.scalar(time_of_us(whole_us - ANSWERED_AFTER_US))
+        lines = lines.filter(pc.less_equal(lines.column("max.until_time"), until))
+    counted = highest(lines, "counted_time")
+    if counted is None or (after is not None and counted <= after):
         return None
-    return newest
+    return table.files(lines.filter(pc.equal(lines.column("max.counted_time"), counted)))[0]
 
 
 def compare_brokers(
@@ -342,15 +364,14 @@ def _baselines(warehouse: Warehouse, began_us: int, known: tuple[Any, Any]) -> B
     table = warehouse.table(BROKER_COUNTS)
     columns = ["queue_id", "kind", "counted_time", "until_time", "counted_from", "created_time", *MEASURES]
     parts = [pa.schema([BROKER_COUNTS.schema.field(name) for name in columns]).empty_table()]
-    for file in table.files():
-        if _is_baseline(file):
-            for rows in read_row_groups(table.place, BROKER_COUNTS, file.path, columns):
-                is_from_0 = pc.and_(
-                    pc.equal(rows.column("counted_from"), 0),
-                    pc.greater(rows.column("created_time").cast(pa.int64()), began_us),
-                )
-                is_accepted = pc.equal(rows.column("kind"), ACCEPTED)
-                parts.append(rows.filter(pc.or_(is_accepted, pc.invert(is_from_0))))
+    for file in table.files(_counts_and_baselines(table)[1]):
+        for rows in read_row_groups(table.place, BROKER_COUNTS, file.path, columns):
+            is_from_0 = pc.and_(
+                pc.equal(rows.column("counted_from"), 0),
+                pc.greater(rows.column("created_time").cast(pa.int64()), began_us),
+            )
+            is_accepted = pc.equal(rows.column("kind"), ACCEPTED)
+            parts.append(rows.filter(pc.or_(is_accepted, pc.invert(is_from_0))))
     rows = pa.concat_tables(parts).sort_by("queue_id")
     queue_ids, counted_us = rows.column("queue_id").to_numpy(), times_of(rows.column("counted_time"))
     return Baselines(
@@ -405,7 +426,7 @@ def _begin_with(warehouse: Warehouse, newest: DataFile, queue_ids: Any) -> None:
     table = warehouse.table(BROKER_COUNTS)
     counts = table.read(files=[newest])
     mine = counts.filter(pc.is_in(counts.column("queue_id"), pa.array(queue_ids)))
-    baselines = [file for file in table.files() if _is_baseline(file)]
+    baselines = table.files(_counts_and_baselines(table)[1])
     adds = _with_baselines(table, table.read(files=baselines), mine, accept=True)
     table.commit(APP, None, adds, removes=baselines)
 
@@ -513,15 +534,6 @@ def _rows_of(counts: Iterable[QueueCount], counted: datetime.datetime, until: da
     fields |= {"kind": (COUNT,) * size, "counted_time": (counted,) * size, "until_time": (until,) * size}
     schema = BROKER_COUNTS.schema
     return pa.table([pa.array(fields[field.name], field.type) for field in schema], schema=schema)
-
-
-def _is_baseline(file: DataFile) -> bool:
-    return file.path.startswith(BASELINE)
-
-
-def _counted_text(file: DataFile) -> str:
-    text: str = file.bounds["counted_time"][0]
-    return text
 
 
 def _bound(file: DataFile, name: str) -> datetime.datetime:
