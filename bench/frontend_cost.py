@@ -213,6 +213,7 @@ async def measure(requests: int, profile: bool, with_usage: bool) -> None:
         metadata=metadata,
         metrics=Metrics("0"),
         now_ms=_now_ms,
+        connections_max=settings.http_connections_max,
     )
     server = HTTPServer(front_end.handle, HTTPLimits(), name="bench", admit=front_end.admit)
     server._loop = asyncio.get_running_loop()

@@ -271,7 +271,8 @@ class Settings(BaseSettings):
     """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled. One account has at
     most half of them, and of the long polls and actions below."""
     long_polls_max: Count = Field(20_000, json_schema_extra=LIMITS)
-    """Receives that wait at once; one more is answered at once, as a short poll."""
+    """Receives that wait at once; one more is answered at once, as a short poll. They are never more than 90 % of the
+    connections there may be, so that others get one."""
     overload_delay_ms: Count = Field(100, json_schema_extra=LIMITS)
     """When more comes than can be served, what has waited longer than this gets RequestThrottled."""
     overload_tolerated_ms: NotNegative = Field(250, json_schema_extra=LIMITS)
@@ -294,9 +295,13 @@ class Settings(BaseSettings):
     """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
     http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=LIMITS)
     """Memory for all bodies together that have come in part. Above it those heard least lately get 503."""
+    http_account_connections_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        50, json_schema_extra=LIMITS
+    )
+    """Part of all connections that one account may have, by all its keys and sessions together. Above it those that
+    were idle for longest are closed; where none is idle, requests get 503."""
     http_key_connections_percent: Annotated[int, Field(ge=1, le=100)] = Field(90, json_schema_extra=LIMITS)
-    """Part of all connections that one access key may have. Above it those that were idle for longest are closed; where
-    none is idle, requests get 503."""
+    """The same for one access key: part of what its account may have."""
     admin_connections_max: Count = Field(1_000, json_schema_extra=LIMITS)
     """Connections at once to the admin port, in place of `http_connections_max`."""
     http_unsigned_bytes_max: Count = Field(64 * MIB, json_schema_extra=LIMITS)

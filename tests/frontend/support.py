@@ -627,6 +627,7 @@ async def serving_with(
         metadata=metadata,
         metrics=metrics,
         now_ms=now_ms,
+        connections_max=settings.http_connections_max,
         usage=usage,
         blocks=blocks,
         opening=opening if opening.workers_max else None,

@@ -75,6 +75,27 @@ def test_an_account_has_half_of_the_long_polls_and_its_further_receives_do_not_w
     asyncio.run(scenario())
 
 
+def test_long_polls_leave_a_tenth_of_the_connections_and_an_account_has_half_of_them() -> None:
+    async def scenario() -> None:
+        async with serving(
+            http_connections_max=40, http_key_connections_percent=100, long_polls_max=400
+        ) as service:
+            await service.add_queue("jobs")
+            given = {"QueueUrl": service.client.url("jobs"), "WaitTimeSeconds": 20}
+            polls = [asyncio.ensure_future(service.client.json("ReceiveMessage", given)) for _ in range(18)]
+            await until(lambda: service.calls.long_polls == 18)
+
+            assert (await service.client.json("ReceiveMessage", given)).status == 200
+            assert not any(poll.done() for poll in polls)
+            theirs = await other_account(service)
+            assert (await theirs.json("ListQueues", {})).status == 200
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_an_account_has_half_of_the_actions_on_queues() -> None:
     async def scenario() -> None:
         async with serving(control_actions_max=2) as service:

@@ -243,10 +243,10 @@ def test_a_body_that_comes_in_parts_is_signed_like_one_that_comes_whole() -> Non
     asyncio.run(scenario())
 
 
-def test_requests_of_a_key_above_its_share_of_connections_are_refused_and_others_served() -> None:
+def test_requests_of_an_account_above_its_share_of_connections_are_refused_and_others_served() -> None:
     async def scenario() -> None:
         async with (
-            serving(http_connections_max=10, http_key_connections_percent=20) as service,
+            serving(http_connections_max=10, http_account_connections_percent=20) as service,
             connected(service.client, 4) as talkers,
         ):
             signed = service.client.render("POST", "/", TARGET, b"{}")

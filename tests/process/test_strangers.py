@@ -16,7 +16,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from harness.attackers import KINDS, MIB
 from harness.load import SQSConnection
-from harness.process import QuaymasterProcess
+from harness.process import Environment, QuaymasterProcess
 from harness.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -78,7 +78,7 @@ def test_signed_clients_are_served_whatever_strangers_do(tmp_path: Path) -> None
 
 
 def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_path: Path) -> None:
-    settings = {"http_connections_max": "60", "http_key_connections_percent": "80"}
+    settings = {"http_connections_max": "60", "http_account_connections_percent": "90"}
     process = QuaymasterProcess(tmp_path / "data", settings=settings)
     with running(process), ExitStack() as stack:
         ours, port = process.env(), process.listen_port
@@ -87,22 +87,7 @@ def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_pat
         owner.close()
         with AdminClient(find_connection(process.data, None)) as admin:
             made = admin.call("POST", "keys", fields={})
-        query = urlencode({"Action": "ReceiveMessage", "WaitTimeSeconds": "20", "Version": "2012-11-05"})
-        path = f"/{ours.account_id}/q"
-        url = presign(
-            UnsignedRequest(b"GET", path.encode(), query.encode(), [(b"host", b"q")]),
-            Signer(ours.access_key_id, ours.secret_access_key, ours.region),
-            now_ms=time.time_ns() // 1_000_000,
-            expires_s=3600,
-        )
-
-        refused = 0
-        for _ in range(80):
-            sender = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            sender.sendall(b"GET %b?%b HTTP/1.1\r\nhost: q\r\n\r\n" % (path.encode(), url))
-            sender.settimeout(0.05)
-            with suppress(TimeoutError):  # it waits for messages, as most do
-                refused += sender.recv(12) == b"HTTP/1.1 503"
+        refused = poll_by_url(stack, ours, port, 80)
         other = SQSConnection(
             ours._replace(access_key_id=made["access_key_id"], secret_access_key=made["secret_access_key"]),
             port,
@@ -114,6 +99,57 @@ def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_pat
         assert 80 - refused >= 48
         assert refused > 0
         process.stop()
+
+
+def test_an_account_that_polls_with_two_keys_leaves_connections_to_other_accounts(tmp_path: Path) -> None:
+    process = QuaymasterProcess(
+        tmp_path / "data", settings={"http_connections_max": "60", "long_polls_max": "400"}
+    )
+    with running(process), ExitStack() as stack:
+        ours, port = process.env(), process.listen_port
+        with AdminClient(find_connection(process.data, None)) as admin:
+            theirs = admin.call("POST", "accounts", fields={"name": "greedy"})
+            more = admin.call("POST", "keys", fields={"account_id": theirs["account_id"]})
+        keys = [
+            ours._replace(
+                account_id=theirs["account_id"],
+                access_key_id=made["access_key_id"],
+                secret_access_key=made["secret_access_key"],
+            )
+            for made in (theirs, more)
+        ]
+        owner = SQSConnection(keys[0], port)
+        assert owner.call("CreateQueue", {"QueueName": "q"}).status == 200
+        owner.close()
+
+        refused = sum(poll_by_url(stack, key, port, 40) for key in keys)
+        other = SQSConnection(ours, port)
+        answers = [other.call("ListQueues", {}).status for _ in range(5)]
+        other.close()
+
+        assert answers == [200] * 5
+        assert refused >= 80 - 30
+        process.stop()
+
+
+def poll_by_url(stack: ExitStack, env: Environment, port: int, connections: int) -> int:
+    """Have a presigned long poll sent by many connections, and return how many were refused."""
+    query = urlencode({"Action": "ReceiveMessage", "WaitTimeSeconds": "20", "Version": "2012-11-05"})
+    path = f"/{env.account_id}/q"
+    url = presign(
+        UnsignedRequest(b"GET", path.encode(), query.encode(), [(b"host", b"q")]),
+        Signer(env.access_key_id, env.secret_access_key, env.region),
+        now_ms=time.time_ns() // 1_000_000,
+        expires_s=3600,
+    )
+    refused = 0
+    for _ in range(connections):
+        sender = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        sender.sendall(b"GET %b?%b HTTP/1.1\r\nhost: q\r\n\r\n" % (path.encode(), url))
+        sender.settimeout(0.05)
+        with suppress(TimeoutError):  # it waits for messages, as most do
+            refused += sender.recv(12) == b"HTTP/1.1 503"
+    return refused
 
 
 Samples = list[tuple[str, str, float]]

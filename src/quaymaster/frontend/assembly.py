@@ -46,6 +46,8 @@ from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
 
+LONG_POLLS_PERCENT: Final = 90
+"""Of the connections that there may be: a poll keeps one for as long as it waits."""
 UNSIGNED_ACTIONS_MAX: Final = 16
 """Actions of clients that have signed nothing, at once."""
 
@@ -113,6 +115,7 @@ def make_front_end(
     metadata: Metadata,
     metrics: Metrics,
     now_ms: Callable[[], int],
+    connections_max: int,
     usage: UsageRecorder | None = None,
     blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
@@ -121,10 +124,11 @@ def make_front_end(
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
-    One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
-    of every request. `blocks`: where closed stretches of logs may be read; None: they are in the journal only.
-    `on_log_read` hears of each log that is read in bulk. `opening`: the workers that open what is read so; close it
-    when the front end has stopped. `enforced`: what the brokers of a cell say of the authorization floor.
+    One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `connections_max`: how
+    many connections its HTTP server takes. `usage` takes a record of every request. `blocks`: where closed stretches
+    of logs may be read; None: they are in the journal only. `on_log_read` hears of each log that is read in bulk.
+    `opening`: the workers that open what is read so; close it when the front end has stopped. `enforced`: what the
+    brokers of a cell say of the authorization floor.
     """
     addresses = Addresses(
         region=settings.region,
@@ -138,6 +142,7 @@ def make_front_end(
         region=settings.region, is_full=settings.policy_evaluation == "full", now_ms=now_ms
     )
     floor = metadata.floor
+    long_polls_max = min(settings.long_polls_max, max(1, connections_max * LONG_POLLS_PERCENT // 100))
     limits = Limits(metadata.limits.table)
     gate = Gate(
         metadata.find_queue,
@@ -154,7 +159,7 @@ def make_front_end(
         cipher,
         metadata.receipt_handles,
         metrics,
-        long_polls_max=settings.long_polls_max,
+        long_polls_max=long_polls_max,
     )
     queues = QueueActions(
         addresses, metadata.queues, metadata.limits.table, can_delete=settings.delete_queue == "api"
@@ -181,7 +186,7 @@ def make_front_end(
             floor=lambda: floor.revision,
             loads=AccountLoads(
                 requests_max=settings.requests_max,
-                long_polls_max=settings.long_polls_max,
+                long_polls_max=long_polls_max,
                 is_shared=not is_open,
             ),
             can_age=settings.authorization_max_age_s > 0,

@@ -277,8 +277,8 @@ class Unjudged:
 
 
 def too_many_connections() -> Overloaded:
-    """Return what a request is told whose access key has too many connections."""
-    return Overloaded("The access key has too many connections.")
+    """Return what a request is told whose access key or account has too many connections."""
+    return Overloaded("The access key, or its account, has too many connections.")
 
 
 class Open:

@@ -76,12 +76,14 @@ async def serve_sqs(
     opening = make_opening_pool(settings)
     stack.push_async_callback(opening.close)
     metrics.add_source(opening.samples)
+    limits = sqs_limits(settings)
     front_end = make_front_end(
         settings,
         broker=behind.broker,
         metadata=behind.metadata,
         metrics=metrics,
         now_ms=wall_ms,
+        connections_max=limits.connections_max,
         usage=None if feed is None else feed.recorder,
         blocks=blocks,
         on_log_read=on_log_read,
@@ -91,7 +93,7 @@ async def serve_sqs(
     front_end.start()
     stack.push_async_callback(front_end.stop)
     server = HTTPServer(
-        *(front_end.handle, sqs_limits(settings)),
+        *(front_end.handle, limits),
         name="sqs",
         admit=front_end.admit,
         on_event=metrics.count_http_event,

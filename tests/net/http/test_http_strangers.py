@@ -174,7 +174,9 @@ def test_how_chunks_are_cut_does_not_change_whether_they_are_too_small() -> None
 
 def test_where_there_is_no_room_the_oldest_stranger_goes_and_the_signed_stay(run: RunOnLoop) -> None:
     async def scenario() -> None:
-        async with serving(judge, replace(PATIENT, connections_max=3)) as served:
+        async with serving(
+            judge, replace(PATIENT, connections_max=3, account_connections_percent=100)
+        ) as served:
             signed, idle, half = [await served.connect() for _ in range(3)]
             await signed.ask(SIGNED)
             await idle.ask(GET)
@@ -564,7 +566,7 @@ def test_where_all_are_signed_the_longest_idle_gives_way_to_a_newcomer(
     monkeypatch.setattr(known, "IDLE_MS_MIN", 1)
 
     async def scenario() -> None:
-        limits = replace(PATIENT, connections_max=3, header_timeout_ms=40)
+        limits = replace(PATIENT, connections_max=3, account_connections_percent=100, header_timeout_ms=40)
         async with serving(judge, limits) as served:
             idle, *others = [await served.connect() for _ in range(3)]
             for client in (idle, *others):
@@ -613,13 +615,13 @@ def test_a_connection_whose_next_request_is_on_its_way_is_not_closed_as_idle(run
     run(scenario)
 
 
-def test_a_key_has_no_more_than_its_share_of_the_connections(run: RunOnLoop) -> None:
+def test_an_account_has_no_more_than_its_share_of_the_connections(run: RunOnLoop) -> None:
     def by_path(request: HTTPRequest) -> None:
         taken = request.vouch(request.path.decode())
         request.respond(200 if taken else 503, b"", b"")
 
     async def scenario() -> None:
-        limits = replace(PATIENT, connections_max=10, key_connections_percent=30)
+        limits = replace(PATIENT, connections_max=10, account_connections_percent=30)
         async with serving(by_path, limits) as served:
             greedy = [await served.connect() for _ in range(5)]
 

@@ -1,4 +1,4 @@
-"""Connections of signed clients, by access key: the bookkeeping, without sockets."""
+"""Connections of signed clients, by account and access key: the bookkeeping, without sockets."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from quaymaster.net.http.known import IDLE_MS_MIN, LOOKS_MAX, Known
 from quaymaster.net.http.message import HTTPLimits
 
-LIMITS = replace(HTTPLimits(), connections_max=10, key_connections_percent=50)
+LIMITS = replace(
+    HTTPLimits(), connections_max=10, account_connections_percent=100, key_connections_percent=50
+)
 
 
 class Connection:
     """Idle for as long as it is told."""
 
-    def __init__(self, known: Known, key: str, idle_ms: float = 0) -> None:
+    def __init__(self, known: Known, key: str, idle_ms: float = 0, account: str = "") -> None:
         self.key: str | None = None
         self.idle_for_ms = idle_ms
         self.has_input = False
         self.is_closed = False
         self._known = known
-        self.was_taken = known.add(self, key)
+        self.was_taken = known.add(self, key, account)
 
     def read(self) -> int:
         return 0
@@ -73,10 +75,34 @@ def test_a_key_above_its_share_gets_no_more_while_all_of_its_connections_are_in_
     assert Connection(known, "b").was_taken
 
 
-def test_when_the_server_is_full_the_longest_idle_of_the_key_that_has_most_is_closed() -> None:
+def test_an_account_has_at_most_half_however_many_keys_and_sessions_it_has() -> None:
+    known = Known(replace(HTTPLimits(), connections_max=10))
+    own = [Connection(known, f"session-{number}", account="one") for number in range(5)]
+
+    refused = Connection(known, "session-5", account="one")
+    others = [Connection(known, f"key-{number}", account="two") for number in range(5)]
+    known.forgive()
+    own[2].idle_for_ms = IDLE_MS_MIN
+    at_last = Connection(known, "session-6", account="one")
+
+    assert not refused.was_taken
+    assert all(one.was_taken for one in others)
+    assert at_last.was_taken
+    assert [one.is_closed for one in own] == [False, False, True, False, False]
+
+
+def test_a_key_leaves_some_of_what_its_account_has_to_the_others_of_it() -> None:
+    known = Known(replace(HTTPLimits(), connections_max=40))
+    by_url = [Connection(known, "presigned", account="one") for _ in range(20)]
+
+    assert sum(one.was_taken for one in by_url) == 18
+    assert Connection(known, "another", account="one").was_taken
+
+
+def test_when_the_server_is_full_the_longest_idle_of_the_account_that_has_most_is_closed() -> None:
     known = Known(LIMITS)
     few = [Connection(known, "few", IDLE_MS_MIN + 100) for _ in range(2)]
-    many = [Connection(known, "many", IDLE_MS_MIN + number) for number in (1, 3, 2)]
+    many = [Connection(known, f"key-{number}", IDLE_MS_MIN + number, "many") for number in (1, 3, 2)]
 
     assert known.can_make_room()
     assert known.make_room()
@@ -155,7 +181,7 @@ def test_each_key_has_at_most_its_share_whatever_happens(steps: list[tuple[str, 
         counts = Counter(one.key for one in connections if one.key is not None)
         assert max(counts.values(), default=0) <= 5
         largest = known._largest()
-        assert counts.get(largest or "") == max(counts.values(), default=None)
+        assert (len(largest.connections) if largest else None) == max(counts.values(), default=None)
 
 
 def test_room_is_made_in_as_many_steps_with_10_keys_as_with_1000() -> None:
@@ -169,7 +195,7 @@ def test_room_is_made_in_as_many_steps_with_10_keys_as_with_1000() -> None:
         steps.append(calls_of(lambda known=known: known.can_make_room() and known.make_room()))  # type: ignore[misc]
 
         assert sum(one.is_closed for one in all_) == 0
-        assert len(known._by_key["key-5"]) == 1
+        assert len(known._keys["key-5"].connections) == 1
     assert abs(steps[2] - steps[1]) <= 20  # what watches takes some
 
 
@@ -199,6 +225,6 @@ def test_accounts_without_connections_are_forgotten() -> None:
     for connection in connections:
         known.remove(connection)
 
-    assert not known._flow_of
-    assert not known._keys_of
+    assert not known._keys
+    assert not known._account_of
     assert not known._accounts

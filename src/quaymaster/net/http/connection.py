@@ -560,7 +560,7 @@ class HTTPConnection(asyncio.Protocol):
     # Strangers; see `net/http/strangers`.
 
     def become_known(self, key: str, account: str) -> bool:
-        """A request of it was signed with this key of an account; False when the key has too many connections."""
+        """A request of it was signed with this key of an account; False when it or its account has too many."""
         if self._server.known.add(self, key, account):
             self._server.strangers.remove(self)
             self.is_late = False

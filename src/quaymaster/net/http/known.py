@@ -1,12 +1,15 @@
-"""Connections of signed clients, by access key: no key has all of them, and the longest idle gives way to newcomers.
+"""Connections of signed clients, by account and access key: none has all, and the longest idle gives way to newcomers.
 
 ```
-    signed ──▶ of its key are too many? ──▶ its longest idle is closed, or the request refused when none is idle
-    newcomer, and the server is full of known connections ──▶ the longest idle of the key that has most is closed
+    signed ──▶ of its account, or of its key, are too many? ──▶ the longest idle of these is closed, or the request
+                                                                refused when none is idle
+    newcomer, and the server is full of known connections ──▶ the longest idle of the account that has most is closed
 ```
+
+All keys of an account count together, those of its sessions too: an account makes as many as it likes.
 
 A signature proves that a key signed this request at some time, not that this client has the key: who saw a presigned
-URL, or one request, sends it again by as many connections as it likes.
+URL, or one request, sends it again by as many connections as it likes. So a key has a part of what its account has.
 
 Keys of one account are read in turn with those of others (`flows`).
 
@@ -22,7 +25,7 @@ from quaymaster.net.http.flows import Flow, Flows
 from quaymaster.net.http.message import HTTPLimits
 
 LOOKS_MAX: Final = 256
-"""So many connections of a key are looked at for the longest idle; the busy ones among them come last next time."""
+"""So many of an account or a key are looked at for the longest idle; the busy ones among them come last next time."""
 IDLE_MS_MIN: Final = 2_000
 """One that was asked something less than so long ago is not closed for others: its client is about to ask again."""
 
@@ -48,51 +51,69 @@ class KnownConnection(Protocol):
         ...
 
 
+class _Group:
+    """The connections of a key."""
+
+    __slots__ = ("connections",)
+
+    def __init__(self) -> None:
+        self.connections: dict[KnownConnection, None] = {}
+
+
+class _Account(_Group):
+    """The connections of an account, and which of them wait to be read."""
+
+    __slots__ = ("flow",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flow: Flow[KnownConnection] = Flow()
+
+
 class Known:
     """The known connections of one server."""
 
     def __init__(self, limits: HTTPLimits) -> None:
-        self._share_max = -(-limits.connections_max * limits.key_connections_percent // 100)
-        self._by_key: dict[str, dict[KnownConnection, None]] = {}
+        self._account_max = _part(limits.connections_max, limits.account_connections_percent)
+        self._key_max = _part(self._account_max, limits.key_connections_percent)
         self.flows: Flows[KnownConnection] = Flows()
         """Connections that wait to be read."""
-        self._accounts: dict[str, str] = {}
+        self._keys: dict[str, _Group] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._account_of: dict[str, str] = {}
         """Of each key that has connections."""
-        self._flow_of: dict[str, Flow[KnownConnection]] = {}
-        """Of each account that has keys with connections."""
-        self._keys_of: dict[str, int] = {}
-        """How many keys with connections an account has."""
-        self._keys_with: dict[int, dict[str, None]] = {}
-        """Which keys have so many connections."""
+        self._accounts_with: dict[int, dict[_Account, None]] = {}
+        """Which accounts have so many connections."""
         self._most = 0
-        """How many connections the key has that has most."""
-        self._busy_keys: set[str] = set()
+        """How many connections the account has that has most."""
+        self._busy: set[_Group] = set()
         """Those of which none was idle for long; looked at again after the next sweep, which is when some may be."""
 
     def wait_for_turn(self, connection: KnownConnection) -> None:
         """Have a connection read when the turn of its account comes."""
         key = connection.key
         assert key is not None, "strangers have turns of their own"
-        self.flows.wait(self._flow_of[self._accounts[key]], connection)
+        self.flows.wait(self._accounts[self._account_of[key]].flow, connection)
 
     def add(self, connection: KnownConnection, key: str, account: str = "") -> bool:
-        """Note whose a connection is; False when the key has too many, and none of them is idle.
+        """Note whose a connection is; False when its account or its key has too many, and none of them is idle.
 
-        Open authentication knows no keys (""): then all connections are one's, which may have all.
+        `account`: of the key; "" where each key is one of its own. Open authentication knows no keys (""): then all
+        connections are one's, which may have all.
         """
         self.remove(connection)
-        own = self._by_key.get(key)
-        if own is None:
-            own = self._by_key[key] = {}
-            self._enter(key, account or key)
-        elif key and len(own) >= self._share_max and not self._close_longest_idle(key):
+        name = account or key
+        if key and not (
+            self._has_room(self._keys.get(key), self._key_max)
+            and self._has_room(self._accounts.get(name), self._account_max)
+        ):
             return False
         connection.key = key
-        if key not in self._by_key:  # its last one was just closed
-            self._by_key[key] = own
-            self._enter(key, account or key)
-        own[connection] = None
-        self._count(key, len(own) - 1, len(own))
+        self._account_of[key] = name
+        self._keys.setdefault(key, _Group()).connections[connection] = None
+        own = self._accounts.setdefault(name, _Account())
+        own.connections[connection] = None
+        self._count(own, len(own.connections) - 1)
         return True
 
     def remove(self, connection: KnownConnection) -> None:
@@ -101,59 +122,55 @@ class Known:
         if key is None:
             return
         connection.key = None
-        own = self._by_key[key]
-        del own[connection]
-        self._count(key, len(own) + 1, len(own))
-        if not own:
-            del self._by_key[key]
-            self._leave(key)
+        name = self._account_of[key]
+        of_key, own = self._keys[key], self._accounts[name]
+        del of_key.connections[connection], own.connections[connection]
+        self._count(own, len(own.connections) + 1)
+        if not of_key.connections:
+            del self._keys[key], self._account_of[key]
+            self._busy.discard(of_key)
+        if not own.connections:
+            del self._accounts[name]
+            self._busy.discard(own)
 
     def make_room(self) -> bool:
-        """Close the longest idle of the key that has most; False when none is idle for long."""
-        key = self._largest()
-        return key is not None and self._close_longest_idle(key)
+        """Close the longest idle of the account that has most; False when none is idle for long."""
+        largest = self._largest()
+        return largest is not None and self._close_longest_idle(largest)
 
     def can_make_room(self) -> bool:
         """Tell whether `make_room` would."""
-        key = self._largest()
-        return key is not None and any(
-            connection.idle_ms() >= IDLE_MS_MIN for connection in islice(self._by_key[key], LOOKS_MAX)
+        largest = self._largest()
+        return largest is not None and any(
+            connection.idle_ms() >= IDLE_MS_MIN for connection in islice(largest.connections, LOOKS_MAX)
         )
 
     def forgive(self) -> None:
-        """Look at all keys again; called at each sweep."""
-        self._busy_keys.clear()
+        """Look at all accounts and keys again; called at each sweep."""
+        self._busy.clear()
 
-    def _enter(self, key: str, account: str) -> None:
-        self._accounts[key] = account
-        self._keys_of[account] = self._keys_of.get(account, 0) + 1
-        if account not in self._flow_of:
-            self._flow_of[account] = Flow()
+    def _has_room(self, group: _Group | None, connections_max: int) -> bool:
+        return group is None or len(group.connections) < connections_max or self._close_longest_idle(group)
 
-    def _leave(self, key: str) -> None:
-        account = self._accounts.pop(key)
-        self._keys_of[account] -= 1
-        if not self._keys_of[account]:
-            del self._keys_of[account], self._flow_of[account]
+    def _largest(self) -> _Account | None:
+        return next(iter(self._accounts_with[self._most])) if self._most else None
 
-    def _largest(self) -> str | None:
-        return next(iter(self._keys_with[self._most])) if self._most else None
-
-    def _count(self, key: str, before: int, now: int) -> None:
-        """Note that a key has one connection more, or one less."""
+    def _count(self, account: _Account, before: int) -> None:
+        """Note that an account has one connection more, or one less."""
+        now = len(account.connections)
         if before:
-            del self._keys_with[before][key]
-            if not self._keys_with[before]:
-                del self._keys_with[before]
+            del self._accounts_with[before][account]
+            if not self._accounts_with[before]:
+                del self._accounts_with[before]
         if now:
-            self._keys_with.setdefault(now, {})[key] = None
-        if now > self._most or (before == self._most and before not in self._keys_with):
+            self._accounts_with.setdefault(now, {})[account] = None
+        if now > self._most or (before == self._most and before not in self._accounts_with):
             self._most = now
 
-    def _close_longest_idle(self, key: str) -> bool:
-        if key in self._busy_keys:
+    def _close_longest_idle(self, group: _Group) -> bool:
+        if group in self._busy:
             return False
-        own = self._by_key[key]
+        own = group.connections
         idle = [(connection.idle_ms(), connection) for connection in islice(own, LOOKS_MAX)]
         for idle_ms, connection in sorted(idle, key=lambda found: -found[0]):
             if idle_ms < IDLE_MS_MIN:
@@ -164,5 +181,9 @@ class Known:
             if idle_ms < IDLE_MS_MIN:
                 del own[connection]
                 own[connection] = None
-        self._busy_keys.add(key)
+        self._busy.add(group)
         return False
+
+
+def _part(number: int, percent: int) -> int:
+    return -(-number * percent // 100)

@@ -62,8 +62,10 @@ class HTTPLimits:
     """Connections of one peer without a valid signature; one more closes the oldest."""
     unsigned_requests_per_pass: int = 32
     """So many requests of such connections a pass takes, and it looks at no more connections than that."""
+    account_connections_percent: int = 50
+    """This part of all connections may be those of one account, whatever keys and sessions of it sign."""
     key_connections_percent: int = 90
-    """This part of all connections may be those of one access key."""
+    """And this part of those may be of one access key."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -157,7 +159,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     def vouch(self, key: str, account: str = "") -> bool:
         """Say that a key of an account signed it: its connection gets more than strangers do. Call it before `respond`.
 
-        False when the key has too many connections: then it is to be refused, and its connection is closed after that.
+        False when the account or the key has too many connections: then it is to be refused, and its connection is
+        closed after that.
         """
         connection = self._connection
         if connection is None or connection.key == key or connection.become_known(key, account):
