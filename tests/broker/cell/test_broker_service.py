@@ -60,6 +60,7 @@ from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import (
     ACCEPT_CLOCK,
     DROP,
+    ENFORCED,
     FOLLOWERS,
     FOLLOWS,
     JOURNAL_ID,
@@ -662,7 +663,7 @@ OF_REPLICAS = (
 OF_OPERATORS = (*backup_calls.CALLERS, *restore_calls.CALLERS)
 DENIED = {
     "frontend": (*OF_REPLICAS, *OF_OPERATORS),
-    "metadata": (FOLLOWS, FOLLOWERS, *OF_REPLICAS, *OF_OPERATORS),
+    "metadata": (FOLLOWS, FOLLOWERS, ENFORCED, *OF_REPLICAS, *OF_OPERATORS),
     "manager": (
         *(WHO, COMMAND, ACCEPT_CLOCK, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
         *OF_OPERATORS,
@@ -680,7 +681,18 @@ DENIED = {
         COPY_END,
         MOVE,
     ),
-    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, ACCEPT_CLOCK, FOLLOWS, FOLLOWERS, *OF_OPERATORS),
+    "broker": (
+        COMMAND,
+        REPORT,
+        PREPARE,
+        TRANSFER,
+        DROP,
+        ACCEPT_CLOCK,
+        FOLLOWS,
+        FOLLOWERS,
+        ENFORCED,
+        *OF_OPERATORS,
+    ),
 }
 
 
