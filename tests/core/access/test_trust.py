@@ -185,6 +185,8 @@ def test_whom_a_trust_policy_of_its_account_names_needs_no_policy_of_its_own(
     [
         (ADA, OWNER),
         (ADA, f"arn:aws:iam::{OWNER}:root"),
+        (ADA, "*"),
+        (NIGHT, "*"),
         (NIGHT, OWNER),
         (BOB, OTHER),
         (BOB, BOB_ARN),
@@ -199,6 +201,14 @@ def test_all_others_need_a_policy_of_their_own_too(requester: Requester, names: 
     assert decide_role(assuming(requester), policy) is Decision.NO_IDENTITY_POLICY
     assert not may(assuming(requester), policy, MAY_SEND)
     assert may(assuming(requester), policy, MAY_SEND, MAY_ASSUME)
+
+
+@pytest.mark.parametrize("names", [["*", ADA_ARN], [OWNER, ADA_ARN], [ADA_ARN, BOB_ARN]])
+def test_who_is_named_next_to_all_others_needs_no_policy_of_its_own(names: list[str]) -> None:
+    policy = trust({"Principal": {"AWS": names}})
+
+    assert may(assuming(ADA), policy)
+    assert may(assuming(ADA), trust({"Principal": "*"}, {"Principal": {"AWS": ADA_ARN}}))
 
 
 @pytest.mark.parametrize("requester", [ADA, NIGHT, BOB, OTHERS_NIGHT])
@@ -221,14 +231,14 @@ def test_denials_win() -> None:
 
 
 def test_every_pair_of_trust_and_own_policy_is_decided_by_the_rule() -> None:
-    trusts = {"nothing": BOB_ARN, "by account": OWNER, "by name": ADA_ARN}
+    trusts = {"nothing": BOB_ARN, "by account": OWNER, "by all": "*", "by name": ADA_ARN}
     owns = {"none": [], "allow": [MAY_ASSUME], "deny": [MAY_NOT_ASSUME], "both": [MAY_ASSUME, MAY_NOT_ASSUME]}
 
     for (trusted, name), (own, policies) in itertools.product(trusts.items(), owns.items()):
         decision = decide_role(assuming(ADA), trust({"Principal": {"AWS": name}}), policies)
 
         expected = own not in ("deny", "both") and (
-            trusted == "by name" or (trusted == "by account" and own == "allow")
+            trusted == "by name" or (trusted in ("by account", "by all") and own == "allow")
         )
         assert (decision is Decision.ALLOWED) == expected, (trusted, own)
 

@@ -68,7 +68,8 @@ def decide_role(
     """Return whether a requester may assume a role, or why not.
 
     The trust policy must allow it. So must the requester's own policies, unless the trust policy names the requester, a
-    user, role or session of the role's account. Root keys never may; a web identity needs the trust policy alone.
+    user, role or session of the role's account. Its account's name, or `*`, does not do that. Root keys never may; a
+    web identity needs the trust policy alone.
     """
     requester = request.requester
     trust = trust_policy.outcome(request)

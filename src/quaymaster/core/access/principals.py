@@ -114,11 +114,12 @@ class Principals:
         """Return how a requester is named in the policy of an account's queue or role.
 
         An account's name means all of it in the policies of others. In its own it means its root alone; in a trust
-        policy all of it, too. A role's name in a trust policy means its sessions as if they were named.
+        policy all of it, too. A role's name in a trust policy means its sessions as if they were named. A queue's `*`
+        names all directly; a trust policy's leaves it to their accounts who of them may assume the role.
         """
         if requester.kind == "web identity":
             return Naming.DIRECT if (owner, requester.name) in self.issuers else Naming.NONE
-        if self.all:
+        if self.all and not self.are_trusted:
             return Naming.DIRECT
         match requester.kind:
             case "user" if requester.unique_id in self.ids:
@@ -127,8 +128,9 @@ class Principals:
                 return Naming.DIRECT
             case "session" if requester.unique_id in self.ids:
                 return Naming.DIRECT if self.are_trusted else Naming.INDIRECT
-        if requester.account_id in self.accounts and (
-            requester.is_root or self.are_trusted or requester.account_id != owner
+        if self.all or (
+            requester.account_id in self.accounts
+            and (requester.is_root or self.are_trusted or requester.account_id != owner)
         ):
             return Naming.INDIRECT
         return Naming.NONE
