@@ -8,7 +8,7 @@ import pytest
 
 from quaymaster.core.access.advice import advice_on
 
-from .support import BOB_ARN, policy, statement
+from .support import BOB_ARN, of_identity, policy, statement
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,14 @@ from .support import BOB_ARN, policy, statement
     [
         ({}, ()),
         ({"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}, "Null": {"aws:Referer": "true"}}}, ()),
-        ({"Action": ["sqs:*", "sqs:*Batch"]}, ()),
+        ({"Action": ["sqs:*", "sqs:*Message*", "SQS:SendMessage*"]}, ()),
+        (
+            {"Action": ["sqs:*", "sqs:*Batch", "sqs:?end*Batch"]},
+            tuple(
+                f"Statement 1: {pattern} matches nothing; a batch needs the permission of its single action."
+                for pattern in ("sqs:*batch", "sqs:?end*batch")
+            ),
+        ),
         (
             {"Action": ["SQS:SendMessageBatch", "sqs:SendMessage"]},
             ("Statement 1: sqs:sendmessagebatch matches nothing; a batch needs the permission of its single action.",),
@@ -39,3 +46,21 @@ from .support import BOB_ARN, policy, statement
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(elements: dict[str, Any], advice: tuple[str, ...]) -> None:
     assert advice_on(policy(statement(**elements))) == advice
+
+
+@pytest.mark.parametrize(
+    ("elements", "warned_of"),
+    [
+        ({"Action": ["sts:GetCallerIdentity", "sts:Get*", "sts:*"]}, ["sts:get*", "sts:getcalleridentity"]),
+        ({"Action": "sts:GetSessionToken"}, ["sts:getsessiontoken"]),
+        ({"Action": ["*", "sts:AssumeRole*", "cloudwatch:Get*", "quaymaster:Get*"]}, []),
+        ({"NotAction": "sts:GetCallerIdentity"}, []),
+        ({"Effect": "Allow", "Action": "sts:GetCallerIdentity"}, []),
+    ],
+)
+def test_denials_of_what_is_always_allowed_are_said(elements: dict[str, Any], warned_of: list[str]) -> None:
+    advice = advice_on(of_identity({"Effect": "Deny", "Resource": "*", **elements}))
+
+    assert advice == tuple(
+        f"Statement 1: {pattern} cannot be denied; policies are not asked for it." for pattern in warned_of
+    )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quaymaster.core.access.conditions import Comparing, Quantifier
 from quaymaster.core.access.errors import shown
 from quaymaster.core.access.keys import Presence, presence_of
-from quaymaster.core.access.permissions import BATCH_NAMES
+from quaymaster.core.access.patterns import Pattern
+from quaymaster.core.access.permissions import (
+    BATCH_NAMES,
+    NEVER_ASKED,
+    PERMISSION_NAMES,
+    ROLE_PERMISSION_NAMES,
+)
 from quaymaster.core.access.policies import CompiledPolicy
 from quaymaster.core.access.statements import CompiledStatement
 
 SECURE_TRANSPORT = "aws:securetransport"
+_NAMES: Final = (*PERMISSION_NAMES.values(), *ROLE_PERMISSION_NAMES.values(), *BATCH_NAMES)
 
 
 def advice_on(policy: CompiledPolicy) -> tuple[str, ...]:
@@ -22,10 +31,15 @@ def advice_on(policy: CompiledPolicy) -> tuple[str, ...]:
 
 
 def _advice_on_statement(statement: CompiledStatement) -> list[str]:
-    batches = sorted(BATCH_NAMES & {pattern.literal for pattern in statement.actions})
-    found = [
-        f"{batch} matches nothing; a batch needs the permission of its single action." for batch in batches
-    ]
+    found = []
+    for pattern in sorted(statement.actions, key=_text_of):
+        names = frozenset(filter(pattern.matches_always, _NAMES))
+        if names and names <= BATCH_NAMES:
+            found.append(
+                f"{pattern.text} matches nothing; a batch needs the permission of its single action."
+            )
+        if names and names <= NEVER_ASKED and statement.is_denial and not statement.spares_actions:
+            found.append(f"{pattern.text} cannot be denied; policies are not asked for it.")
     for condition in statement.conditions:
         if presence_of(condition.key) is Presence.NEVER:
             found.append(f"requests never have the key {condition.key}.")
@@ -37,3 +51,7 @@ def _advice_on_statement(statement: CompiledStatement) -> list[str]:
         if is_for_all and not statement.is_denial:
             found.append(f"ForAllValues also allows requests without the key {condition.key}.")
     return found
+
+
+def _text_of(pattern: Pattern) -> str:
+    return pattern.text

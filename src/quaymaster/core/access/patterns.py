@@ -85,6 +85,11 @@ class Pattern:
         """The one text that matches; None where that depends, or several do."""
         return self.between[0] if len(self.between) == 1 else None
 
+    @property
+    def text(self) -> str:
+        """What a pattern without variables looks like in a policy, in lower case where it `folds_case`."""
+        return "".join(part.value if isinstance(part, Wildcard) else str(part) for part in self.parts)
+
     def matches(self, text: str, find: FindValues) -> bool:
         """Tell whether a text matches. A pattern with a variable that the request has no value for matches nothing."""
         if not self.has_variables:

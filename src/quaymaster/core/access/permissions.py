@@ -53,6 +53,11 @@ PERMISSION_NAMES: Final = {permission: f"{SERVICE}:{permission.lower()}" for per
 """Each as decisions and answers name it."""
 ROLE_SERVICE: Final = "sts"
 ROLE_PERMISSION_NAMES: Final = {each: f"{ROLE_SERVICE}:{each.lower()}" for each in RolePermission}
+NEVER_ASKED: Final = frozenset(
+    ROLE_PERMISSION_NAMES[each]
+    for each in (RolePermission.GET_CALLER_IDENTITY, RolePermission.GET_SESSION_TOKEN)
+)
+"""Actions that every valid credential, or every long-lived one, may carry out whatever policies say, as in STS."""
 BATCH_NAMES: Final = frozenset(
     f"{SERVICE}:{single.lower()}batch"
     for single in (Permission.SEND_MESSAGE, Permission.DELETE_MESSAGE, Permission.CHANGE_MESSAGE_VISIBILITY)
