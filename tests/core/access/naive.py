@@ -30,11 +30,72 @@ def judge(
     resource: str,
     context: Context,
     ids: Mapping[str, str],
+    can_cross: bool = True,
 ) -> str:
-    """Return "allowed", "denied" by an explicit Deny, or "refused"."""
+    """Return "allowed", "denied" by an explicit Deny, or "refused".
+
+    Without `can_cross`, other accounts never may, whatever policies allow.
+    """
+    said = heard(
+        "queue", queue_policy, identity_policies, session_policy, who, owner, action, resource, context, ids
+    )
+    if any(effect == "Deny" for _, effect, _ in said):
+        return "denied"
+    by_queue = {how for kind, _, how in said if kind == "queue"}
+    by_identity = any(kind == "identity" for kind, _, _ in said)
+    by_session = session_policy is None or any(kind == "session" for kind, _, _ in said)
+    is_root = who["kind"] == "root"
+    if who["account"] == owner:
+        allowed = is_root or "itself" in by_queue or ((by_identity or bool(by_queue)) and by_session)
+    else:
+        allowed = can_cross and bool(by_queue) and (is_root or by_identity) and by_session
+    return "allowed" if allowed else "refused"
+
+
+def judge_role(
+    trust_policy: str,
+    identity_policies: list[str],
+    session_policy: str | None,
+    *,
+    who: Who,
+    owner: str,
+    action: str,
+    resource: str,
+    context: Context,
+    ids: Mapping[str, str],
+) -> str:
+    """Return the same of who asks for credentials of a role of the account `owner`."""
+    said = heard(
+        "trust", trust_policy, identity_policies, session_policy, who, owner, action, resource, context, ids
+    )
+    if any(effect == "Deny" for _, effect, _ in said):
+        return "denied"
+    by_trust = {how for kind, _, how in said if kind == "trust"}
+    by_identity = any(kind == "identity" for kind, _, _ in said)
+    by_session = session_policy is None or any(kind == "session" for kind, _, _ in said)
+    if who["kind"] == "root" or not by_trust:
+        return "refused"
+    is_web = who["kind"] == "web identity"
+    needs_no_own = is_web or ("itself" in by_trust and who["account"] == owner)
+    return "allowed" if (needs_no_own or by_identity) and by_session else "refused"
+
+
+def heard(
+    first: str,
+    first_policy: str | None,
+    identity_policies: list[str],
+    session_policy: str | None,
+    who: Who,
+    owner: str,
+    action: str,
+    resource: str,
+    context: Context,
+    ids: Mapping[str, str],
+) -> list[tuple[str, str, str]]:
+    """Return what statements apply: of which kind of policy, with which effect, and how they name the requester."""
     said = []
     for kind, text in [
-        ("queue", queue_policy),
+        (first, first_policy),
         *(("identity", each) for each in identity_policies),
         ("session", session_policy),
     ]:
@@ -46,24 +107,18 @@ def judge(
             how = names(each, kind, who, owner, ids)
             if how and is_about(each, action, resource, context, new) and conditions_hold(each, context, new):
                 said.append((kind, each["Effect"], how))
-    if any(effect == "Deny" for _, effect, _ in said):
-        return "denied"
-    by_queue = {how for kind, _, how in said if kind == "queue"}
-    by_identity = any(kind == "identity" for kind, _, _ in said)
-    by_session = session_policy is None or any(kind == "session" for kind, _, _ in said)
-    is_root = who["kind"] == "root"
-    if who["account"] == owner:
-        allowed = is_root or "itself" in by_queue or ((by_identity or bool(by_queue)) and by_session)
-    else:
-        allowed = bool(by_queue) and (is_root or by_identity) and by_session
-    return "allowed" if allowed else "refused"
+    return said
 
 
 def names(each: Any, kind: str, who: Who, owner: str, ids: Mapping[str, str]) -> str:
     """Return "itself", "around" for its account or role, or "" where a statement does not name a requester."""
-    if kind != "queue":
+    if kind not in ("queue", "trust"):
         return "itself"
     given = each.get("Principal", each.get("NotPrincipal"))
+    if who["kind"] == "web identity":
+        issuers = [] if isinstance(given, str) else many(given.get("Federated", []))
+        is_listed = f"arn:aws:iam::{owner}:oidc-provider/{who['issuer']}" in issuers
+        return "itself" if is_listed != ("NotPrincipal" in each) else ""
     listed = [given] if isinstance(given, str) else many(given.get("AWS", []))
     is_account = any(
         who["account"] == name.removeprefix("arn:aws:iam::").removesuffix(":root") for name in listed
@@ -85,7 +140,11 @@ def names(each: Any, kind: str, who: Who, owner: str, ids: Mapping[str, str]) ->
             "session": [is_account, is_role, is_session],
         }[who["kind"]]
         return "" if "*" in listed or all(layers) else "itself"
-    if "*" in listed or is_user or is_session:
+    if is_user or is_session or (kind == "trust" and is_role):
+        return "itself"
+    if kind == "trust":
+        return "around" if is_account or "*" in listed else ""
+    if "*" in listed:
         return "itself"
     if is_account and (who["kind"] == "root" or who["account"] != owner):
         return "around"

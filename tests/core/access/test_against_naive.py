@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quaymaster.core.access.arns import split_arn
 from quaymaster.core.access.conditions import parse_conditions
-from quaymaster.core.access.decisions import Decision, decide
+from quaymaster.core.access.decisions import Decision, decide, decide_role
 from quaymaster.core.access.documents import parse_document
 from quaymaster.core.access.kinds import PolicyKind
 from quaymaster.core.access.operators import OPERATORS
@@ -21,7 +21,7 @@ from quaymaster.core.access.policies import CompiledPolicy, compile_policy
 from quaymaster.core.access.principals import Requester
 from quaymaster.core.access.statements import AccessRequest
 
-from .naive import as_text, holds, judge, many
+from .naive import as_text, holds, judge, judge_role, many
 from .support import (
     ADA,
     ADA_ARN,
@@ -54,6 +54,22 @@ ACTIONS = [
     "*",
     "sqs:ReceiveMessage",
     "sqs:PurgeQueue",
+]
+ROLE = f"arn:aws:iam::{OWNER}:role/reader"
+ISSUER = "tokens.example.com"
+POD = Requester("", "web identity", name=ISSUER, session="pod")
+TRUSTED = [
+    *NAMES,
+    f"arn:aws:iam::{OWNER}:oidc-provider/{ISSUER}",
+    f"arn:aws:iam::{OTHER}:oidc-provider/{ISSUER}",
+]
+ROLE_ACTIONS = [
+    "sts:AssumeRole",
+    "sts:*",
+    "sts:assumerole?ith*",
+    "*",
+    "sts:AssumeRoleWithWebIdentity",
+    "sts:Get*",
 ]
 RESOURCES = ["*", QUEUE, f"arn:aws:sqs:*:{OWNER}:j*s", "arn:aws:sqs", f"arn:aws:sqs:us-east-1:{OWNER}:other"]
 RESOURCES += ["arn:aws:sqs:*:${aws:PrincipalAccount}:*", "arn:aws:sqs:*:*:${aws:username}"]
@@ -112,28 +128,44 @@ def conditions(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def statements(draw: st.DrawFn, kind: PolicyKind) -> dict[str, Any]:
+def statements(draw: st.DrawFn, kind: PolicyKind, actions: Sequence[str] = ACTIONS) -> dict[str, Any]:
     effect = draw(st.sampled_from(["Allow", "Allow", "Deny"]))
     element = draw(st.sampled_from(["Action", "Action", "NotAction"]))
     made: dict[str, Any] = {
         "Effect": effect,
-        element: draw(st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=2)),
+        element: draw(st.lists(st.sampled_from(actions), min_size=1, max_size=2)),
     }
+    if kind is PolicyKind.TRUST:
+        negated = effect == "Deny" and draw(st.booleans())
+        made["NotPrincipal" if negated else "Principal"] = trusting(
+            draw(st.lists(st.sampled_from(TRUSTED), min_size=1, max_size=4))
+        )
     if kind is PolicyKind.QUEUE:
         negated = effect == "Deny" and draw(st.booleans())
         names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
         made["NotPrincipal" if negated else "Principal"] = {"AWS": names, "Service": "sns.amazonaws.com"}
-    if kind is PolicyKind.IDENTITY or draw(st.booleans()):
+    if kind is PolicyKind.IDENTITY or (kind is PolicyKind.QUEUE and draw(st.booleans())):
         element = draw(st.sampled_from(["Resource", "Resource", "NotResource"]))
-        made[element] = draw(st.lists(st.sampled_from(RESOURCES), min_size=1, max_size=2))
+        resources = RESOURCES if actions is ACTIONS else [*RESOURCES, ROLE, f"arn:aws:iam::{OWNER}:role/r*"]
+        made[element] = draw(st.lists(st.sampled_from(resources), min_size=1, max_size=2))
     for condition in draw(st.lists(conditions(), max_size=2)):
         made.setdefault("Condition", {}).update(condition)
+    if "Federated" in made.get("Principal", {}) and effect == "Allow":
+        # Such a statement must compare the subject.
+        made.setdefault("Condition", {})["StringEquals"] = {f"{ISSUER}:sub": ["pod", "other"]}
     return made
 
 
+def trusting(names: list[str]) -> dict[str, list[str]]:
+    """Return whom a trust policy names."""
+    issuers = [name for name in names if "oidc-provider" in name]
+    others = [name for name in names if "oidc-provider" not in name]
+    return ({"AWS": others} if others else {}) | ({"Federated": issuers} if issuers else {})
+
+
 @st.composite
-def policies(draw: st.DrawFn, kind: PolicyKind) -> str:
-    made = {"Statement": draw(st.lists(statements(kind), min_size=1, max_size=3))}
+def policies(draw: st.DrawFn, kind: PolicyKind, actions: Sequence[str] = ACTIONS) -> str:
+    made = {"Statement": draw(st.lists(statements(kind, actions), min_size=1, max_size=3))}
     version = draw(st.sampled_from([None, "2008-10-17", "2012-10-17", "2012-10-17"]))
     return json.dumps(made if version is None else {"Version": version, **made})
 
@@ -155,10 +187,11 @@ def check(
     *,
     action: str = "sqs:sendmessage",
     context: Mapping[str, tuple[str, ...]] | None = None,
+    can_cross: bool = True,
 ) -> None:
     """Assert that both evaluators decide alike."""
     values = context or {}
-    request = AccessRequest(requester, action, split_arn(QUEUE), OWNER, finder(values))
+    request = AccessRequest(requester, action, split_arn(QUEUE), OWNER, finder(values), can_cross)
 
     decision = decide(
         request,
@@ -167,20 +200,59 @@ def check(
         None if session_policy is None else compiled(session_policy, PolicyKind.IDENTITY),
     )
 
-    who = {"kind": requester.kind, "account": requester.account_id}
-    who |= {"id": requester.unique_id, "session": requester.session}
     expected = judge(
         *(queue_policy, list(identity_policies), session_policy),
-        who=who,
+        who=who_is(requester),
         owner=OWNER,
         action=action,
         resource=QUEUE,
         context=values,
         ids=UNIQUE_IDS,
+        can_cross=can_cross,
     )
+    assert in_short(decision) == expected, (requester, queue_policy, identity_policies, session_policy)
+
+
+def check_role(
+    requester: Requester,
+    trust_policy: str,
+    identity_policies: Sequence[str] = (),
+    session_policy: str | None = None,
+    *,
+    action: str = "sts:assumerole",
+    context: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Assert that both evaluators decide alike who may assume a role."""
+    values = context or {}
+    request = AccessRequest(requester, action, split_arn(ROLE), OWNER, finder(values))
+
+    decision = decide_role(
+        request,
+        compiled(trust_policy, PolicyKind.TRUST),
+        [compiled(each, PolicyKind.IDENTITY) for each in identity_policies],
+        None if session_policy is None else compiled(session_policy, PolicyKind.IDENTITY),
+    )
+
+    expected = judge_role(
+        *(trust_policy, list(identity_policies), session_policy),
+        who=who_is(requester),
+        owner=OWNER,
+        action=action,
+        resource=ROLE,
+        context=values,
+        ids=UNIQUE_IDS,
+    )
+    assert in_short(decision) == expected, (requester, trust_policy, identity_policies, session_policy)
+
+
+def who_is(requester: Requester) -> dict[str, str]:
+    who = {"kind": requester.kind, "account": requester.account_id, "issuer": requester.name}
+    return who | {"id": requester.unique_id, "session": requester.session}
+
+
+def in_short(decision: Decision) -> str:
     denials = {Decision.DENIED_BY_QUEUE, Decision.DENIED_BY_IDENTITY, Decision.DENIED_BY_SESSION}
-    said = "allowed" if decision is Decision.ALLOWED else "denied" if decision in denials else "refused"
-    assert said == expected, (requester, queue_policy, identity_policies, session_policy)
+    return "allowed" if decision is Decision.ALLOWED else "denied" if decision in denials else "refused"
 
 
 @cache
@@ -232,7 +304,7 @@ def test_a_condition_holds_alike(
     assert parsed.holds(finder(context)) == holds(name, wanted, tuple(drawn), context, is_new)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     queue_policy=st.none() | policies(PolicyKind.QUEUE),
     identity_policies=st.lists(policies(PolicyKind.IDENTITY), max_size=2),
@@ -240,6 +312,7 @@ def test_a_condition_holds_alike(
     requester=st.sampled_from(REQUESTERS),
     action=st.sampled_from(["sqs:sendmessage", "sqs:receivemessage"]),
     context=contexts,
+    can_cross=st.sampled_from([True, True, False]),
 )
 def test_policies_of_all_kinds_decide_alike(
     queue_policy: str | None,
@@ -248,5 +321,64 @@ def test_policies_of_all_kinds_decide_alike(
     requester: Requester,
     action: str,
     context: dict[str, tuple[str, ...]],
+    can_cross: bool,
 ) -> None:
-    check(requester, queue_policy, identity_policies, session_policy, action=action, context=context)
+    check(
+        *(requester, queue_policy, identity_policies, session_policy),
+        action=action,
+        context=context,
+        can_cross=can_cross,
+    )
+
+
+def test_every_pair_of_trusted_names_decides_alike_for_every_requester() -> None:
+    own = {
+        effect: json.dumps({"Statement": {"Effect": effect, "Action": "sts:*", "Resource": "*"}})
+        for effect in ("Allow", "Deny")
+    }
+    other = json.dumps({"Statement": {"Effect": "Allow", "Action": "sts:Get*", "Resource": "*"}})
+    subject = {"StringEquals": {f"{ISSUER}:sub": "pod"}}
+    all_may = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "*"}
+    context = {f"{ISSUER}:sub": ("pod",)}
+    for pair in combinations_with_replacement(TRUSTED, 2):
+        names = trusting(list(pair))
+        allowing = {"Effect": "Allow", "Principal": names, "Action": "sts:*"}
+        if "Federated" in names:
+            allowing["Condition"] = subject
+        trust_policies = [
+            json.dumps({"Statement": statements})
+            for statements in (
+                allowing,
+                [all_may, {"Effect": "Deny", "Principal": names, "Action": "sts:*"}],
+                [all_may, {"Effect": "Deny", "NotPrincipal": names, "Action": "sts:*"}],
+            )
+        ]
+        for trust_policy, requester in product(trust_policies, [*REQUESTERS, POD]):
+            for identity, session in product(
+                ([], [own["Allow"]], [own["Allow"], own["Deny"]]), (None, own["Allow"], other)
+            ):
+                check_role(requester, trust_policy, identity, session, context=context)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    trust_policy=policies(PolicyKind.TRUST, ROLE_ACTIONS),
+    identity_policies=st.lists(policies(PolicyKind.IDENTITY, ROLE_ACTIONS), max_size=2),
+    session_policy=st.none() | st.none() | policies(PolicyKind.IDENTITY, ROLE_ACTIONS),
+    requester=st.sampled_from([*REQUESTERS, POD]),
+    action=st.sampled_from(["sts:assumerole", "sts:assumerolewithwebidentity"]),
+    context=contexts,
+    subject=st.sampled_from([(), ("pod",), ("stranger",)]),
+)
+def test_trust_policies_decide_alike(
+    trust_policy: str,
+    identity_policies: list[str],
+    session_policy: str | None,
+    requester: Requester,
+    action: str,
+    context: dict[str, tuple[str, ...]],
+    subject: tuple[str, ...],
+) -> None:
+    values = {**context, f"{ISSUER}:sub": subject}
+
+    check_role(requester, trust_policy, identity_policies, session_policy, action=action, context=values)

@@ -198,14 +198,20 @@ def test_every_permission_can_be_given() -> None:
     assert all(given.statements[0].concerns(name) for name in PERMISSION_NAMES.values())
 
 
+ISSUER_ARN = f"arn:aws:iam::{OTHER}:oidc-provider/tokens.example.com"
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["*", "Allow", "Deny", "sqs:*", OTHER, "arn:aws:sqs:*", "2012-10-17", "${aws:username}", "${"]),
+    | st.sampled_from(
+        ["*", "Allow", "Deny", "sqs:*", OTHER, "arn:aws:sqs:*", "sts:*", ISSUER_ARN, "2012-10-17",
+         "${aws:username}", "${"]
+    ),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(
         st.sampled_from(
             ["Statement", "Effect", "Principal", "NotPrincipal", "Action", "NotAction", "Resource", "Condition",
-             "Sid", "AWS", "Service", "StringLike", "ForAnyValue:DateEquals", "Null", "aws:SourceIp", "x"]
+             "Sid", "AWS", "Service", "Federated", "StringLike", "ForAnyValue:DateEquals", "Null", "aws:SourceIp",
+             "tokens.example.com:sub", "x"]
         ),
         inner,
         max_size=5,
@@ -214,10 +220,10 @@ values = st.recursive(
 )  # fmt: skip
 
 
-def reason(text: str) -> str:
-    """Return why a text is no policy, or that it is one."""
+def reason(text: str, kind: PolicyKind) -> str:
+    """Return why a text is no policy of a kind, or that it is one."""
     try:
-        compile_policy(text)
+        compile_policy(text, kind)
     except PolicyError as error:
         return str(error)
     return "It is one."
@@ -229,11 +235,39 @@ def reason(text: str) -> str:
 @example('{"Statement":' + "9" * 5_000 + "}")
 @example('{"a":"' + "\\" * 4_000)
 def test_any_text_is_a_policy_or_refused_with_a_reason(text: str) -> None:
-    assert reason(text).endswith(".")
+    for kind in PolicyKind:
+        assert reason(text, kind).endswith(".")
 
 
 @settings(max_examples=300, deadline=None)
-@given(values)
-def test_any_statement_is_compiled_or_refused_with_a_reason(value: Any) -> None:
-    for text in (document(value), document(statement(Condition=value)), document(statement(Principal=value))):
-        assert len(reason(text)) < 400
+@given(values, st.sampled_from(PolicyKind))
+def test_any_statement_is_compiled_or_refused_with_a_reason(value: Any, kind: PolicyKind) -> None:
+    whole = WHOLE[kind]
+    for element in (
+        "Principal",
+        "NotPrincipal",
+        "Action",
+        "NotAction",
+        "Resource",
+        "NotResource",
+        "Condition",
+    ):
+        other = element.removeprefix("Not") if element.startswith("Not") else f"Not{element}"
+        kept = {name: each for name, each in whole.items() if name != other}
+        for effect in ("Allow", "Deny"):
+            text = document({**kept, "Effect": effect, element: value})
+            assert len(reason(text, kind)) < 400
+    assert len(reason(document(value), kind)) < 400
+
+
+WHOLE: dict[PolicyKind, dict[str, Any]] = {
+    PolicyKind.QUEUE: {"Principal": "*", "Action": "sqs:SendMessage"},
+    PolicyKind.IDENTITY: {"Action": "sts:AssumeRole", "Resource": "*"},
+    PolicyKind.TRUST: {"Principal": "*", "Action": "sts:AssumeRole"},
+}
+"""What a statement of each kind has."""
+
+
+@pytest.mark.parametrize("kind", PolicyKind)
+def test_a_whole_statement_is_compiled(kind: PolicyKind) -> None:
+    assert reason(document({"Effect": "Allow", **WHOLE[kind]}), kind) == "It is one."
