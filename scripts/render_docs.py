@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from the code: actions, attributes, settings, command line, metrics.
+"""Writes the reference pages that are made from the code: actions, attributes, conditions, settings, commands, metrics.
 
     python scripts/render_docs.py      (make docs)
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from quaymaster.cli.commands import whole_command
+from quaymaster.core.access.conditions import Comparing, Quantifier
+from quaymaster.core.access.keys import ALWAYS_THERE, THERE_FOR_ROLES, THERE_SOMETIMES
+from quaymaster.core.access.operators import OPERATORS, Operator
 from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, QueueKinds
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
@@ -178,6 +181,85 @@ def _attribute_row(attribute: Attribute[Any]) -> str:
     return f"| `{attribute.name}` | {values} | {default} | {QUEUES_WORDS[attribute.queues]} | {meaning} |"
 
 
+CONDITIONS_HEAD = """\
+# Conditions of policies
+
+<!-- Made by `make docs` from core/access/operators.py and core/access/keys.py. -->
+
+The operators and keys of `Condition` in [queue policies](../guides/queue-policies.md), policies of
+[users and roles](../guides/users-roles-policies.md), and trust policies. Names of operators are case-sensitive, names
+of keys are not. All conditions of a statement must hold.
+
+## Operators
+
+The last four columns say what a condition is when the request does not have its key: with the operator alone, with
+`IfExists` behind its name, and with `ForAllValues:` or `ForAnyValue:` in front of it.
+
+| Operator | Values in the policy | True if the request's value \
+| Key absent | `IfExists` | `ForAllValues:` | `ForAnyValue:` |
+|---|---|---|---|---|---|---|
+"""
+
+CONDITIONS_MIDDLE = """
+- `Null` takes `true` (the request does not have the key) or `false` (it has the key). It has no `IfExists`,
+  `ForAllValues:` or `ForAnyValue:`.
+- Where a request has several values of a key, `ForAllValues:` holds if each of them makes the condition true, and
+  `ForAnyValue:` if one does.
+- A value of the request that is no number, time or address makes `Numeric`, `Date` and `IpAddress` conditions false,
+  and their negations true.
+- With version `2012-10-17`, values of `String` and `Arn` operators may contain variables:
+  `${aws:PrincipalAccount}`, `${aws:userid}` and `${aws:username}`. `${*}`, `${?}` and `${$}` are these characters.
+
+## Keys
+
+| Key | Value | Requests have it |
+|---|---|---|
+"""
+
+
+def render_conditions() -> str:
+    """Return the page of operators and keys of conditions."""
+    operators = [
+        f"| `{name}` | {operator.values} | {operator.holds_if} | {' | '.join(_if_absent(operator))} |\n"
+        for name, operator in OPERATORS.items()
+    ]
+    keys = [
+        f"| `{name}` | {meaning} | {presence} |\n"
+        for there, presence in (
+            (ALWAYS_THERE, "always"),
+            (THERE_SOMETIMES, "where it exists"),
+            (THERE_FOR_ROLES, "in trust policies, where it was given"),
+        )
+        for name, meaning in there.items()
+    ]
+    keys += [
+        "| `ISSUER:CLAIM` | a claim of a web identity token, such as `tokens.example.com:sub` | in trust policies, "
+        "for web identities |\n",
+        "| other keys of `aws:` | | never; `policy check` warns of them |\n",
+        "| keys of tags (`aws:PrincipalTag/`, `aws:RequestTag/`, `aws:ResourceTag/`, `aws:TagKeys`), and all others | "
+        "| the policy is refused |\n",
+    ]
+    return CONDITIONS_HEAD + "".join(operators) + CONDITIONS_MIDDLE + "".join(keys)
+
+
+def _if_absent(operator: Operator) -> list[str]:
+    """Return what conditions with an operator are for a request without their key."""
+    variants = (
+        (False, Quantifier.NONE),
+        (True, Quantifier.NONE),
+        (False, Quantifier.ALL),
+        (False, Quantifier.ANY),
+    )
+    return [
+        str(
+            Comparing("", lambda value, find: False, operator.is_negated, if_exists, quantifier).holds(
+                lambda key: ()
+            )
+        ).lower()
+        for if_exists, quantifier in variants
+    ]
+
+
 def render_metrics() -> str:
     """Return the metrics page."""
     rows = [
@@ -256,6 +338,7 @@ def pages() -> dict[Path, str]:
     """Return every generated page by its place."""
     return {
         REFERENCE / "actions.md": render_actions(),
+        REFERENCE / "policy-conditions.md": render_conditions(),
         REFERENCE / "settings.md": settings_as_markdown(),
         REFERENCE / "cli.md": render_cli(),
         REFERENCE / "metrics.md": render_metrics(),

@@ -26,25 +26,35 @@ class Presence(Enum):
     NEVER = "never"
 
 
-ALWAYS: Final = frozenset(
-    {
-        "aws:currenttime",
-        "aws:epochtime",
-        "aws:principalaccount",
-        "aws:principalarn",
-        "aws:principaltype",
-        "aws:requestedregion",
-        "aws:resourceaccount",
-        "aws:securetransport",
-        "aws:sourceip",
-        "aws:userid",
-    }
-)
-SOMETIMES: Final = frozenset({"aws:referer", "aws:tokenissuetime", "aws:useragent", "aws:username"})
+ALWAYS_THERE: Final = {
+    "aws:CurrentTime": "the time, as `2026-01-02T03:04:05Z`",
+    "aws:EpochTime": "the time, in seconds since 1970",
+    "aws:PrincipalAccount": "account of the caller",
+    "aws:PrincipalArn": "ARN of the caller: of a session its role's, of a root key `arn:aws:iam::ACCOUNT:root`",
+    "aws:PrincipalType": "`Account` (root key), `User` or `AssumedRole`",
+    "aws:RequestedRegion": "region of the server",
+    "aws:ResourceAccount": "account of the queue or role",
+    "aws:SecureTransport": "`true` for requests over TLS, else `false`",
+    "aws:SourceIp": "address of the client",
+    "aws:userid": "id of the user, ROLE-ID:SESSION, or the account of a root key",
+}
+"""Keys that requests have, as IAM spells them, and their values. Web identities have no account and no type."""
+THERE_SOMETIMES: Final = {
+    "aws:Referer": "the header of this name, up to 512 bytes",
+    "aws:TokenIssueTime": "when temporary credentials were made",
+    "aws:UserAgent": "the header `User-Agent`, up to 512 bytes",
+    "aws:username": "name of the user, without its path",
+}
+THERE_FOR_ROLES: Final = {
+    "sts:ExternalId": "the external id that AssumeRole was given",
+    "sts:RoleSessionName": "the name that the session is to have",
+}
+"""In trust policies only."""
+ALWAYS: Final = frozenset(map(str.lower, ALWAYS_THERE))
+SOMETIMES: Final = frozenset(map(str.lower, THERE_SOMETIMES))
 _OF_TAGS: Final = ("aws:principaltag/", "aws:requesttag/", "aws:resourcetag/", "aws:tagkeys")
 _GLOBAL: Final = "aws:"
-OF_ROLES: Final = frozenset({"sts:externalid", "sts:rolesessionname"})
-"""In trust policies only."""
+OF_ROLES: Final = frozenset(map(str.lower, THERE_FOR_ROLES))
 _CLAIM: Final = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[0-9]+)?(?:/[a-z0-9._~/-]*)?:[a-z0-9_.-]+", re.ASCII)
 """A claim of a web identity token, in trust policies: accounts.example.com/path:sub."""
 _SERVICES: Final = ("aws:", "sts:", "sqs:", "iam:", "kms:", "saml:")

@@ -41,10 +41,13 @@ class Operator(NamedTuple):
     """How an operator compares.
 
     `compile` takes the operator's name, the policy's values and whether they may have variables. It raises
-    PolicyValueIsWrong.
+    PolicyValueIsWrong. `values` and `holds_if` say in the reference what the policy's values are, and what of the
+    request's value makes the condition true.
     """
 
     compile: Callable[[str, Sequence[str], bool], Comparison]
+    values: str
+    holds_if: str
     is_negated: bool = False
 
 
@@ -167,37 +170,41 @@ def _read_addresses(text: str) -> tuple[tuple[int, int], ...]:
 _EQUAL: Final = _texts(has_wildcards=False, folds_case=False)
 _EQUAL_FOLDED: Final = _texts(has_wildcards=False, folds_case=True)
 _LIKE: Final = _texts(has_wildcards=True, folds_case=False)
+_TEXTS: Final = "texts"
+_PATTERNS: Final = "texts with `*` and `?`"
+_ADDRESSES: Final = "addresses or networks, IPv4 or IPv6"
+_ARN_PATTERNS: Final = "ARNs, with `*` and `?` within each segment"
 _ORDERS: Final = {
-    "Equals": (operator.eq, False),
-    "NotEquals": (operator.eq, True),
-    "LessThan": (operator.lt, False),
-    "LessThanEquals": (operator.le, False),
-    "GreaterThan": (operator.gt, False),
-    "GreaterThanEquals": (operator.ge, False),
+    "Equals": (operator.eq, False, "is one of them"),
+    "NotEquals": (operator.eq, True, "is none of them"),
+    "LessThan": (operator.lt, False, "is less than one of them"),
+    "LessThanEquals": (operator.le, False, "is one of them, or less"),
+    "GreaterThan": (operator.gt, False, "is greater than one of them"),
+    "GreaterThanEquals": (operator.ge, False, "is one of them, or greater"),
 }
 
 OPERATORS: Final[dict[str, Operator]] = {
-    "StringEquals": Operator(_EQUAL),
-    "StringNotEquals": Operator(_EQUAL, True),
-    "StringEqualsIgnoreCase": Operator(_EQUAL_FOLDED),
-    "StringNotEqualsIgnoreCase": Operator(_EQUAL_FOLDED, True),
-    "StringLike": Operator(_LIKE),
-    "StringNotLike": Operator(_LIKE, True),
+    "StringEquals": Operator(_EQUAL, _TEXTS, "is one of them"),
+    "StringNotEquals": Operator(_EQUAL, _TEXTS, "is none of them", True),
+    "StringEqualsIgnoreCase": Operator(_EQUAL_FOLDED, _TEXTS, "is one of them, in any case"),
+    "StringNotEqualsIgnoreCase": Operator(_EQUAL_FOLDED, _TEXTS, "is none of them, in any case", True),
+    "StringLike": Operator(_LIKE, _PATTERNS, "matches one of them"),
+    "StringNotLike": Operator(_LIKE, _PATTERNS, "matches none of them", True),
     **{
-        f"{kind}{order}": Operator(_ordered(read, what, compare), is_negated)
-        for kind, read, what in (
-            ("Numeric", read_number, "a number"),
-            ("Date", read_time, "a time"),
+        f"{kind}{order}": Operator(_ordered(read, what, compare), values, holds_if, is_negated)
+        for kind, read, what, values in (
+            ("Numeric", read_number, "a number", "numbers"),
+            ("Date", read_time, "a time", "times: ISO 8601, or seconds since 1970"),
         )
-        for order, (compare, is_negated) in _ORDERS.items()
+        for order, (compare, is_negated, holds_if) in _ORDERS.items()
     },
-    "Bool": Operator(_flags),
-    "BinaryEquals": Operator(_binaries),
-    "IpAddress": Operator(_networks),
-    "NotIpAddress": Operator(_networks, True),
-    "ArnEquals": Operator(_arns),
-    "ArnNotEquals": Operator(_arns, True),
-    "ArnLike": Operator(_arns),
-    "ArnNotLike": Operator(_arns, True),
+    "Bool": Operator(_flags, "`true` or `false`", "is one of them"),
+    "BinaryEquals": Operator(_binaries, "Base64", "is one of them"),
+    "IpAddress": Operator(_networks, _ADDRESSES, "is in one of them"),
+    "NotIpAddress": Operator(_networks, _ADDRESSES, "is in none of them", True),
+    "ArnEquals": Operator(_arns, _ARN_PATTERNS, "matches one of them"),
+    "ArnNotEquals": Operator(_arns, _ARN_PATTERNS, "matches none of them", True),
+    "ArnLike": Operator(_arns, _ARN_PATTERNS, "matches one of them"),
+    "ArnNotLike": Operator(_arns, _ARN_PATTERNS, "matches none of them", True),
 }
 """All but Null, which asks only whether there is a value."""
