@@ -24,6 +24,7 @@ from quaymaster.core.values.errors import (
     QueueDoesNotExist,
     Timeout,
 )
+from quaymaster.metadata import node as node_module
 from quaymaster.metadata.node import MetadataNode, StoreUnreachable
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -132,6 +133,28 @@ def test_calls_are_answered_refused_and_bounded(tmp_path: Path) -> None:
             await calls.close()
             with pytest.raises(Timeout):
                 await polls[1].done
+
+    run_cell(scenario, tmp_path)
+
+
+def test_an_answer_that_does_not_hold_all_changes_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            position = node.feed.position
+            for number in (1, 2):
+                await node.answer(Transact([], [Written(f"/session_keys/{number}", b"x")], []))
+            await eventually(lambda: node.feed.get("/session_keys/2") is not None)
+            monkeypatch.setattr(node_module, "PAGE_ROWS_MAX", 1)
+
+            first = await node.answer(GetChanges(["/session_keys/"], position, 0))
+            assert isinstance(first, Changes)
+            last = await node.answer(GetChanges(["/session_keys/"], first.position, 0))
+            assert isinstance(last, Changes)
+
+            assert [len(first.rows), first.more] == [1, True]
+            assert [len(last.rows), last.more] == [1, False]
 
     run_cell(scenario, tmp_path)
 

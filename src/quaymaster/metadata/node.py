@@ -286,7 +286,8 @@ class MetadataNode:
                 return Changes([], self.feed.position, self.age_ms, is_lost=True)
             left_ms = deadline_ms - self._monotonic_ms()
             if events or left_ms <= 0:
-                return Changes([_changed(event) for event in events], position, self.age_ms)
+                more = position < self.feed.position
+                return Changes([_changed(event) for event in events], position, self.age_ms, more=more)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_ms / 1000):
                     await self.feed.wait_for_change()

@@ -179,6 +179,7 @@ class ZonedConnection(FakeConnection):
         self.zone = zone
         self.failure: Exception | None = None
         self.age_ms = 0
+        self.more = False
         self.followed = 0
 
     async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
@@ -188,7 +189,7 @@ class ZonedConnection(FakeConnection):
             raise self.failure
         if counted_as:
             self.followed += 1
-            return encode_message(Changes([], 1, self.age_ms))
+            return encode_message(Changes([], 1, self.age_ms, more=self.more))
         return encode_message(Greeting("us-east-1", "000000000000", self.zone))
 
 
@@ -200,6 +201,21 @@ async def follow(client: MetadataClient, answers: int) -> str:
     await changes.aclose()  # type: ignore[attr-defined]
     assert client.followed is not None
     return client.followed.name
+
+
+def test_what_is_known_is_old_until_the_last_change_that_a_node_knows_has_come() -> None:
+    async def scenario() -> None:
+        connection = ZonedConnection("a")
+        client = client_of(connection)
+
+        connection.more = True
+        await follow(client, 3)
+        assert client.age_ms == float("inf")
+        connection.more = False
+        await follow(client, 1)
+        assert client.age_ms < float("inf")
+
+    asyncio.run(scenario())
 
 
 def test_nodes_of_the_own_zone_are_asked_and_followed_first() -> None:

@@ -337,7 +337,7 @@ class MetadataClient:
                 continue
             node.answered()
             self.followed = node
-            if not changes.is_lost:
+            if not changes.is_lost and not changes.more:
                 # It answered after it was asked; nothing later than the asking is certain.
                 self._confirm(asked_s - changes.age_ms / 1000)
             position = max(position, changes.position)

@@ -340,12 +340,16 @@ class FoundRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True, array_like=True):
-    """All changes up to `position`. `is_lost`: the node does not know them all; list again."""
+    """All changes up to `position`. `is_lost`: the node does not know them all; list again.
+
+    `more`: it knows later ones; ask on.
+    """
 
     rows: list[StoreRow]
     position: int
     age_ms: int
     is_lost: bool = False
+    more: bool = False
 
 
 class Transacted(msgspec.Struct, frozen=True, array_like=True):
