@@ -110,12 +110,14 @@ def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
 
 
 def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
-    of_user = {**KEY, "access_key_id": "AU", "user": "ann"}
-    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, of_user]}
+    of_user = {**KEY, "access_key_id": "AU", "user": "ann", "last_used_ms": 1_700_002_800_000}
+    unused = {**KEY, "access_key_id": "AN", "last_used_ms": None}
+    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, of_user, unused]}
 
     assert run("key", "list", "--data", data).out.splitlines() == [
-        "AK\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z",
-        "AU\t000000000000\tann\t-\ttrue\t2023-11-14 22:13:20Z",
+        "AK\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\tunknown",
+        "AU\t000000000000\tann\t-\ttrue\t2023-11-14 22:13:20Z\t2023-11-14 23:00:00Z",
+        "AN\t000000000000\t-\t-\ttrue\t2023-11-14 22:13:20Z\tnever",
     ]
 
 

@@ -121,6 +121,7 @@ def make_front_end(
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
     opening: OpeningPool | None = None,
     enforced: Enforced | None = None,
+    on_key_use: Callable[[str], None] = lambda access_key_id: None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
@@ -128,7 +129,7 @@ def make_front_end(
     many connections its HTTP server takes. `usage` takes a record of every request. `blocks`: where closed stretches
     of logs may be read; None: they are in the journal only. `on_log_read` hears of each log that is read in bulk.
     `opening`: the workers that open what is read so; close it when the front end has stopped. `enforced`: what the
-    brokers of a cell say of the authorization floor.
+    brokers of a cell say of the authorization floor. `on_key_use` hears of each request that an access key signed.
     """
     addresses = Addresses(
         region=settings.region,
@@ -200,6 +201,7 @@ def make_front_end(
             region=settings.region,
             skew_ms=settings.clock_skew_s * 1000,
             now_ms=now_ms,
+            on_use=on_key_use,
         ),
         admission=Admission(
             delay_target_ms=settings.overload_delay_ms,

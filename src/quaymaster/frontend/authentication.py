@@ -83,7 +83,10 @@ class Signed:
         region: str,
         skew_ms: int,
         now_ms: Callable[[], int],
+        on_use: Callable[[str], None] = lambda access_key_id: None,
     ) -> None:
+        """`on_use` hears of each request that a key signed; of those of temporary credentials it does not."""
+        self._on_use = on_use
         self._find_key = find_key
         self._find_user = find_user
         self._find_session = find_session
@@ -106,6 +109,7 @@ class Signed:
         if authorization.token is None:
             key = self._key(authorization.access_key_id)
             self._verify(authorization, key.secret, request, digest)
+            self._on_use(key.access_key_id)
             return self._principal(key)
         session = self._find_session(authorization.access_key_id, authorization.token)
         self._verify(authorization, session.secret, request, digest)

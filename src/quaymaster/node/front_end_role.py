@@ -16,6 +16,7 @@ from typing import NamedTuple
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.assembly import (
@@ -25,6 +26,7 @@ from quaymaster.frontend.assembly import (
     make_usage_feed,
     make_usage_shipper,
 )
+from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.frontend.logs.block_building import BlockBuilding
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
@@ -32,6 +34,7 @@ from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_u
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.options import KMSMode
+from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
@@ -55,8 +58,17 @@ class Behind(NamedTuple):
     store: Coordination
     metadata: Metadata
     broker: BrokerClient
+    key_uses: KeyUses
     enforced: EnforcedFloor | None = None
     """What the brokers of a cell say of the authorization floor."""
+
+
+def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> KeyUses:
+    """Return what notes when access keys are used; it writes from now on, and ends with the node."""
+    uses = KeyUses(store, cell_format, keys=ACCESS_KEYS, now_ms=wall_ms)
+    uses.start()
+    node.stack.push_async_callback(uses.stop)
+    return uses
 
 
 async def serve_sqs(
@@ -89,6 +101,7 @@ async def serve_sqs(
         on_log_read=on_log_read,
         opening=opening if opening.workers_max else None,
         enforced=behind.enforced,
+        on_key_use=behind.key_uses.note,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

@@ -24,6 +24,7 @@ from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
     start_building,
+    start_key_uses,
     usage_incarnations,
     write_client_file,
 )
@@ -146,6 +147,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     stack.callback(asking.cancel)
     behind_front_ends = FrontEndsBehind(cell.store, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(behind_front_ends.close)
+    key_uses = start_key_uses(node, cell.store, cell.cell_format)
     admin = make_admin(
         settings,
         broker=router,
@@ -156,10 +158,11 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         wait_for_front_ends=behind_front_ends.wait,
         incarnations=usage_incarnations(settings, cell.store),
         enforced=enforced,
+        key_uses=key_uses,
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    behind = Behind(cell.store, metadata, router, enforced)
+    behind = Behind(cell.store, metadata, router, key_uses, enforced)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

@@ -17,6 +17,7 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
@@ -38,6 +39,7 @@ from quaymaster.node.front_end_role import (
     reachable,
     serve_sqs,
     start_building,
+    start_key_uses,
     usage_incarnations,
     write_client_file,
 )
@@ -68,6 +70,7 @@ async def start_server(node: Node) -> None:
     leader = LoneLeader(
         journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
     )
+    key_uses = start_key_uses(node, store, CellFormat())
     admin = make_admin(
         settings,
         broker=leader,
@@ -76,6 +79,7 @@ async def start_server(node: Node) -> None:
         health=health,
         operations=ServerOperations(node, leader, store.backup),
         incarnations=usage_incarnations(settings, store),
+        key_uses=key_uses,
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
@@ -97,7 +101,7 @@ async def start_server(node: Node) -> None:
         await metadata.load_queues_file(settings.queues_file, note=note)
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
-    behind = Behind(store, metadata, leader)
+    behind = Behind(store, metadata, leader, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     await write_client_file(node, metadata.default_access_key, address)

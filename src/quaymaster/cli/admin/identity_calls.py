@@ -100,7 +100,10 @@ def print_identity(found: dict[str, Any], as_json: bool) -> None:
     if "session_max_s" in found:
         rows.append(("sessions", f"up to {found['session_max_s']} s"))
     rows += [
-        ("key", key["access_key_id"] + ("" if key["enabled"] else " (disabled)"))
+        (
+            "key",
+            f"{key['access_key_id']}{'' if key['enabled'] else ' (disabled)'}, last used: {last_use_of(key)}",
+        )
         for key in found.get("keys", ())
     ]
     rows += [("means nobody", arn) for arn in found.get("stale", ())]
@@ -112,6 +115,14 @@ def print_identity(found: dict[str, Any], as_json: bool) -> None:
         print_line()
         print_line(f"{name}:" + (f" cannot be evaluated, and denies: {problem}" if problem else ""))
         print_line(_indented(text))
+
+
+def last_use_of(key: dict[str, Any]) -> str:
+    """Return when a key was used last, as text: the beginning of that hour."""
+    if "last_used_ms" not in key:
+        return "unknown"
+    used_ms = key["last_used_ms"]
+    return "never" if used_ms is None else time_as_text(used_ms)
 
 
 def _indented(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from quaymaster.cli import options
+from quaymaster.cli.admin.identity_calls import last_use_of
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
@@ -30,7 +31,7 @@ def list_keys(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """List the access keys of an account. Secrets are never shown again.
+    """List the access keys of an account, and the hour in which each was last used. Secrets are never shown again.
 
     Temporary credentials made of them are stored nowhere, so they cannot be listed.
     """
@@ -43,7 +44,7 @@ def list_keys(
         print_json(result)
     else:
         print_table(
-            ("ACCESS KEY ID", "ACCOUNT ID", "USER", "NAME", "ENABLED", "CREATED"),
+            ("ACCESS KEY ID", "ACCOUNT ID", "USER", "NAME", "ENABLED", "CREATED", "LAST USED"),
             (
                 (
                     key["access_key_id"],
@@ -52,6 +53,7 @@ def list_keys(
                     key["name"] or None,
                     key["enabled"],
                     time_as_text(key["created_ms"]),
+                    last_use_of(key),
                 )
                 for key in result["keys"]
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from quaymaster.core.access.operations import Operation
@@ -10,6 +10,7 @@ from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOper
 from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 from quaymaster.frontend.authentication import VerifyingKey
+from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
 SESSION_DEFAULT_S: Final = 3_600
@@ -76,7 +77,14 @@ class AccountService(Protocol):
 class AccountAdmin:
     """Answers requests about accounts and keys. Operators have keys of the account `default_account`."""
 
-    def __init__(self, accounts: AccountService, sessions: SessionService, default_account: str) -> None:
+    def __init__(
+        self,
+        accounts: AccountService,
+        sessions: SessionService,
+        default_account: str,
+        key_uses: KeyUses | None = None,
+    ) -> None:
+        self._key_uses = key_uses
         self._accounts = accounts
         self._sessions = sessions
         self._default_account = default_account
@@ -138,7 +146,9 @@ class AccountAdmin:
             )
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
-        return {"keys": [_key_row(key) for key in self._accounts.list_access_keys(call.owner)]}
+        keys = self._accounts.list_access_keys(call.owner)
+        used = await last_uses(self._key_uses, [key.access_key_id for key in keys])
+        return {"keys": [_key_row(key) | used(key.access_key_id) for key in keys]}
 
     async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
         key = await self._accounts.create_access_key(
@@ -181,6 +191,14 @@ class AccountAdmin:
             "secret_access_key": content.secret,
             "session_token": session.token,
         }
+
+
+async def last_uses(
+    key_uses: KeyUses | None, access_key_ids: Sequence[str]
+) -> Callable[[str], dict[str, int | None]]:
+    """Return what is said of each key: `last_used_ms`, None if it was never used; nothing where that is not known."""
+    found = None if key_uses is None else await key_uses.last_used_ms(access_key_ids)
+    return lambda key: {} if found is None else {"last_used_ms": found.get(key)}
 
 
 def _account_row(account: Account) -> dict[str, Any]:

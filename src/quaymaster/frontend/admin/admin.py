@@ -79,6 +79,7 @@ from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.admin.queue_admin import QueueAdmin
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
+from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.frontend.standing import Enforced, Standing
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
@@ -201,6 +202,7 @@ class Admin:
         wait_for_front_ends: WaitForFrontEnds,
         standing: Standing,
         incarnations: FrontEndIncarnations | None = None,
+        key_uses: KeyUses | None = None,
     ) -> None:
         self._settings = settings
         self._standing = standing
@@ -230,8 +232,8 @@ class Admin:
             ("GET", "settings"): AdminRoute(self._show_settings, looks_at=Operation.GET_SETTINGS),
             **QueueAdmin(broker, metadata, cipher).routes(),
             **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
-            **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id).routes(),
-            **IdentityAdmin(metadata.identities, metadata.accounts).routes(),
+            **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id, key_uses).routes(),
+            **IdentityAdmin(metadata.identities, metadata.accounts, key_uses).routes(),
             **LimitAdmin(metadata.limits).routes(),
             **IssuerAdmin(metadata.issuers).routes(),
             **KMSAdmin(metadata.local_keys).routes(),
@@ -518,13 +520,14 @@ def make_admin(
     wait_for_front_ends: WaitForFrontEnds = _no_others,
     incarnations: FrontEndIncarnations | None = None,
     enforced: Enforced | None = None,
+    key_uses: KeyUses | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
 
-    `now_ms` is the wall clock; `incarnations` are of front ends that record usage. `wait_for_front_ends` returns once
-    all others know of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of
-    the authorization floor.
+    `now_ms` is the wall clock; `incarnations` are of front ends that record usage; `key_uses` are noted of requests
+    here too, and shown. `wait_for_front_ends` returns once all others know of a revocation, or the names of those that
+    do not. `enforced`: what the brokers of a cell say of the authorization floor.
     """
     authentication = Signed(
         metadata.accounts.access_key,
@@ -533,6 +536,7 @@ def make_admin(
         region=settings.region,
         skew_ms=settings.clock_skew_s * 1000,
         now_ms=now_ms,
+        on_use=(lambda access_key_id: None) if key_uses is None else key_uses.note,
     )
     return Admin(
         settings,
@@ -546,6 +550,7 @@ def make_admin(
         authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         standing=Standing(metadata.floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
         incarnations=incarnations,
+        key_uses=key_uses,
     )
 
 

@@ -13,8 +13,9 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     ResourceNotFound,
 )
-from quaymaster.frontend.admin.account_admin import AccountService
+from quaymaster.frontend.admin.account_admin import AccountService, last_uses
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+from quaymaster.frontend.key_uses import KeyUses
 
 
 class IdentityRow(Protocol):
@@ -116,7 +117,10 @@ class IdentityService(Protocol):
 class IdentityAdmin:
     """Answers requests about users and roles."""
 
-    def __init__(self, identities: IdentityService, accounts: AccountService) -> None:
+    def __init__(
+        self, identities: IdentityService, accounts: AccountService, key_uses: KeyUses | None
+    ) -> None:
+        self._key_uses = key_uses
         self._identities = identities
         self._accounts = accounts
 
@@ -204,7 +208,11 @@ class IdentityAdmin:
         if user is None:
             raise ResourceNotFound(f"The account {account_id} has no user {call.name}.")
         keys = self._accounts.list_user_keys(account_id, call.name)
-        listed = [{"access_key_id": key.access_key_id, "enabled": key.is_enabled} for key in keys]
+        used = await last_uses(self._key_uses, [key.access_key_id for key in keys])
+        listed = [
+            {"access_key_id": key.access_key_id, "enabled": key.is_enabled} | used(key.access_key_id)
+            for key in keys
+        ]
         return {**_user_row(user), "keys": listed}
 
     async def _delete_user(self, call: AdminCall) -> Mapping[str, Any]:

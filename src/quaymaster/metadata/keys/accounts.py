@@ -20,6 +20,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
+from quaymaster.coordination.key_uses import KEY_USES
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidParameterValue,
@@ -235,7 +236,7 @@ class Accounts:
                     continue
                 try:
                     await self._mirror.transact(
-                        [unchanged, self._rows.compare(key_id)], deletes=[ACCESS_KEYS + key_id]
+                        [unchanged, self._rows.compare(key_id)], deletes=self._rows_with([key_id])
                     )
                 except RevisionMismatch:
                     self._users_to_look_at.add(suffix)
@@ -409,7 +410,7 @@ class Accounts:
                 await self._mirror.transact(
                     [self._rows.compare(access_key_id), *self._another_stays(access_key_id, not_last_of)],
                     raised_floor(self._cell_format),
-                    deletes=[ACCESS_KEYS + access_key_id],
+                    deletes=self._rows_with([access_key_id]),
                 )
                 return
 
@@ -490,9 +491,14 @@ class Accounts:
         return [self._unwrap(row) for row in ordered]
 
     async def _delete(self, access_key_ids: Iterable[str]) -> None:
-        keys = [ACCESS_KEYS + access_key_id for access_key_id in access_key_ids]
+        keys = list(access_key_ids)
         for at in range(0, len(keys), DELETED_TOGETHER):
-            await self._mirror.transact([], deletes=keys[at : at + DELETED_TOGETHER])
+            await self._mirror.transact([], deletes=self._rows_with(keys[at : at + DELETED_TOGETHER]))
+
+    def _rows_with(self, access_key_ids: Iterable[str]) -> list[str]:
+        """Return all that is stored of keys, to be deleted; metadata nodes of older programs know nothing of uses."""
+        prefixes = (ACCESS_KEYS, KEY_USES) if self._cell_format.version_of(FRONT_DOOR) else (ACCESS_KEYS,)
+        return [prefix + key for key in access_key_ids for prefix in prefixes]
 
     def _existing(self, access_key_id: str) -> AccessKeyRow:
         row = self._rows.get(access_key_id)
