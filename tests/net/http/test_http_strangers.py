@@ -773,3 +773,34 @@ def test_an_account_with_many_connections_delays_the_request_of_another_by_one_t
             assert order.index("/b") <= 2 * FLOW_REQUESTS_MAX
 
     run(scenario)
+
+
+def test_requests_that_were_sent_together_count_one_by_one_in_the_turn_of_an_account(run: RunOnLoop) -> None:
+    order: list[str] = []
+
+    def by_path(request: HTTPRequest) -> None:
+        account = request.path.decode()
+        order.append(account)
+        request.vouch(account, account)
+        request.respond(200, b"", b"")
+
+    async def scenario() -> None:
+        async with serving(by_path, replace(PATIENT, pipeline_max=32)) as served:
+            heavy = [await served.connect() for _ in range(3)]
+            light = await served.connect()
+            for client in heavy:
+                await client.ask(GET)
+            await light.ask(GET.replace(b"/a", b"/b"))
+            order.clear()
+
+            # All is there before the loop looks: it does not run in between.
+            for client in heavy:
+                os.write(client.writer.get_extra_info("socket").fileno(), GET * 32)
+            os.write(light.writer.get_extra_info("socket").fileno(), GET.replace(b"/a", b"/b"))
+            for client in (*heavy * 32, light):
+                assert (await client.reply())[0] == 200
+
+            assert sorted(order) == ["/a"] * 96 + ["/b"]
+            assert order.index("/b") <= FLOW_REQUESTS_MAX
+
+    run(scenario)

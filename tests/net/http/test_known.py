@@ -28,7 +28,7 @@ class Connection:
         self._known = known
         self.was_taken = known.add(self, key, account)
 
-    def read(self) -> int:
+    def read(self, requests_max: int) -> int:
         return 0
 
     def abort(self) -> None:

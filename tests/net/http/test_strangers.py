@@ -43,7 +43,7 @@ class Connection:
     def has_much(self) -> bool:
         return self.counted_bytes > 0
 
-    def read(self) -> int:
+    def read(self, requests_max: int) -> int:
         return 0
 
     def abort(self) -> None: ...

@@ -230,8 +230,8 @@ class HTTPConnection(asyncio.Protocol):
         self._received_ms = received_ms
         self._server.schedule_read(self)
 
-    def read(self) -> int:
-        """Take requests from what is unread until it is used up, or until others should have their turn.
+    def read(self, requests_max: int) -> int:
+        """Take up to `requests_max` requests from what is unread, or fewer if others should have their turn.
 
         Return how many bytes were taken.
         """
@@ -239,7 +239,7 @@ class HTTPConnection(asyncio.Protocol):
         data, self._unread = self._unread, b""
         size = len(data)
         try:
-            position = self._take_requests(data)
+            position = self._take_requests(data, requests_max)
         except UnreadableRequest as refusal:
             self._refuse(refusal)
             position = size
@@ -255,12 +255,12 @@ class HTTPConnection(asyncio.Protocol):
             size, self._dropped_bytes = self._dropped_bytes, 0
         return size - len(self._unread)
 
-    def _take_requests(self, data: bytes) -> int:
+    def _take_requests(self, data: bytes, requests_max: int) -> int:
         """Take heads and bodies one after another; return the position behind them."""
         received_ms, pending = self._received_ms, self._replies.pending
-        turns = (
-            self._pipeline_max if self.key is not None else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
-        )
+        if self.key is None:
+            requests_max = min(requests_max, STRANGER_HEADS_PER_TURN)
+        turns = min(self._pipeline_max, requests_max)
         empty_lines = 0
         position, size = 0, len(data)
         while position < size:

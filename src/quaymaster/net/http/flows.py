@@ -2,7 +2,8 @@
 
     readable ──▶ its flow's queue ──▶ the flow's turn: FLOW_REQUESTS_MAX requests ──more waits──▶ behind the other flows
 
-So an account with thousands of connections delays the requests of another by one turn. What waits too long is refused
+So an account with thousands of connections delays the requests of another by one turn, also where each has many
+requests. What waits too long is refused
 in overload (`frontend/admission`): that is then of the flows with most.
 
 Public: `Flow`, `Flows` (`wait`, `begin_turn`, `end_turn`).
@@ -45,6 +46,11 @@ class Flows(Generic[ConnectionT]):
         if not flow.is_listed:
             flow.is_listed = True
             self._turns.append(flow)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether others wait next to the flow whose turn it is."""
+        return len(self._turns) > 1
 
     def begin_turn(self) -> deque[ConnectionT]:
         """Return the connections of the flow whose turn it is; `end_turn` once some of them were read."""

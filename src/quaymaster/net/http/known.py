@@ -33,8 +33,8 @@ IDLE_MS_MIN: Final = 2_000
 class KnownConnection(Protocol):
     """What is asked of a connection."""
 
-    def read(self) -> int:
-        """Take what came in; return how many bytes that were."""
+    def read(self, requests_max: int) -> int:
+        """Take up to so many requests of what came in; return how many bytes that were."""
         ...
 
     def abort(self) -> None: ...

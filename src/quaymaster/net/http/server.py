@@ -360,7 +360,8 @@ class HTTPServer:
             waiting = flows.begin_turn()
             requests_max = len(self._arrived) + FLOW_REQUESTS_MAX
             while waiting and len(self._arrived) < requests_max and not self._is_pass_full():
-                self._read(waiting.popleft())
+                left = requests_max - len(self._arrived) if flows.are_several else PASS_REQUESTS_MAX
+                self._read(waiting.popleft(), left)
             flows.end_turn()
         self._hand_over_arrived()
         self._take_turns(pass_ms)
@@ -422,9 +423,9 @@ class HTTPServer:
         except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
 
-    def _read(self, connection: Stranger | KnownConnection) -> int:
+    def _read(self, connection: Stranger | KnownConnection, requests_max: int = PASS_REQUESTS_MAX) -> int:
         try:
-            return connection.read()
+            return connection.read(requests_max)
         except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
             return 0

@@ -114,8 +114,8 @@ class Stranger(Protocol):
         """Whether an answer went to it that was not for something signed."""
         ...
 
-    def read(self) -> int:
-        """Take what came in; return how many bytes that were."""
+    def read(self, requests_max: int) -> int:
+        """Take up to so many requests of what came in; return how many bytes that were."""
         ...
 
     def abort(self) -> None: ...
