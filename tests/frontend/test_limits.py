@@ -12,6 +12,7 @@ import pytest
 
 from frontend.support import ACCOUNT, Answer, Client, Service, read_answer, serving, until
 from quaymaster.core.limits.limits import Limit, LimitName
+from quaymaster.frontend import authentication as authentication_module
 
 THEIRS = "222222222222"
 LARGE = "x" * 20_000
@@ -342,5 +343,62 @@ def test_temporary_credentials_spend_the_limit_of_their_account() -> None:
 
         assert [answer.status for answer in answers] == [200, 200, 403]
         assert await send(service, 1) == [403]
+
+    limited(test)
+
+
+def test_a_throttled_session_that_signed_before_is_refused_before_its_token_is_opened() -> None:
+    async def test(service: Service, clock: Clock) -> None:
+        assert service.client.key_id is not None
+        session = service.metadata.sessions.create(service.client.key_id, 900_000)
+        key_id = session.content.access_key_id
+        client = Client(service.client.port, key_id, session.content.secret)
+        forger = Client(service.client.port, key_id, "no secret")
+        await set_limit(service, LimitName(ACCOUNT), requests=2)
+        given = {"x-amz-security-token": session.token}
+        assert b"InvalidSignature" in (await forger.json("ListQueues", {}, given)).body
+        authentication: Any = service.front_end._authentication
+        assert not authentication._session_accounts
+        answers = [(await client.json("ListQueues", {}, given)).status for _ in range(3)]
+        assert answers == [200, 200, 403]
+        opened: list[str] = []
+        find = authentication._find_session
+
+        def opening(key: str, token: str) -> Any:
+            opened.append(key)
+            return find(key, token)
+
+        authentication._find_session = opening
+
+        limit = f"account={ACCOUNT}; requests=2"
+        assert_throttled(await client.json("ListQueues", {}, given), limit)
+        assert_throttled(await forger.json("ListQueues", {}, given), limit)
+        assert not opened
+        clock.ms += 1_001
+        assert (await client.json("ListQueues", {}, given)).status == 200
+        assert opened
+
+    limited(test)
+
+
+def test_sessions_that_signed_lately_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication_module, "SESSION_ACCOUNTS_MAX", 2)
+
+    async def test(service: Service, clock: Clock) -> None:
+        assert service.client.key_id is not None
+        sessions = [service.metadata.sessions.create(service.client.key_id, 900_000) for _ in range(3)]
+
+        async def ask(number: int) -> None:
+            content = sessions[number].content
+            client = Client(service.client.port, content.access_key_id, content.secret)
+            token = {"x-amz-security-token": sessions[number].token}
+            assert (await client.json("ListQueues", {}, token)).status == 200
+
+        for number in (0, 1, 0, 2):
+            await ask(number)
+
+        remembered: Any = service.front_end._authentication
+        expected = [sessions[number].content.access_key_id for number in (0, 2)]
+        assert list(remembered._session_accounts) == expected
 
     limited(test)

@@ -39,6 +39,8 @@ from quaymaster.protocol.sqs.sigv4 import (
 )
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
+SESSION_ACCOUNTS_MAX: Final = 16_384
+"""So many temporary credentials that signed lately are known to be of an account without their token."""
 UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
 """Memory for requests of strangers that wait for the key that they name; no share of a connection counts them."""
 UNKNOWN_KEY_COST_BYTES: Final = 256 * 1024
@@ -95,6 +97,8 @@ class Signed:
         self._signing = SigningKeys(skew_ms=skew_ms)
         self._principals: dict[str, tuple[object, IdentityInForce | None, Principal]] = {}
         """By access key; made of these objects, and others when the key, session or user has changed."""
+        self._session_accounts: dict[str, str] = {}
+        """Accounts by access key of sessions, those that signed last at the end."""
 
     def authenticate(self, request: HTTPRequest, service: Service = "sqs") -> Principal:
         """Return who signed `request`, which asks for an action of `service`.
@@ -113,6 +117,7 @@ class Signed:
             return self._principal(key)
         session = self._find_session(authorization.access_key_id, authorization.token)
         self._verify(authorization, session.secret, request, digest)
+        self._remember_account(session)
         return self._principal_of_session(session)
 
     def renew(self, request: HTTPRequest) -> Principal:
@@ -183,16 +188,29 @@ class Signed:
     def claimed(self, request: HTTPRequest) -> tuple[str, str] | None:
         """Return access key and account that a request claims, before anything of it is proven; None if not known.
 
-        Whose temporary credentials are is in their token: to decrypt it is no cheaper than what follows.
+        Whose temporary credentials are is in their token, and to decrypt it is no cheaper than what follows. So those
+        are known that signed before.
         """
         claimed = claimed_key(request.first, request.query)
-        if claimed is None or b"x-amz-security-token" in request.first:
+        if claimed is None:
+            return None
+        account_id = self._session_accounts.get(claimed)
+        if account_id is not None:
+            return claimed, account_id
+        if b"x-amz-security-token" in request.first:
             return None
         try:
             key = self._find_key(claimed)
         except NotNow:
             return None
         return None if key is None else (claimed, key.account_id)
+
+    def _remember_account(self, session: SessionInForce) -> None:
+        """Keep whose a session is, once its signature has held."""
+        accounts = self._session_accounts
+        if accounts.pop(session.access_key_id, None) is None and len(accounts) >= SESSION_ACCOUNTS_MAX:
+            del accounts[next(iter(accounts))]
+        accounts[session.access_key_id] = session.requester.account_id
 
     def _read(self, request: HTTPRequest) -> Authorization:
         if request.first.get(b"x-amz-content-sha256") == UNSIGNED_PAYLOAD and not (
