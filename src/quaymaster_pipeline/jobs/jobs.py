@@ -200,7 +200,9 @@ class RefineJob:
             summary.batches.append(watch.batch(silver.APP, refined.batch_id, refined.tasks, rows))
             watch = _Stopwatch()
             # Silver's tasks wrote the sums of what they wrote.
-            partial_sums.commit_batch(self.warehouse, refined.batch_id, refined.sums)
+            partial_sums.commit_batch(
+                self.warehouse, refined.batch_id, refined.sums, follows=refined.first_batch - 1
+            )
             summary.batches.append(watch.batch(gold.APP, refined.batch_id, 0, refined.sums.rows))
         self._cover()
         return refined is not None

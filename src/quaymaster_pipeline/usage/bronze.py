@@ -587,14 +587,16 @@ class CoverageKeeper:
         if self._written_us is None:
             self._written_us = now_us
         is_due = now_us - self._written_us >= COVERAGE_S * 1_000_000
-        if batch_id - table.last_batch(APP) < COVERAGE_BATCHES and not is_due:
+        before = table.last_batch(APP)
+        if batch_id - before < COVERAGE_BATCHES and not is_due:
             return
         columns = list(zip(*coverage.lines(), strict=True)) or [()] * len(LINE_COLUMNS)
         lines = dict(zip(LINE_COLUMNS, columns, strict=True)) | {"batch_id": [batch_id] * len(columns[0])}
         rows = pa.table(
             [pa.array(lines[field.name], field.type) for field in COVERAGE.schema], schema=COVERAGE.schema
         )
-        table.commit(APP, batch_id, table.write(f"{APP}-{batch_id}", rows), removes=table.files())
+        adds = table.write(f"{APP}-{batch_id}", rows)
+        table.commit(APP, batch_id, adds, removes=table.files(), follows=before)
         self._written_us = now_us
 
 

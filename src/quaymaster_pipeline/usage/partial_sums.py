@@ -122,18 +122,28 @@ class PartialSums:
         return WrittenSums(files, Counter(control_totals(hourly)))
 
 
-def commit_batch(warehouse: Warehouse, batch_id: int, written: WrittenSums) -> None:
-    """Append a batch's sums to the tables that were written and do not have it. Batches before must be there."""
+def commit_batch(warehouse: Warehouse, batch_id: int, written: WrittenSums, *, follows: int) -> None:
+    """Append sums to the tables that were written and do not have them: of batches after `follows` up to this one.
+
+    Raises:
+        CommitConflict: another process appended some of these batches, and not all.
+    """
     for sums in SUM_TABLES:
         if sums.spec.name in written.files:
             counts = {TOTALS: written.totals} if sums is HOURLY else None
             table = warehouse.table(sums.spec)
+            files = written.files[sums.spec.name]
             try:
-                table.commit(APP, batch_id, written.files[sums.spec.name], counts=counts)
+                is_ours = table.commit(APP, batch_id, files, counts=counts, follows=follows)
             except CommitConflict:
                 # A backfill completes what it finds under way, with the same sums.
                 if table.last_batch(APP) < batch_id:
                     raise
+            else:
+                if not is_ours and table.last_batch(APP) < batch_id:
+                    raise CommitConflict(
+                        f"another process adds batches to {sums.spec.name} in {warehouse.root}"
+                    )
 
 
 def whole_coverage(warehouse: Warehouse) -> Coverage:
@@ -164,7 +174,7 @@ def complete(workers: Workers, warehouse: Warehouse, through: int) -> WrittenSum
         answers = workers.over(paths, work)
         found = WrittenSums.of(answers)
         found = WrittenSums({name: found.files[name] for name in places}, found.totals, answers.tasks)
-        commit_batch(warehouse, through, found)
+        commit_batch(warehouse, through, found, follows=last)
         written += found
     return written if lacking else None
 

@@ -40,7 +40,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     read_file,
     read_row_groups,
 )
-from quaymaster_pipeline.warehouse.errors import SumsDiffer
+from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCK_MARKS,
@@ -66,8 +66,9 @@ Heads = dict[str, tuple[int, int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """A batch of silver; rows are counted once each."""
+    """A batch of silver, of batches of bronze from `first_batch` to `batch_id`; rows are counted once each."""
 
+    first_batch: int
     batch_id: int
     tasks: int
     sums: WrittenSums
@@ -81,6 +82,7 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
 
     Raises:
         SumsDiffer: what came out is not what went in; nothing is committed.
+        CommitConflict: another process refines, too.
     """
     blocks, usage = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
     first, last = usage.last_batch(APP) + 1, blocks.last_batch(BRONZE)
@@ -116,8 +118,11 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
         note: dict[str, Any] = {"totals": dict(totals)}
         if spec is not QUARANTINE:  # nobody looks for them there, and they are most of a fleet's log
             note[HEADS] = newest_heads([heads_in(table), heads])
-        table.commit(APP, last, answers.files(spec.name), note=note)
-    return Refined(last, answers.tasks, sums, dict(counts))
+        is_ours = table.commit(APP, last, answers.files(spec.name), note=note, follows=first - 1)
+        # Tables before usage_events have the batch also where it is one that was begun.
+        if not is_ours and (spec is USAGE_EVENTS or table.last_batch(APP) != last):
+            raise CommitConflict(f"another process refines batches of {blocks.spec.name} in {warehouse.root}")
+    return Refined(first, last, answers.tasks, sums, dict(counts))
 
 
 def _headers_up_to(blocks: Table, batch_id: int) -> Mapping[str, int]:

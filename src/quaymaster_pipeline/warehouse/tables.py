@@ -245,33 +245,35 @@ class Table:
         """
         if batch_id is not None and self.last_batch(app) >= batch_id:
             return False
+        seen = self.version
         with writing_to(self.place.uri):
             self._open_to_write()
+        if is_alone and self.version != max(seen, 0):
+            raise self._conflict()
         # Asked again: it may have been made, and by another one, since it was looked at.
-        last = self.last_batch(app)
-        if (batch_id is not None and last >= batch_id) or follows not in (None, last):
+        if not self._may_follow(app, batch_id, follows):
             return False
         adds, removes = list(adds), list(removes)
         for _ in range(1 if is_alone else COMMIT_TRIES):
-            try:
-                notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
-                number = self.last_batch(app) + 1 if batch_id is None else batch_id
-                self._commit_next(app, number, adds, removes, notes, changes_data)
-            except CommitFailedError:
-                if is_alone:
-                    break
-                self.refresh()
+            notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
+            number = self.last_batch(app) + 1 if batch_id is None else batch_id
+            said = {NOTE: json.dumps(notes)}
+            if not self._commit_next(app, number, adds, removes, said, changes_data):
                 there = {file.path for file in self.files()} if removes else set()
-                is_done = batch_id is not None and self.last_batch(app) >= batch_id
-                if is_done or not there.issuperset(file.path for file in removes):
+                is_late = not self._may_follow(app, batch_id, follows)
+                if is_alone or is_late or not there.issuperset(file.path for file in removes):
                     break
                 continue
-            self.refresh()
-            if self.place.is_local:
-                with writing_to(self.place.uri):
-                    sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
             return True
-        raise CommitConflict(
+        raise self._conflict()
+
+    def _may_follow(self, app: str, batch_id: int | None, follows: int | None) -> bool:
+        """Return whether a job's batch comes after those that this version has."""
+        last = self.last_batch(app)
+        return (batch_id is None or last < batch_id) and follows in (None, last)
+
+    def _conflict(self) -> CommitConflict:
+        return CommitConflict(
             f"another process wrote to the table {self.spec.name} in {self.place.uri} meanwhile"
         )
 
@@ -281,10 +283,10 @@ class Table:
         batch_id: int,
         adds: Iterable[DataFile],
         removes: Iterable[DataFile],
-        notes: Mapping[str, Any],
+        said: Mapping[str, str],
         changes_data: bool,
-    ) -> None:
-        """Write the version that follows the one last looked at; CommitFailedError when there is one.
+    ) -> bool:
+        """Write the version that follows the one last looked at; False when another one did. Either is looked at then.
 
         Delta would try again with a higher one by itself, and then the notes of the version between would be lost.
         """
@@ -298,19 +300,29 @@ class Table:
             AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
             for file in adds
         ]
-        with writing_to(self.place.uri):
-            self._delta.create_write_transaction(
-                actions,
-                "append",
-                self.spec.schema,
-                [self.spec.partition_column] if self.spec.partition_column else [],
-                commit_properties=CommitProperties(
-                    custom_metadata={NOTE: json.dumps(notes)},
-                    app_transactions=[Transaction(app, batch_id)],
-                    max_commit_retries=0,
-                ),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
-            )
+        before = self.version
+        try:
+            with writing_to(self.place.uri):
+                self._delta.create_write_transaction(
+                    actions,
+                    "append",
+                    self.spec.schema,
+                    [self.spec.partition_column] if self.spec.partition_column else [],
+                    commit_properties=CommitProperties(
+                        custom_metadata=dict(said),
+                        app_transactions=[Transaction(app, batch_id)],
+                        max_commit_retries=0,
+                    ),
+                    post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+                )
+        except CommitFailedError:
+            self.refresh()
+            return False
+        self.refresh()
+        if self.place.is_local:
+            with writing_to(self.place.uri):
+                sync_file(os.path.join(self.place.uri, "_delta_log", f"{before + 1:020}.json"))
+        return True
 
     def vacuum(self, older_than_hours: int) -> int:
         """Delete files that no version of the last hours has, in an object store at least one; return how many."""
@@ -348,9 +360,7 @@ class Table:
                 self.refresh()
                 continue
             return
-        raise CommitConflict(
-            f"another process wrote to the table {self.spec.name} in {self.place.uri} meanwhile"
-        )
+        raise self._conflict()
 
     def _mend(self, delta: DeltaTable) -> None:
         """Add what an earlier version's table lacks, by commits that carry the notes on."""

@@ -65,7 +65,8 @@ def append(warehouse: Warehouse, batch_id: int, *tasks: Any) -> None:
             for sums, of_table in ((HOURLY, hourly), (DAILY, gold.daily_rows(hourly)))
         }
         written += WrittenSums(files, gold.control_totals(hourly))
-    commit_batch(warehouse, batch_id, written)
+    last = warehouse.table(HOURLY.spec).last_batch(gold.APP)
+    commit_batch(warehouse, batch_id, written, follows=last)
 
 
 def hours_in(warehouse: Warehouse) -> Any:

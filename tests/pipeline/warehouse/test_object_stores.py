@@ -23,7 +23,7 @@ from quaymaster_pipeline.warehouse.object_stores import (
     telling_store,
 )
 from quaymaster_pipeline.warehouse.schemas import TABLES, USAGE_HOURLY, TableSpec
-from quaymaster_pipeline.warehouse.tables import Table, Warehouse
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse
 
 SPEC = TableSpec("bronze.things", pa.schema([("number", pa.int64())]), None)
 REFUSED = (
@@ -154,6 +154,32 @@ def test_of_two_processes_that_commit_the_same_batch_the_second_is_told(
     with pytest.raises(CommitConflict, match=r"another process wrote to the table bronze.things"):
         other.commit("run", 1, other.write("a", rows(2)))
     assert numbers_in(Warehouse(tmp_path).table(SPEC)) == [1, 2]
+
+
+def test_of_two_processes_that_follow_the_same_batch_with_different_ones_the_second_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    # As of headers that expire for the first time: each has its own last batch.
+    between_notes_and_commit(
+        monkeypatch, lambda: one.commit("expiry", 5, one.write("a", rows(1)), follows=NO_BATCH)
+    )
+
+    with pytest.raises(CommitConflict, match=r"another process wrote to the table bronze.things"):
+        other.commit("expiry", 6, other.write("a", rows(1, 2)), follows=NO_BATCH)
+
+    other.refresh()
+    assert (other.last_batch("expiry"), numbers_in(other)) == (5, [1])
+
+
+def test_of_two_who_must_be_alone_the_one_that_saw_no_table_is_told_of_the_first_that_made_it(
+    tmp_path: Path,
+) -> None:
+    one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    one.commit("list", None, one.write("a", rows(1)), is_alone=True)
+
+    with pytest.raises(CommitConflict):
+        other.commit("list", None, other.write("a", rows(1)), is_alone=True)
 
 
 def test_a_file_that_another_process_replaced_is_not_replaced_again(tmp_path: Path) -> None:
