@@ -15,14 +15,16 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.values.sts_errors import IDPCommunicationError
 from quaymaster.frontend import issuer_keys
 from quaymaster.frontend.issuer_keys import (
+    ATTEMPT_EVERY_MS,
     DISCOVERY,
-    FAILURE_KEPT_MS,
     FETCHED_AGAIN_MS,
     KEPT_MS,
+    OLD_KEPT_MS,
     IssuerKeys,
     KeyFetcher,
 )
@@ -133,21 +135,100 @@ def test_what_cannot_be_fetched_is_not_asked_for_again_at_once(error: Exception 
             await web.keys.find(issuer, named("one"))
         assert len(web.asked) == 1
         web.error, web.pages[PLACE] = None, key_set("one")
-        web.now_ms += FAILURE_KEPT_MS
+        web.now_ms += ATTEMPT_EVERY_MS
         assert await web.keys.find(issuer, named("one")) is not None
         assert len(web.asked) == 2
 
     run(scenario)
 
 
-def test_keys_are_not_used_for_longer_than_an_hour_though_the_issuer_is_away() -> None:
+def test_old_keys_are_used_for_a_day_while_the_issuer_is_away_and_new_ones_within_a_second() -> None:
     async def scenario(web: Web) -> None:
         issuer = Issuer()
         await web.keys.find(issuer, named("one"))
         web.error = OutboundError("gone")
         web.now_ms += KEPT_MS
+        assert await web.keys.find(issuer, named("one")) is not None
+        with pytest.raises(IDPCommunicationError):
+            await web.keys.find(issuer, named("two"))
+        web.error, web.pages[PLACE] = None, key_set("two")
+        web.now_ms += ATTEMPT_EVERY_MS
+        assert await web.keys.find(issuer, named("two")) is not None
+        assert await web.keys.find(issuer, named("one")) is None  # taken away meanwhile
+
+        web.error = OutboundError("gone")
+        web.now_ms += OLD_KEPT_MS
+        with pytest.raises(IDPCommunicationError):
+            await web.keys.find(issuer, named("two"))
+
+    run(scenario)
+
+
+def test_an_issuer_that_is_away_is_asked_once_a_second_whatever_strangers_send() -> None:
+    async def scenario(web: Web) -> None:
+        issuer = Issuer()
+        web.error = OutboundError("gone")
+        for _ in range(600):
+            with pytest.raises(IDPCommunicationError):
+                await web.keys.find(issuer, named("one"))
+            web.now_ms += 100
+        assert len(web.asked) == 60
+
+    run(scenario)
+
+
+def test_an_issuer_that_was_silent_is_believed_as_soon_as_it_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(issuer_keys, "WAIT_S", 0)
+
+    async def scenario(web: Web) -> None:
+        issuer = Issuer()
+        silent, fetch = asyncio.Event(), web.keys._fetch
+
+        async def never(url: str) -> bytes:
+            await silent.wait()
+            raise OutboundError("gone")
+
+        web.keys._fetch = never
         with pytest.raises(IDPCommunicationError):
             await web.keys.find(issuer, named("one"))
+        monkeypatch.setattr(issuer_keys, "WAIT_S", PATIENCE_S)
+        web.keys._fetch = fetch
+        web.now_ms += ATTEMPT_EVERY_MS
+        assert await web.keys.find(issuer, named("one")) is not None
+        silent.set()
+        await asyncio.gather(*web.keys._fetched[ISSUER].attempts)
+        assert not web.keys._fetched[ISSUER].is_failing  # the older attempt says nothing
+        assert await web.keys.find(issuer, named("one")) is not None
+
+    run(scenario)
+
+
+def test_who_can_go_on_with_old_keys_does_not_wait_for_an_issuer_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(issuer_keys, "WAIT_S", 0)
+
+    async def scenario(web: Web) -> None:
+        issuer = Issuer()
+        fetch = web.keys._fetch
+        monkeypatch.setattr(issuer_keys, "WAIT_S", PATIENCE_S)
+        assert await web.keys.find(issuer, named("one")) is not None
+
+        async def never(url: str) -> bytes:
+            await asyncio.Event().wait()
+            return await fetch(url)
+
+        web.keys._fetch = never
+        web.now_ms += KEPT_MS
+        monkeypatch.setattr(issuer_keys, "WAIT_S", 0)
+        assert await web.keys.find(issuer, named("one")) is not None
+        monkeypatch.setattr(issuer_keys, "WAIT_S", None)  # for ever
+        web.now_ms += ATTEMPT_EVERY_MS
+        assert await web.keys.find(issuer, named("one")) is not None
+        for attempt in web.keys._fetched[ISSUER].attempts:
+            attempt.cancel()
 
     run(scenario)
 
