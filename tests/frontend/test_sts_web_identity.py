@@ -17,11 +17,13 @@ from frontend.support import ACCOUNT, Client, Service, serving, serving_recorded
 from frontend.test_strangers import connected
 from frontend.test_sts import FORM, Temporary, Told, told
 from frontend.test_sts_roles import policy, run
-from quaymaster.frontend.assembly import UNSIGNED_ACTIONS_MAX
+from quaymaster.frontend import unsigned_actions
 from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX
 from quaymaster.frontend.issuer_keys import KeyFetcher
+from quaymaster.frontend.unsigned_actions import OF_ISSUER_MAX, OF_PEER_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
+from quaymaster.net.http.strangers import UnsignedTime
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
 
 ISSUER = "https://oidc.example.com/ci"
@@ -250,9 +252,9 @@ def test_unsigned_requests_that_wait_for_an_issuer_keep_no_signed_one_from_being
     async def scenario(service: Service) -> None:
         client = await begin(service)
         await service.metadata.issuers.put(ISSUER, ["sts.amazonaws.com"], keys_url="https://keys.example.com")
-        waiting = [asyncio.create_task(assume(client, token())) for _ in range(UNSIGNED_ACTIONS_MAX)]
+        waiting = [asyncio.create_task(assume(client, token())) for _ in range(OF_PEER_MAX)]
         budget = service.front_end._budgets["unsigned"]
-        await eventually(lambda: len(budget.tasks) == UNSIGNED_ACTIONS_MAX)
+        await eventually(lambda: len(budget.tasks) == OF_PEER_MAX)
 
         refused = await assume(client, token())
         signed = told(await service.client.sts("GetCallerIdentity", {}))
@@ -264,6 +266,77 @@ def test_unsigned_requests_that_wait_for_an_issuer_keep_no_signed_one_from_being
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(scenario, oidc_issuers=True)
+
+
+def test_identities_of_an_issuer_that_does_not_answer_keep_those_of_others_not_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OF_PEER_MAX", "OF_NETWORK_MAX"):
+        monkeypatch.setattr(unsigned_actions, name, 2 * OF_ISSUER_MAX)
+
+    async def never(fetcher: KeyFetcher, url: str) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr(KeyFetcher, "fetch", never)
+
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        silent = "https://silent.example.com"
+        await service.metadata.issuers.put(silent, ["sts.amazonaws.com"], keys_url="https://keys.example.com")
+        waiting = [asyncio.create_task(assume(client, token(iss=silent))) for _ in range(OF_ISSUER_MAX)]
+        budget = service.front_end._budgets["unsigned"]
+        await eventually(lambda: len(budget.tasks) == OF_ISSUER_MAX)
+
+        refused = await assume(client, token(iss=silent))
+        taken = await assume(client, token())
+
+        assert (refused.status, taken.status) == (503, 200)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(scenario, oidc_issuers=True)
+
+
+def test_a_token_of_no_issuer_that_is_set_is_refused_without_a_task_and_a_task_is_charged_to_strangers() -> (
+    None
+):
+    class Recording(UnsignedTime):
+        charged = 0
+
+        def charge(self, used_s: float, now_s: float, *, is_late: bool) -> None:
+            self.charged += 1
+
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        handlers = service.front_end._task_handlers
+        begun: list[str] = []
+        handle = handlers["AssumeRoleWithWebIdentity"]
+
+        async def recorded(call: Any, given: Any) -> Any:
+            begun.append(given.WebIdentityToken)
+            # From here on only the task can charge.
+            service.server.unsigned_time = recording
+            return await handle(call, given)
+
+        handlers["AssumeRoleWithWebIdentity"] = recorded  # type: ignore[index]
+        recording = Recording()
+        unknown = [
+            token(iss="https://unknown.example.com"),
+            jwt.encode({"iss": ISSUER}, "s" * 64, "HS256"),
+            "a.b.c",
+        ]
+        refused = [await assume(client, one) for one in unknown]
+        good = token()
+        taken = await assume(client, good)
+
+        assert {answer.code for answer in refused} == {"InvalidIdentityToken"}
+        assert taken.status == 200
+        assert begun == [good]
+        assert recording.charged
 
     run(scenario, oidc_issuers=True)
 

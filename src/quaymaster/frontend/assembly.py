@@ -34,6 +34,7 @@ from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.role_authorization import RoleAuthorization
 from quaymaster.frontend.server import FrontEnd, TaskBudget
 from quaymaster.frontend.standing import Enforced, Standing
+from quaymaster.frontend.unsigned_actions import UNSIGNED_ACTIONS_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
@@ -48,8 +49,6 @@ from quaymaster.settings import Settings
 
 LONG_POLLS_PERCENT: Final = 90
 """Of the connections that there may be: a poll keeps one for as long as it waits."""
-UNSIGNED_ACTIONS_MAX: Final = 16
-"""Actions of clients that have signed nothing, at once."""
 
 
 class HasLimits(Protocol):
@@ -228,6 +227,7 @@ def make_front_end(
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
             "unsigned": TaskBudget(UNSIGNED_ACTIONS_MAX, settings.control_timeout_ms),
         },
+        claimed_issuer=sts.claimed_issuer,
         takes_web_identities=settings.oidc_issuers,
         on_stop=fetcher.close,
     )

@@ -19,9 +19,9 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from quaymaster.core.values.errors import (
     AccessDenied,
@@ -45,6 +45,7 @@ from quaymaster.frontend.limit_shares import LimitShares
 from quaymaster.frontend.limits import LimitReached, Limits
 from quaymaster.frontend.parked_polls import ParkedPolls
 from quaymaster.frontend.refusals import Refusals
+from quaymaster.frontend.unsigned_actions import Charged, Place, UnsignedActions
 from quaymaster.frontend.wire_forms import (
     is_for_sts,
     is_signed_for_sts,
@@ -118,15 +119,16 @@ class FrontEnd:
         limits: Limits,
         shares: LimitShares | None,
         budgets: Mapping[Plane, TaskBudget],
+        claimed_issuer: Callable[[Any], str],
         takes_web_identities: bool = False,
         on_stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`allow`: the step of `frontend/allow`. `judge`: the same without limits, for polls that were allowed before.
 
-        `shares`: of the limits, in a cell. `budgets`: of each plane whose actions run as tasks.
-        `takes_web_identities`: clients may ask for a session of a role with a token in place of a signature. `on_stop`
-        is called when all requests have ended. `check_receive` raises what a poll is told whose messages could not be
-        opened.
+        `shares`: of the limits, in a cell. `budgets`: of each plane whose actions run as tasks. `claimed_issuer`
+        returns whose token a request for a session has, or raises why it is not worth a task. `takes_web_identities`:
+        clients may ask for a session of a role with a token in place of a signature. `on_stop` is called when all
+        requests have ended. `check_receive` raises what a poll is told whose messages could not be opened.
         """
         self._on_stop = on_stop
         self._takes_web_identities = takes_web_identities
@@ -135,6 +137,8 @@ class FrontEnd:
         self._shares = shares
         self._sharing: asyncio.Task[None] | None = None
         self._budgets = budgets
+        self._claimed_issuer = claimed_issuer
+        self._unsigned = UnsignedActions()
         self.calls = calls
         self._check_receive = check_receive
         self._judge = judge
@@ -394,11 +398,33 @@ class FrontEnd:
         is_over = own >= loads.part_of(budget.actions_max) and call.principal is not NOBODY
         if len(budget.tasks) >= budget.actions_max or is_over:
             raise Overloaded
+        places = self._enter_unsigned(call, given) if plane == "unsigned" else None
         load.actions[plane] = own + 1
         call.is_control = True
-        task = asyncio.get_running_loop().create_task(self._answer(call, budget, given))
+        answer: Coroutine[Any, Any, None] = self._answer(call, budget, given)
+        if places is not None:
+            answer = self._answer_unsigned(call, answer, places)
+        task = asyncio.get_running_loop().create_task(answer)
         budget.tasks.add(task)
         task.add_done_callback(lambda done: _end_action(done, budget, load, plane))
+
+    def _enter_unsigned(self, call: Call, given: Shape) -> tuple[Place, ...]:
+        """Judge what can be judged in the pass, whose time is measured; Overloaded, and what the token is told."""
+        try:
+            issuer = self._claimed_issuer(given)
+        except CallerError as error:
+            if call.principal is NOBODY:
+                self._refusals.note_bad(call.request, error)
+            raise
+        return self._unsigned.enter(call.request.peer, issuer)
+
+    async def _answer_unsigned(
+        self, call: Call, answer: Coroutine[Any, Any, None], places: tuple[Place, ...]
+    ) -> None:
+        try:
+            await Charged(answer, call.request.charging())
+        finally:
+            self._unsigned.leave(places)
 
     async def _answer(self, call: Call, budget: TaskBudget, given: Shape) -> None:
         try:

@@ -19,6 +19,7 @@ from quaymaster.net.http.strangers import (
     PeerShare,
     Strangers,
     UnsignedTime,
+    network_name,
     peer_name,
 )
 
@@ -322,3 +323,28 @@ def test_where_all_are_too_many_a_peer_with_more_than_others_closes_its_own() ->
 
     assert strangers.make_room_for("4.4.4.4")
     assert slow.ended == "closed"
+
+
+def test_what_strangers_use_while_they_rest_makes_the_rest_longer() -> None:
+    time = UnsignedTime()
+    time.note_known(10.0)
+    time.charge(0.001, 10.0, is_late=True)
+    time.charge(0.001, 10.0, is_late=True)
+    time.charge(0.0, 10.0, is_late=True)
+
+    assert time.rest_s(10.0, is_late=True) == pytest.approx(2 * LATE_REST * 0.001)
+    time.charge(9.0, 10.0, is_late=True)
+    assert time.rest_s(10.0, is_late=True) == pytest.approx(REST_MAX_S)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3::4", "2001:db8:1::/48"),
+        ("2001:db8:1:ffff::", "2001:db8:1::/48"),
+    ],
+)
+def test_a_network_of_ipv6_has_48_bits(address: str, network: str) -> None:
+    assert network_name(address) == network

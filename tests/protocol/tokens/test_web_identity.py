@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quaymaster.core.values.sts_errors import ExpiredIdentityToken, IDPRejectedClaim, InvalidIdentityToken
 from quaymaster.protocol.tokens.web_identity import (
     CLAIMS_MAX,
+    HEADER_CHARS_MAX,
     KEY_SET_CHARS_MAX,
     KEYS_MAX,
     BadKeySet,
@@ -64,7 +65,8 @@ def identity(token: str, keys: str = KEYS, now_ms: int = NOW_MS) -> WebIdentity:
 
 
 def raw(header: dict[str, Any], claims: object, signature: bytes = b"") -> str:
-    parts = [json.dumps(header).encode(), json.dumps(claims).encode(), signature]
+    # What Python writes of an infinity is no JSON.
+    parts = [json.dumps(header).encode(), json.dumps(claims).replace("Infinity", "1e999").encode(), signature]
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 
 
@@ -120,6 +122,8 @@ def test_so_many_claims_are_condition_keys_and_those_of_oidc_among_them() -> Non
         jwt.encode(CLAIMS, RSA_KEY, "RS512"),
         jwt.encode(CLAIMS, RSA_KEY, "PS256"),
         jwt.encode(CLAIMS, ed25519.Ed25519PrivateKey.generate(), "EdDSA"),
+        jwt.encode(CLAIMS | {"exp": float("inf")}, RSA_KEY, "RS256"),
+        raw({"alg": "RS256", "x": "y" * HEADER_CHARS_MAX}, CLAIMS),
         raw({"alg": "RS256"}, ["no", "object"]),
         raw({"alg": ["RS256"]}, CLAIMS),
         raw({"alg": "RS256", "kid": 7}, {"sub": "a"}),
@@ -194,6 +198,14 @@ def test_a_token_that_is_not_for_now_for_us_or_for_somebody_is_refused(
     signature = jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256).sign(start.encode(), RSA_KEY)
     with pytest.raises(error, match=message):
         identity(f"{start}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}")
+
+
+def test_a_token_that_names_another_issuer_to_those_who_verify_it_is_refused() -> None:
+    token = signed()
+    other = read_claim(token)._replace(issuer="https://other.example.com")
+
+    with pytest.raises(InvalidIdentityToken, match="more than one issuer"):
+        verify(token, parse_key_set(KEYS).find(other), other, (AUDIENCE,), NOW_MS)
 
 
 def test_a_token_without_an_end_is_refused() -> None:

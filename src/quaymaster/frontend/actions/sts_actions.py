@@ -210,8 +210,14 @@ class STSActions:
             packed_percent(asked),
         )
 
-    async def _identity_of(self, token: str) -> tuple[Claimed, WebIdentity]:
-        """Return whom a token names; InvalidIdentityToken, ExpiredIdentityToken, IDPCommunicationError."""
+    def claimed_issuer(self, given: shapes.AssumeRoleWithWebIdentityRequest) -> str:
+        """Return the issuer that a token claims to be of, if it is one that operators set; InvalidIdentityToken.
+
+        Cheap: nothing of the token is proven.
+        """
+        return self._claim(given.WebIdentityToken)[0].issuer
+
+    def _claim(self, token: str) -> tuple[Claimed, AudienceIssuer]:
         if self._issuers is None:
             raise AccessDenied("Web identity tokens are not taken here: the setting oidc_issuers is off.")
         claimed = read_claim(token)
@@ -220,6 +226,11 @@ class STSActions:
             raise InvalidIdentityToken(
                 f"No OpenIDConnect provider found in your account for {claimed.issuer}"
             )
+        return claimed, issuer
+
+    async def _identity_of(self, token: str) -> tuple[Claimed, WebIdentity]:
+        """Return whom a token names; InvalidIdentityToken, ExpiredIdentityToken, IDPCommunicationError."""
+        claimed, issuer = self._claim(token)
         key = await self._issuer_keys.find(issuer, claimed)
         if key is None:
             raise InvalidIdentityToken("The issuer has no key of the id that the web identity token names.")

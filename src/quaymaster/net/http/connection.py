@@ -575,6 +575,11 @@ class HTTPConnection(asyncio.Protocol):
             self._server.known.remove(self)
             self._server.strangers.add(self, self.peer)
 
+    def charge(self, used_s: float) -> None:
+        """Charge strangers for processor time that a request of it took after its pass."""
+        if self.key is None:
+            self._server.unsigned_time.charge(used_s, time.monotonic(), is_late=self.is_late)
+
     @property
     def has_much(self) -> bool:
         """Whether it sent much."""

@@ -10,7 +10,7 @@ from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.known import Known
 from quaymaster.net.http.message import HTTPLimits, HTTPRequest
 from quaymaster.net.http.replies import ReplyRenderer
-from quaymaster.net.http.strangers import Strangers
+from quaymaster.net.http.strangers import Strangers, UnsignedTime
 
 ConnectionT = TypeVar("ConnectionT")
 AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
@@ -25,6 +25,7 @@ class ConnectionOwner(Protocol[ConnectionT]):
 
     limits: HTTPLimits
     unsigned_answers: int
+    unsigned_time: UnsignedTime
     name: str
     admit: AdmitRequest | None
     error_response: RenderError

@@ -83,6 +83,8 @@ class ReplySink(Protocol):
 
     def become_stranger(self) -> None: ...
 
+    def charge(self, used_s: float) -> None: ...
+
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
 
     def hold_off(self, hold_ms: int) -> None: ...
@@ -174,6 +176,14 @@ class HTTPRequest(msgspec.Struct, eq=False):
         if connection is not None and connection.key is not None:
             connection.become_stranger()
 
+    def charging(self) -> Callable[[float], None]:
+        """Return what to tell, also after `respond`, how many seconds of processor time it took after its pass.
+
+        They are of strangers' time, where its client has signed nothing.
+        """
+        connection = self._connection
+        return _charge_nobody if connection is None else connection.charge
+
     def hold_off(self, hold_ms: int) -> None:
         """Take nothing more from this client for so long, beginning now. Call it before `respond`."""
         if self._connection is not None:
@@ -193,3 +203,7 @@ def render_error_as_text(status: int, message: str) -> tuple[bytes, bytes]:
     """Return headers and body of an error reply as plain text: the default `error_response`."""
     phrase = HTTPStatus(status).phrase
     return b"Content-Type: text/plain; charset=utf-8\r\n", f"{status} {phrase}: {message}\n".encode()
+
+
+def _charge_nobody(used_s: float) -> None:
+    """Its client has gone."""

@@ -60,10 +60,14 @@ class UnsignedTime:
         self._known_at_s = now_s
 
     def charge(self, used_s: float, now_s: float, *, is_late: bool) -> None:
-        """Have newcomers, or late ones, rest after so much processor time that nobody signed for."""
+        """Have newcomers, or late ones, rest after so much processor time that nobody signed for.
+
+        What they used while they rest, by actions that were begun before, makes the rest longer.
+        """
         if now_s - self._known_at_s < KNOWN_FOR_S:
             rest_s = (LATE_REST if is_late else NEWCOMER_REST) * used_s
-            self._rest_until_s[is_late] = now_s + min(rest_s, REST_MAX_S)
+            rests_s = max(0.0, self._rest_until_s[is_late] - now_s)
+            self._rest_until_s[is_late] = now_s + min(rests_s + rest_s, REST_MAX_S)
 
     def rest_s(self, now_s: float, *, is_late: bool) -> float:
         """Return for how long they rest from now on; 0 or less when they do not."""
@@ -308,6 +312,16 @@ def peer_name(address: str) -> str:
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
     return str(ipaddress.IPv6Address(int(found) >> 64 << 64)) + "/64"
+
+
+def network_name(address: str) -> str:
+    """Return the network that an address is of where one client may have more than what `peer_name` says: a /48."""
+    if ":" not in address:
+        return address
+    found = ipaddress.IPv6Address(address)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(found) >> 80 << 80)) + "/48"
 
 
 def _oldest(connections: Iterable[Stranger]) -> Stranger | None:
