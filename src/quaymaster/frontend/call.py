@@ -415,12 +415,13 @@ class Call(msgspec.Struct, eq=False):
         self.count("RequestThrottled", _monotonic() * 1000, status, len(body))
 
     def _answer(self, code: str, status: int, headers: bytes, body: bytes) -> None:
-        """Answer and record; what may have changed a queue in the other order, its record on the disk first.
+        """Answer and record; what is owed in the other order, its record on the disk first.
 
-        Where that is not written in time, the client of a change that was made is told that the outcome is unknown.
+        Where that is not written in time, the client of a change that was made is told that the outcome is unknown, and
+        credentials are not given.
         """
         request, usage = self.request, self.calls.usage
-        if usage is None or not self.action.is_change or not self.principal.account_id:
+        if usage is None or not self.action.is_owed or not self.principal.account_id:
             request.respond(status, headers, body)
             self.count(code, _monotonic() * 1000, status, len(body))
             return

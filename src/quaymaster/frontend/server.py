@@ -389,7 +389,7 @@ class FrontEnd:
 
     def _run(self, call: Call, given: Shape) -> None:
         budget = self._budgets[call.action.plane]
-        if call.action.is_change and self.calls.usage is not None:
+        if call.action.is_owed and self.calls.usage is not None:
             self.calls.usage.audit.check()
         loads, plane = self.calls.loads, call.action.plane
         load = loads.of(call.principal.account_id)

@@ -113,6 +113,31 @@ def test_the_change_that_meets_the_failure_is_answered_once_its_event_is_written
     asyncio.run(scenario())
 
 
+def test_temporary_credentials_are_given_once_their_event_is_written_and_not_while_none_can_be(
+    tmp_path: Path, failing: list[str]
+) -> None:
+    async def scenario() -> None:
+        async with audited(tmp_path) as one:
+            client = one.port.service.client
+            failing.append("pwrite")
+            asking = asyncio.create_task(client.sts("GetSessionToken", {}))
+            await until(lambda: one.feed.recorder.audit.trouble is not None)
+            assert not asking.done()
+            written = one.sample("quaymaster_usage_records_written_total")
+
+            refused = await client.sts("GetSessionToken", {})
+            identity = await client.sts("GetCallerIdentity", {})
+            failing.clear()
+            given = await asking
+
+            assert (refused.status, identity.status, given.status) == (503, 200, 200)
+            assert b"SecretAccessKey" not in refused.body
+            assert b"SecretAccessKey" in given.body
+            assert one.sample("quaymaster_usage_records_written_total") >= written + 1
+
+    asyncio.run(scenario())
+
+
 def test_a_change_whose_event_is_not_written_in_time_has_an_unknown_outcome(
     tmp_path: Path, failing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

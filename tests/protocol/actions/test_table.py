@@ -17,6 +17,12 @@ def test_an_action_that_changes_a_queue_manages_it_and_does_not_only_read(action
         assert action.writes
 
 
+def test_actions_that_give_credentials_are_owed_like_changes() -> None:
+    giving = {name for name, action in ACTIONS.items() if action.gives_credentials}
+    assert giving == {"GetSessionToken", "AssumeRole", "AssumeRoleWithWebIdentity"}
+    assert {name for name, action in ACTIONS.items() if action.is_owed and not action.is_change} == giving
+
+
 @each_action
 def test_an_action_is_about_what_its_input_names(action: Action) -> None:
     assert action.has_queue_url == (action.scope in ("queue", "counted", "consumed"))

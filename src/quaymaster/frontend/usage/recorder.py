@@ -95,7 +95,7 @@ _MANAGEMENT: Final = (
 )
 _READ_ONLY: Final = {action.name for action in ACTIONS.values() if action.read_only} | ADMIN_LOOKS
 
-_OWED: Final = {action.name for action in ACTIONS.values() if action.is_change} | ADMIN_CHANGES
+_OWED: Final = {action.name for action in ACTIONS.values() if action.is_owed} | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str, bool]

@@ -73,6 +73,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     service: Service = "sqs"
     category: Category
     read_only: bool = False
+    gives_credentials: bool = False
+    """Whether its answer has a secret: it changes nothing that is stored, but what follows is done with that."""
     plane: Plane
     scope: Scope = "queue"
     queue_state: QueueState = "any"
@@ -103,8 +105,13 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_change(self) -> bool:
-        """Whether it changes a queue: its record says what was asked and answered, and is written before its answer."""
+        """Whether it changes a queue: its record says what was asked and answered."""
         return self.category == "management" and not self.read_only
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether its record is written before its answer, and it is refused while none can be written."""
+        return self.is_change or self.gives_credentials
 
     @property
     def has_queue_url(self) -> bool:
@@ -507,6 +514,7 @@ ACTIONS: Final[dict[str, Action]] = {
             service="sts",
             category="management",
             read_only=True,
+            gives_credentials=True,
             plane="control",
             scope="account",
             check=check_session_token,
@@ -521,6 +529,7 @@ ACTIONS: Final[dict[str, Action]] = {
             service="sts",
             category="management",
             read_only=True,
+            gives_credentials=True,
             plane="control",
             scope="account",
             check=check_assume_role,
@@ -535,6 +544,7 @@ ACTIONS: Final[dict[str, Action]] = {
             service="sts",
             category="management",
             read_only=True,
+            gives_credentials=True,
             plane="unsigned",
             scope="account",
             check=check_web_identity,
