@@ -38,7 +38,8 @@ CHANGING_METHODS = {"POST", "PUT", "DELETE"}
 PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
 ELSEWHERE = ("ca", "edge", "local", "profile", "pipeline", "billing", "archive", "audit")
-"""Groups that change what is their own: certificates, a proxy, processes of this machine, profiles, tables.
+"""Groups that change what is their own: certificates, a proxy, processes of this machine, profiles, tables. The
+audit guide says where each is written down.
 
 Those of the pipeline that ask a server (`billing accounts --sync`) are looked at all the same.
 """
