@@ -7,11 +7,14 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from frontend.support import until
 from quaymaster.core.limits.division import REPORT_MS
 from quaymaster.core.limits.limits import Limit, LimitName, LimitTable
 from quaymaster.core.limits.share import State
 from quaymaster.core.values.errors import NotNow
+from quaymaster.frontend import limit_shares
 from quaymaster.frontend.limit_shares import LimitShares
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
@@ -76,7 +79,7 @@ class World:
     async def pass_round(self) -> None:
         """Let the time of a report pass."""
         self.ms += REPORT_MS
-        self.shares.report_busy()
+        await self.shares.report_busy()
         await asyncio.gather(*self.shares._reporting)
 
 
@@ -183,5 +186,62 @@ def test_it_reports_until_it_is_cancelled() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert not world.shares._reporting
+
+    run(scenario)
+
+
+def test_a_round_over_many_busy_limits_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_shares, "SHARES_PER_TURN", 4)
+    monkeypatch.setattr(limit_shares, "REPORTS_AT_A_TIME", 4)
+
+    async def scenario(world: World) -> None:
+        accounts = [f"{number:012}" for number in range(300_000_000_000, 300_000_000_041)]
+        for account in accounts:
+            world.table.set(LimitName(account), Limit(5))
+            world.use(account)
+        world.shares._report_begun()
+        await asyncio.gather(*world.shares._reporting)
+        world.owners.told.clear()
+        looked: list[int] = []
+        looks = 0
+
+        def count_looks(account_id: str) -> str | None:
+            nonlocal looks
+            looks += 1
+            return ACCOUNT
+
+        world.owners.owner_of = count_looks  # type: ignore[method-assign]
+        world.ms += REPORT_MS
+        reporting = asyncio.ensure_future(world.shares.report_busy())
+        while not reporting.done():
+            before = looks
+            await asyncio.sleep(0)
+            looked.append(looks - before)
+        world.table.set(LimitName(accounts[0]), None)  # what is removed meanwhile is not missed
+        await asyncio.gather(*world.shares._reporting)
+
+        assert looks == len(accounts)
+        assert max(looked) <= 4
+        assert max(len(reports) for _, reports in world.owners.told) <= 4
+        assert sum(len(reports) for _, reports in world.owners.told) == len(accounts)
+
+    run(scenario)
+
+
+def test_a_limit_that_is_removed_during_a_round_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_shares, "SHARES_PER_TURN", 1)
+
+    async def scenario(world: World) -> None:
+        world.table.set(LimitName(OTHER), Limit(5))
+        world.use()
+        world.use(OTHER)
+        world.ms += REPORT_MS
+        reporting = asyncio.ensure_future(world.shares.report_busy())
+        await asyncio.sleep(0)
+        world.table.set(LimitName(OTHER), None)
+        await reporting
+        await asyncio.gather(*world.shares._reporting)
+
+        assert OTHER not in {owner for owner, _ in world.owners.told}
 
     run(scenario)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from quaymaster.core.limits.division import REPORT_MS, Grant
@@ -20,7 +20,11 @@ from quaymaster.frontend.limits import Limits, Meter, Meters, Rate, monotonic_ms
 from quaymaster.protocol.rpc.metadata_messages import BucketReport, GrantedShares
 
 FIRST_REPORT_S: Final = 0.005
-REPORTS_AT_A_TIME: Final = 1_000
+REPORTS_AT_A_TIME: Final = 500
+"""So many are reported in a message, and so many answers taken at once: some microseconds each."""
+SHARES_PER_TURN: Final = 500
+"""So many are looked at before others have their turn on the loop: a server may have limits for tens of thousands of
+accounts, all in use."""
 NEW_OWNER_MS: Final = 2_000
 """An owner that a front end has had for less grants no burst."""
 
@@ -56,6 +60,10 @@ class _Shared:
         return BucketReport(self.meter.name.text(), is_bytes, report.demand, report.unused, not is_new)
 
 
+Key = tuple[LimitName, Rate]
+ByOwner = defaultdict[str, list[_Shared]]
+
+
 class LimitShares:
     """Reports the buckets of `limits` that are in use. `count_front_ends` returns how many are alive."""
 
@@ -71,8 +79,8 @@ class LimitShares:
         self._owners = owners
         self._count_front_ends = count_front_ends
         self._now_ms = now_ms
-        self._shared: dict[tuple[LimitName, Rate], _Shared] = {}
-        self._busy: dict[tuple[LimitName, Rate], _Shared] = {}
+        self._shared: dict[Key, _Shared] = {}
+        self._busy: dict[Key, _Shared] = {}
         """Those that are reported."""
         self._begun: list[_Shared] = []
         """Those that are to be reported for the first time, soon."""
@@ -89,21 +97,37 @@ class LimitShares:
         try:
             while True:
                 await asyncio.sleep(REPORT_MS / 1000)
-                self.report_busy()
+                await self.report_busy()
         finally:
             for task in (probing, *self._reporting):
                 task.cancel()
             await asyncio.gather(probing, *self._reporting, return_exceptions=True)
 
-    def report_busy(self) -> None:
-        """Report all that are in use; those no longer are let go."""
+    async def report_busy(self) -> None:
+        """Report all that are in use; those no longer are let go. Others have turns between."""
+        busy = list(self._busy)
+        by_owner: ByOwner = defaultdict(list)
+        for at in range(0, len(busy), SHARES_PER_TURN):
+            if at:
+                await asyncio.sleep(0)
+            self._look_at(busy[at : at + SHARES_PER_TURN], by_owner)
+        for owner, owned in by_owner.items():
+            if owner not in self._owners_asked:
+                self._owners_asked.add(owner)
+                self._tell_later(owner, owned, is_first=False)
+
+    def _look_at(self, keys: list[Key], by_owner: ByOwner) -> None:
         now_ms, front_ends = self._now_ms(), self._count_front_ends()
-        for key, shared in list(self._busy.items()):
+        for key in keys:
+            shared = self._busy.get(key)
+            if shared is None:  # its limit was changed meanwhile
+                continue
             shared.share.on_time(now_ms, front_ends)
-            if not shared.share.is_busy():
+            if shared.share.is_busy():
+                self._find_owner(shared, by_owner, now_ms)
+            else:
                 del self._busy[key]
                 self._limits.unwatched(shared.meter.name)
-        self._report(self._busy.values(), now_ms, is_first=False)
 
     def _on_meters(self, name: LimitName, meters: Meters) -> None:
         for rate in ("requests", "bytes"):
@@ -130,24 +154,24 @@ class LimitShares:
     def _report_begun(self) -> None:
         begun, self._begun = self._begun, []
         now_ms, front_ends = self._now_ms(), self._count_front_ends()
+        by_owner: ByOwner = defaultdict(list)
         for shared in begun:
             shared.share.on_time(now_ms, front_ends)
-        self._report(begun, now_ms, is_first=True)
-
-    def _report(self, those: Iterable[_Shared], now_ms: float, *, is_first: bool) -> None:
-        by_owner: defaultdict[str, list[_Shared]] = defaultdict(list)
-        for shared in those:
-            owner = self._owners.owner_of(shared.meter.name.account_id)
-            if owner is None:
-                shared.share.on_failure(now_ms)
-            elif is_first or owner not in self._owners_asked:
-                by_owner[owner].append(shared)
+            self._find_owner(shared, by_owner, now_ms)
         for owner, owned in by_owner.items():
-            if not is_first:
-                self._owners_asked.add(owner)
-            task = asyncio.get_running_loop().create_task(self._tell(owner, owned, is_first=is_first))
-            self._reporting.add(task)
-            task.add_done_callback(self._reporting.discard)
+            self._tell_later(owner, owned, is_first=True)
+
+    def _find_owner(self, shared: _Shared, by_owner: ByOwner, now_ms: float) -> None:
+        owner = self._owners.owner_of(shared.meter.name.account_id)
+        if owner is None:
+            shared.share.on_failure(now_ms)
+        else:
+            by_owner[owner].append(shared)
+
+    def _tell_later(self, owner: str, owned: list[_Shared], *, is_first: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell(owner, owned, is_first=is_first))
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
 
     async def _tell(self, owner: str, owned: list[_Shared], *, is_first: bool) -> None:
         try:
