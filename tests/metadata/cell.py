@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.server_metadata import count_all
 from harness.waiting import PATIENCE_S
 
 from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
@@ -102,6 +103,13 @@ class FrontEnd(MetadataService):
 
     registry: RemoteRegistry
     links: Mapping[str, Link]
+    cell: Cell
+
+    async def run_upkeep(self) -> None:
+        """Do what is due, once the nodes have counted the time, as they do beside this."""
+        for node in self.cell.nodes.values():
+            await count_all(node.registry.counted_time)
+        await super().run_upkeep()
 
     @property
     def others(self) -> OtherFrontEnds:
@@ -141,6 +149,8 @@ class Cell:
             monotonic_ms=lambda: time.monotonic() * 1000,
         )
         await node.start(self.journal)
+        counted = node.registry.counted_time
+        counted._monotonic_s, counted._unchanged_since_s = self.clock.monotonic_s, self.clock.elapsed_s
         self.nodes[name] = node
         self.calls[name] = MetadataCalls(node)
         try:
@@ -190,6 +200,7 @@ class Cell:
             key_services=key_services,
         )
         metadata.links = links
+        metadata.cell = self
         await metadata.start()
         try:
             yield metadata

@@ -36,16 +36,27 @@ START_MS = 1_700_000_000_000
 
 
 class Clock:
-    """The time, moved by the test."""
+    """The time, moved by the test: `ms` is what a wall clock shows, which may be set, `elapsed_s` only grows."""
 
     def __init__(self) -> None:
         self.ms = START_MS
+        self.elapsed_s = 0.0
 
     def __call__(self) -> int:
         return self.ms
 
     def pass_s(self, seconds: float) -> None:
+        """Let time pass."""
+        assert seconds >= 0, "time does not run back; a clock may be set back"
+        self.elapsed_s += seconds
+        self.set_s(seconds)
+
+    def set_s(self, seconds: float) -> None:
+        """Set the wall clock forward or back, while no time passes."""
         self.ms += int(seconds * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.elapsed_s
 
 
 class FakeJournal:
@@ -118,7 +129,7 @@ class World:
         `options`: fields of `MetadataOptions`.
         """
         of_store = MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options)
-        registry = QueueRegistry(self.store, of_store, now_ms=self.clock)
+        registry = QueueRegistry(self.store, of_store, now_ms=self.clock, monotonic_s=self.clock.monotonic_s)
         provider = self.provider or FileKeyProvider(self.keys)
         service = ServerMetadata(
             registry, provider, of_store, now_ms=self.clock, key_services=self.key_services

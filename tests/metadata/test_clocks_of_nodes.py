@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from metadata.cell import Cell, run_cell
+from metadata.cell import Cell, FrontEnd, run_cell
 from metadata.support import ACCOUNT, Clock, World, eventually, is_good, run
-from quaymaster.core.values.errors import JournalStopped, PurgeQueueInProgress, QueueDeletedRecently
+from quaymaster.coordination.interface import Put
+from quaymaster.core.values.errors import (
+    JournalStopped,
+    PurgeQueueInProgress,
+    QueueDeletedRecently,
+    UnsupportedOperation,
+)
+from quaymaster.metadata.keys.data_keys import RECEIPT_KEY_KEPT_MS
+from quaymaster.metadata.keys.session_keys import SESSION_KEY_KEPT_MS
+from quaymaster.metadata.other_front_ends import GONE_MS
+from quaymaster.metadata.store.rows import READERS, RECEIPT_KEYS, ROW_VERSION, SESSION_KEYS
 from quaymaster.protocol.rpc.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
 
 YEAR_S = 365 * 86_400
@@ -19,7 +33,7 @@ def test_name_of_a_queue_that_was_deleted_in_the_future_may_be_used_again(tmp_pa
         async with world.service() as service:
             await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
-            world.clock.pass_s(-YEAR_S)
+            world.clock.set_s(-YEAR_S)
 
             await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
@@ -31,7 +45,7 @@ def test_a_name_rests_though_the_clock_that_wrote_its_end_is_a_little_ahead(tmp_
         async with world.service() as service:
             await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
-            world.clock.pass_s(-30)
+            world.clock.set_s(-30)
 
             with pytest.raises(QueueDeletedRecently):
                 await service.queues.change(CreateQueue(ACCOUNT, "orders"))
@@ -45,7 +59,7 @@ def test_queue_that_was_purged_in_the_future_may_be_purged_again(tmp_path: Path)
             queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             purge = BeginPurge(queue.account_id, queue.name, queue.queue_id)
             await service.queues.change(purge)
-            world.clock.pass_s(-YEAR_S)
+            world.clock.set_s(-YEAR_S)
 
             await service.queues.change(purge)
 
@@ -63,7 +77,7 @@ def test_what_was_cut_in_half_in_the_future_is_finished(tmp_path: Path) -> None:
             with pytest.raises(JournalStopped):
                 await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
         world.journal.error = None
-        world.clock.pass_s(-YEAR_S)
+        world.clock.set_s(-YEAR_S)
 
         async with world.service() as service:
             assert await service.registry.queues.finish_pending() == 1
@@ -80,7 +94,7 @@ def test_marks_that_were_written_in_the_future_are_dropped(tmp_path: Path) -> No
             await service.queues.change(CreateQueue(ACCOUNT, "gone"))
             await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            world.clock.pass_s(-YEAR_S)
+            world.clock.set_s(-YEAR_S)
 
             await service.registry.queues.reconcile()
 
@@ -95,7 +109,7 @@ def test_a_deleted_queue_is_remembered_where_clocks_differ_by_minutes(tmp_path: 
         async with world.service() as service:
             await service.queues.change(CreateQueue(ACCOUNT, "gone"))
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            world.clock.pass_s(-600)
+            world.clock.set_s(-600)
 
             await service.registry.queues.reconcile()
 
@@ -109,32 +123,99 @@ def test_a_session_that_was_made_in_the_future_has_ended(tmp_path: Path) -> None
         async with world.service() as service:
             assert service.default_access_key is not None
             session = service.sessions.create(service.default_access_key.access_key_id, 3_600_000)
-            world.clock.pass_s(-1_800)
+            world.clock.set_s(-1_800)
             assert is_good(service, session)
-            world.clock.pass_s(-YEAR_S)
+            world.clock.set_s(-YEAR_S)
 
             assert not is_good(service, session)
 
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("off_s", [30 * 86_400, -30 * 86_400])
-def test_a_front_end_whose_clock_is_wrong_renews_and_deletes_no_session_key_while_another_one_disagrees(
+OFF_S = [160, 14 * 3_600, 30 * 86_400, YEAR_S, -160, -14 * 3_600, -30 * 86_400, -YEAR_S]
+
+
+@asynccontextmanager
+async def right_and_astray(cell: Cell, off_s: int) -> AsyncIterator[tuple[FrontEnd, FrontEnd]]:
+    """Start two front ends that know each other; the clock of the second one is wrong."""
+    wrong = Clock()
+    wrong.set_s(off_s)
+    async with cell.node("one"), cell.front_end("right", nodes=("one",)) as right:
+        cell.copy_keys("right", "wrong")
+        async with cell.front_end("wrong", nodes=("one",), now_ms=wrong) as astray:
+            for each in (right, astray):
+                await eventually(lambda: len(each.others._readers) == 2)  # noqa: B023
+            yield right, astray
+
+
+async def keys_after_upkeep(cell: Cell, who: FrontEnd, prefix: str) -> list[int]:
+    await who.run_upkeep()
+    rows, _ = await cell.store.list_all(prefix)
+    return [int(row.key.removeprefix(prefix), 16) for row in rows]
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+@pytest.mark.parametrize("prefix", [SESSION_KEYS, RECEIPT_KEYS])
+def test_a_front_end_whose_clock_is_wrong_deletes_no_key_of_all_before_its_time_and_does_so_then(
+    tmp_path: Path, off_s: int, prefix: str
+) -> None:
+    kept_s = (SESSION_KEY_KEPT_MS if prefix == SESSION_KEYS else RECEIPT_KEY_KEPT_MS) // 1_000
+
+    async def scenario(cell: Cell) -> None:
+        async with right_and_astray(cell, off_s) as (right, astray):
+            for number, maker in ((2, right), (3, astray)):
+                if prefix == SESSION_KEYS:
+                    await maker.rotate_session_key()
+                else:
+                    await maker.rotate_receipt_key()
+                assert number == max(await keys_after_upkeep(cell, astray, prefix))
+            for who in (right, astray):
+                assert await keys_after_upkeep(cell, who, prefix) == [1, 2, 3]
+            cell.clock.pass_s(kept_s - 60)
+            for who in (right, astray):
+                assert await keys_after_upkeep(cell, who, prefix) == [1, 2, 3]
+
+            cell.clock.pass_s(180)
+
+            assert await keys_after_upkeep(cell, astray, prefix) == [3]
+
+    run_cell(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_a_front_end_whose_clock_is_wrong_counts_all_and_retires_no_master_key_that_another_one_needs(
     tmp_path: Path, off_s: int
 ) -> None:
     async def scenario(cell: Cell) -> None:
-        wrong = Clock()
-        wrong.pass_s(off_s)
-        async with cell.node("one"), cell.front_end("right", nodes=("one",)) as right:
-            cell.copy_keys("right", "wrong")
-            async with cell.front_end("wrong", nodes=("one",), now_ms=wrong) as astray:
-                await right.rotate_session_key()
-                await right.run_upkeep()
-                await eventually(lambda: len(astray.session_keys._rows) == 2)
-                await eventually(lambda: len(astray.others._readers) == 2)
+        async with right_and_astray(cell, off_s) as (right, astray):
+            old = right.master_key_id
+            for one, other in ((right, "wrong"), (astray, "right")):
+                await one.run_upkeep()
+                assert one.count_front_ends() == 2
+                with pytest.raises(UnsupportedOperation, match=f"front ends {other} do not have"):
+                    await one.rotate_master_key()
 
-                await astray.run_upkeep()
+            assert old in await asyncio.to_thread(right.master_keys._provider.key_ids)
+            assert right.master_key_id == astray.master_key_id == old
 
-                assert len(astray.session_keys._rows) == 2
+    run_cell(scenario, tmp_path)
+
+
+def test_a_front_end_of_an_older_program_is_there_until_it_is_not_heard_of_for_long(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one"), cell.front_end("a", nodes=("one",)) as a:
+            old = msgspec.msgpack.encode(("old", (), cell.clock() - 1_000_000_000))
+            await cell.store.transaction([], [Put(READERS + "old", bytes([ROW_VERSION]) + old)])
+            await eventually(lambda: a.count_front_ends() == 2)
+            await a.run_upkeep()
+            cell.clock.pass_s(GONE_MS / 1_000 - 1)
+            await a.run_upkeep()
+            await cell.nodes["one"].beat()
+            assert a.count_front_ends() == 2
+
+            cell.clock.pass_s(1)
+            await a.run_upkeep()
+
+            await eventually(lambda: a.count_front_ends() == 1)
 
     run_cell(scenario, tmp_path)

@@ -136,7 +136,12 @@ class MetadataNode:
         self._beat_interval_ms = options.beat_interval_ms
         self.feed = Feed(store)
         self.registry = QueueRegistry(
-            store, options, now_ms=now_ms, source=self.feed, journals=journals, node=name
+            *(store, options),
+            now_ms=now_ms,
+            source=self.feed,
+            journals=journals,
+            node=name,
+            monotonic_s=lambda: monotonic_ms() / 1000,
         )
         self.queues = self.registry.queues
         self._divisions = Divisions(name, self.registry.limits.table, monotonic_ms)

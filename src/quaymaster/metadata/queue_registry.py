@@ -11,9 +11,11 @@ secrets come wrapped, stay wrapped and leave wrapped.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from quaymaster.coordination.counted_time import COUNTED_TIME
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
@@ -24,6 +26,7 @@ from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.queue_journals import JOURNAL_TIMEOUT_MS, QueueJournal
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.authorization_floor import FollowedFloor
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.following import RowSource
 from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
@@ -55,11 +58,13 @@ class QueueRegistry:
         source: RowSource | None = None,
         journals: Callable[[], Sequence[int]] = lambda: (0,),
         node: str = "",
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`source` follows the store, unless the store itself does. `node`: its name, among all of this store."""
         self._store = store
         self._options = options
         self.mirror = Mirror(store, source or store)
+        self.counted_time = CountedTime(self.mirror, monotonic_s)
         self.floor = FollowedFloor(self.mirror)
         self.accounts = KnownAccounts(self.mirror)
         self.limits = KnownLimits(self.mirror, self.accounts, options.cell_format)
@@ -79,6 +84,7 @@ class QueueRegistry:
         """
         await check_identity(self._store, self._options.account_id, self._options.region)
         await self.mirror.start()
+        self._upkeep.repeat("counted time", self.counted_time.count, self._options.upkeep_interval_ms)
         self._upkeep.repeat("data key sweep", self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS)
         self._upkeep.repeat("queue upkeep", self.run_upkeep, self._options.upkeep_interval_ms)
 
@@ -89,7 +95,7 @@ class QueueRegistry:
 
     async def is_empty(self) -> bool:
         """Tell whether nobody has written anything yet; NotNow."""
-        return not (await self._store.list_prefix(ROOT, limit=1)).items
+        return all(row.key == COUNTED_TIME for row in (await self._store.list_prefix(ROOT, limit=2)).items)
 
     @property
     def failure(self) -> BaseException | None:

@@ -47,6 +47,7 @@ from quaymaster.metadata.queues.declared_queues import (
     note_nothing,
 )
 from quaymaster.metadata.store.authorization_floor import FollowedFloor
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.metadata.upkeep import Upkeep
@@ -79,6 +80,9 @@ class Registry(Protocol):
 
     @property
     def mirror(self) -> Mirror: ...
+
+    @property
+    def counted_time(self) -> CountedTime: ...
 
     @property
     def accounts(self) -> KnownAccounts: ...
@@ -149,7 +153,11 @@ class MetadataService:
         self._upkeep_interval_ms = options.upkeep_interval_ms
         mirror = registry.mirror
         self._others = (
-            None if name is None else OtherFrontEnds(mirror, key_provider, name=name, now_ms=now_ms)
+            None
+            if name is None
+            else OtherFrontEnds(
+                mirror, key_provider, name=name, now_ms=now_ms, counted_time=registry.counted_time
+            )
         )
         self.master_keys = MasterKeys(
             key_provider,
@@ -163,6 +171,7 @@ class MetadataService:
             mirror,
             self.master_keys,
             now_ms,
+            counted_time=registry.counted_time,
             capacity=registry.data_keys_max,
             receipt_key_lead_ms=lead_ms,
             on_missing=registry.miss,
@@ -193,6 +202,7 @@ class MetadataService:
             self.master_keys,
             now_ms,
             cell_format=options.cell_format,
+            counted_time=registry.counted_time,
             lead_ms=lead_ms,
             on_missing=registry.miss,
         )
@@ -353,10 +363,11 @@ class MetadataService:
         """Do what is due: a rotation cut short, keys past their time."""
         if self._others is not None:
             await self._others.note_own_keys()
+            await self._others.begin_counting()
         await self._rotation.finish()
         self.data_keys.take_receipt_keys()
         await self.data_keys.drop_old_receipt_keys()
-        await self.session_keys.keep_up(None if self._others is None else self._others.look_at_clocks())
+        await self.session_keys.keep_up()
         await self.accounts.drop_stored_sessions()
         self.queue_keys.drop_expired()
         await self.local_keys.drop_due()

@@ -918,6 +918,7 @@ def test_front_end_that_is_gone_for_long_does_not_hold_up_a_rotation(tmp_path: P
             await eventually(lambda: len(a.others._readers) == 2)
             await b.close()
             cell.clock.pass_s(1_000)
+            await a.run_upkeep()
 
             assert await a.rotate_master_key() != b.master_key_id
 
@@ -929,7 +930,9 @@ def test_queue_created_while_the_master_key_is_rotated_gets_a_key_that_the_new_o
 ) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            cell.clock.pass_s(1_000)  # b need not have the key before the rotation; it gets it right after
+            await eventually(lambda: len(a.others._readers) == 2)
+            cell.clock.pass_s(1_000)
+            await a.run_upkeep()  # b need not have the key before the rotation; it gets it right after
             hold_changes(b)
             await a.rotate_master_key()
             cell.copy_keys("a", "b")

@@ -1,7 +1,8 @@
 """The keys metadata keeps for others: data keys of queues, the keys of receipt handles, and their wrapping.
 
 Data keys are objects of their own. Deleting a queue leaves its data key: dead letters and redriven messages of
-that queue lie elsewhere and need it. A receipt key stays for RECEIPT_KEY_KEPT_MS after its successor was made.
+that queue lie elsewhere and need it. A receipt key stays for RECEIPT_KEY_KEPT_MS of counted time
+(`coordination/counted_time`) after its successor was made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.messaging.lent_keys import KeyIsLent
+from quaymaster.metadata.keys.key_ages import begin_counting, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.ids import IdAllocator
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
@@ -61,6 +64,7 @@ class DataKeys:
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
         *,
+        counted_time: CountedTime,
         capacity: int | None = None,
         receipt_key_lead_ms: int = 0,
         on_missing: Callable[[str], None] | None = None,
@@ -68,6 +72,7 @@ class DataKeys:
         self._mirror = mirror
         self._master_keys = master_keys
         self._now_ms = now_ms
+        self._time = counted_time
         self._receipt_key_lead_ms = receipt_key_lead_ms
         """How old a receipt key must be to sign: so long it may take until everybody can verify it."""
         self._on_missing = on_missing
@@ -170,9 +175,12 @@ class DataKeys:
 
     async def drop_old_receipt_keys(self) -> int:
         """Delete the receipt keys no handle can need any more; return how many."""
+        now_ms = await self._time.read_ms()
+        await begin_counting(self._mirror, self._receipt_keys, self._time)
         rows = sorted((row for _, row in self._receipt_keys.items()), key=lambda row: row.key_id)
-        oldest_needed_ms = self._now_ms() - RECEIPT_KEY_KEPT_MS
-        dropped = [row for row, successor in pairwise(rows) if successor.created_ms < oldest_needed_ms]
+        dropped = [
+            row for row, successor in pairwise(rows) if is_older(successor, RECEIPT_KEY_KEPT_MS, now_ms)
+        ]
         for row in dropped:
             await self._mirror.transact([], deletes=[RECEIPT_KEYS + id_text(row.key_id)])
         return len(dropped)
@@ -180,8 +188,9 @@ class DataKeys:
     async def _add_receipt_key(self, key_id: int) -> None:
         while True:
             await self._master_keys.ready()
+            since_ms = await self._time.begin_ms()
             wrapped = self._master_keys.wrap(receipt_key_purpose(key_id), os.urandom(KEY_BYTES))
-            row = ReceiptKeyRow(key_id, wrapped, self._now_ms())
+            row = ReceiptKeyRow(key_id, wrapped, self._now_ms(), since_ms)
             try:
                 await self._mirror.transact(
                     [self._master_keys.compare(), Compare(RECEIPT_KEYS + id_text(key_id), 0)],

@@ -2,8 +2,9 @@
 
     made ──everybody follows the rows for a minute──▶ mints ──a week, or `session-key rotate`──▶ opens ──37 h──▶ deleted
 
-A token lasts 36 h at most, and the hour more is for clocks that disagree. Keys exist from cell format FRONT_DOOR on:
-programs of before would leave them wrapped with a master key that is retired.
+A token lasts 36 h at most, and the hour more is for clocks that disagree. The week and the 37 h are of counted time
+(`coordination/counted_time`), so no wall clock takes a key from the clients of all front ends. Keys exist from cell
+format FRONT_DOOR on: programs of before would leave them wrapped with a master key that is retired.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from quaymaster.core.values.errors import InvalidClientTokenId, NotNow
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.data_keys import KEY_BYTES, session_key_purpose
+from quaymaster.metadata.keys.key_ages import begin_counting, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import SESSION_KEYS, SessionKeyRow, encode_row, id_text, row_decoder
 from quaymaster.protocol.tokens.session_tokens import (
@@ -47,6 +50,7 @@ class SessionKeys:
         now_ms: Callable[[], int],
         *,
         cell_format: CellFormat,
+        counted_time: CountedTime,
         lead_ms: int,
         on_missing: Callable[[str], None],
     ) -> None:
@@ -54,6 +58,7 @@ class SessionKeys:
         self._master_keys = master_keys
         self._now_ms = now_ms
         self._cell_format = cell_format
+        self._time = counted_time
         self._lead_ms = lead_ms
         self._on_missing = on_missing
         self._rows: MirrorTable[SessionKeyRow] = mirror.table(
@@ -109,18 +114,15 @@ class SessionKeys:
             if await self._add(key_id):
                 return key_id
 
-    async def keep_up(self, other_ms: int | None) -> None:
-        """Make a new key when the newest is a week old, and delete those that no token can need any more.
-
-        `other_ms`: what another front end's clock says, if there is one. Both clocks must agree on what is due.
-        """
-        now_ms = self._now_ms()
-        clocks = (now_ms, now_ms if other_ms is None else other_ms)
+    async def keep_up(self) -> None:
+        """Make a new key when the newest is a week old, and delete those that no token can need any more."""
+        now_ms = await self._time.read_ms()
+        await begin_counting(self._mirror, self._rows, self._time)
         rows = self._sorted()
-        if self._may_be_made and (not rows or _is_over(rows[-1], SESSION_KEY_RENEWED_MS, clocks)):
+        if self._may_be_made and (not rows or is_older(rows[-1], SESSION_KEY_RENEWED_MS, now_ms)):
             await self._add(self._newest_id() + 1)
         for row, successor in pairwise(rows):
-            if _is_over(successor, SESSION_KEY_KEPT_MS, clocks):
+            if is_older(successor, SESSION_KEY_KEPT_MS, now_ms):
                 await self._mirror.transact([], deletes=[SESSION_KEYS + id_text(row.key_id)])
         self.take_keys()
 
@@ -130,7 +132,12 @@ class SessionKeys:
         keys = {
             row.key_id: self._master_keys.unwrap(session_key_purpose(row.key_id), row.wrapped) for row in rows
         }
-        ready = [row.key_id for row in rows if _is_over(row, self._lead_ms, (self._now_ms(),))]
+        now_ms = self._now_ms()
+        ready = [
+            row.key_id
+            for row in rows
+            if has_passed(row.created_ms, self._lead_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+        ]
         self._tokens.set_keys(keys, max(ready, default=min(keys, default=None)))
 
     async def _add(self, key_id: int) -> bool:
@@ -138,8 +145,9 @@ class SessionKeys:
         key = SESSION_KEYS + id_text(key_id)
         while True:
             await self._master_keys.ready()
+            since_ms = await self._time.begin_ms()
             wrapped = self._master_keys.wrap(session_key_purpose(key_id), os.urandom(KEY_BYTES))
-            row = SessionKeyRow(key_id, wrapped, self._now_ms())
+            row = SessionKeyRow(key_id, wrapped, self._now_ms(), since_ms)
             try:
                 await self._mirror.transact(
                     [self._master_keys.compare(), Compare(key, 0)], [Put(key, encode_row(row))]
@@ -160,10 +168,3 @@ class SessionKeys:
         # A rewrap changes the wrapping, not the key.
         if self._is_started and (old is None or new is None):
             self._master_keys.soon(self.take_keys)
-
-
-def _is_over(row: SessionKeyRow, length_ms: int, clocks: tuple[int, ...]) -> bool:
-    """Tell whether a time that began when a key was made is over by all clocks."""
-    return all(
-        has_passed(row.created_ms, length_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS) for now_ms in clocks
-    )

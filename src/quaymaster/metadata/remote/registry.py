@@ -30,6 +30,7 @@ from quaymaster.metadata.remote.queues import RemoteQueues
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
 from quaymaster.metadata.remote.rows import LIST_MS, RemoteLimits, RemoteSource, RemoteStore
 from quaymaster.metadata.store.authorization_floor import FollowedFloor
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.identity import Identity, compare_identities
 from quaymaster.metadata.store.rows import DATA_KEYS, DATA_KEYS_KEPT_MAX
 from quaymaster.monitoring.metrics import Sample
@@ -60,6 +61,7 @@ class RemoteRegistry:
         store = RemoteStore(client, limits.change_ms)
         self.mirror = ReadThroughCache(store, RemoteSource(client, limits.rows_max), self.lookups)
         self.lookups.mirror = self.mirror
+        self.counted_time = CountedTime(self.mirror)  # metadata nodes count
         self.floor = FollowedFloor(self.mirror, lambda: client.age_ms)
         self.accounts = KnownAccounts(self.mirror)
         self.identities = KnownIdentities(self.mirror)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quaymaster.coordination.counted_time import COUNTED_TIME
 from quaymaster.coordination.interface import (
     Compare,
     Event,
@@ -53,7 +54,7 @@ LIST_MS: Final = 30_000
 _FOLLOWED: Final = (
     *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, MASTER_KEY, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
-    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, QUEUES, READERS, LIMITS),
+    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, QUEUES, READERS, LIMITS, COUNTED_TIME),
 )
 
 

@@ -27,6 +27,7 @@
     /ids/KIND@NODE              the last number of the block that a node has set aside
     /ids/data_key_floor         data keys up to this number were given before the store went back (text)
     /authorization_floor        its revision is that of the last change that could take permissions away
+    /counted_time               how long the store was watched (text, ms; coordination/counted_time)
     /accepted                   an operator decided to go on with a store that went back (text: when, in ms)
 
 Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
@@ -41,6 +42,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR as AUTHORIZATION_FLOOR
+from quaymaster.coordination.counted_time import COUNTED_TIME
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 
@@ -73,7 +75,7 @@ NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
 ACCEPTED: Final = "/accepted"
 DATA_KEY_FLOOR: Final = "/ids/data_key_floor"
-_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, ACCEPTED)
+_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, COUNTED_TIME, ACCEPTED)
 """Beats, and what is made again or guarded in another way: a store that lost only these lost nothing."""
 
 
@@ -260,11 +262,12 @@ class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A wrapped key that receipt handles are signed with."""
+    """A wrapped key that receipt handles are signed with. `since_counted_ms`: when it was made, by counted time."""
 
     key_id: int
     wrapped: bytes
     created_ms: int
+    since_counted_ms: int | None = None
 
 
 class LimitRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -275,11 +278,12 @@ class LimitRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A wrapped key that session tokens are encrypted with."""
+    """A wrapped key that session tokens are encrypted with. `since_counted_ms`: as of `ReceiptKeyRow`."""
 
     key_id: int
     wrapped: bytes
     created_ms: int
+    since_counted_ms: int | None = None
 
 
 class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -322,11 +326,15 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReaderRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A front end was there at this time, with these master keys."""
+    """A front end was there at this time, with these master keys.
+
+    `seen_counted_ms`: the same by counted time. Of an older program it is put there by another front end.
+    """
 
     name: str
     key_ids: tuple[str, ...]
     seen_ms: int
+    seen_counted_ms: int | None = None
 
 
 Row = TypeVar("Row", bound=msgspec.Struct)

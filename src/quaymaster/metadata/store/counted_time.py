@@ -1,0 +1,74 @@
+"""The counted time of a store (`coordination/counted_time`) as its rows in memory have it, and the one who counts.
+
+A row that waits has the counted time at which its waiting began. Programs that did not know of it have left rows
+without: these begin to wait when one that does sees them first (`set_fields`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+
+from quaymaster.coordination.counted_time import (
+    COUNTED_AT_ONCE_MAX_MS,
+    COUNTED_AT_ONCE_MIN_MS,
+    COUNTED_TIME,
+    decode_counted,
+    encode_counted,
+    read_counted,
+)
+from quaymaster.coordination.interface import Put, RevisionMismatch
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
+from quaymaster.metadata.store.rows import encode_row
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class CountedTime:
+    """How long the store has been watched, in ms."""
+
+    def __init__(self, mirror: Mirror, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._mirror = mirror
+        self._monotonic_s = monotonic_s
+        self._unchanged_since_s = monotonic_s()
+        self._row: MirrorTable[int] = mirror.table(COUNTED_TIME, decode_counted, self._on_row)
+
+    @property
+    def known_ms(self) -> int:
+        """The time as it is in memory: it may be less than it is, so it shows only what is over for certain."""
+        return self._row.get("") or 0
+
+    async def read_ms(self) -> int:
+        """Return the time as it is in the store. Raises NotNow."""
+        return await read_counted(self._mirror.store)
+
+    async def begin_ms(self) -> int:
+        """Return from when on is waited for what begins now: what may not be counted yet does not count for it."""
+        return await self.read_ms() + COUNTED_AT_ONCE_MAX_MS
+
+    async def count(self) -> None:
+        """Add the time for which the row has not changed; to be asked again and again. Raises NotNow."""
+        passed_ms = int((self._monotonic_s() - self._unchanged_since_s) * 1000)
+        if passed_ms < COUNTED_AT_ONCE_MIN_MS:
+            return
+        counted_ms = self.known_ms + min(passed_ms, COUNTED_AT_ONCE_MAX_MS)
+        put = Put(COUNTED_TIME, encode_counted(counted_ms))
+        with suppress(RevisionMismatch):  # another process has counted
+            await self._mirror.transact([self._row.compare("")], [put])
+
+    def _on_row(self, suffix: str, old: int | None, new: int | None) -> None:
+        self._unchanged_since_s = self._monotonic_s()
+
+
+async def set_fields(mirror: Mirror, table: MirrorTable[Row], suffix: str, **fields: int | None) -> None:
+    """Change fields of a row as it is in memory, unless it is gone or another process has changed it."""
+    row = table.get(suffix)
+    if row is None:
+        return
+    put = Put(table.prefix + suffix, encode_row(msgspec.structs.replace(row, **fields)))
+    with suppress(RevisionMismatch):
+        await mirror.transact([table.compare(suffix)], [put])
