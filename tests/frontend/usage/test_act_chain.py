@@ -187,7 +187,7 @@ async def test_what_a_front_end_took_that_is_gone_for_good_is_taken_by_another(t
         await feed.chain_acts(store, ACCOUNT)
         assert [act.taken_by for act, _ in await list_acts(store)] == ["gone"]
 
-        await incarnations.seal("gone", unseen_us=0)
+        await incarnations.seal("gone", unseen_ms=0)
         ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) == 1)
         await feed.stop()

@@ -11,9 +11,16 @@ from harness.waiting import PATIENCE_S
 
 from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
+from quaymaster.coordination.counted_time import COUNTED_TIME, encode_counted, read_counted
+from quaymaster.coordination.interface import Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
-from quaymaster.frontend.usage.incarnations import INCARNATIONS, FrontEndIncarnations, Incarnation, is_gone
+from quaymaster.frontend.usage.incarnations import (
+    INCARNATIONS,
+    FrontEndIncarnations,
+    Incarnation,
+    may_be_gone,
+)
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.usage.usage_blocks import Seal, UsageBlock
 
@@ -21,7 +28,7 @@ DAY_S = 86_400
 
 
 class Clock:
-    """Microseconds that a test moves on."""
+    """Microseconds that a test moves on: those of a wall clock, and the counted time of a store."""
 
     def __init__(self) -> None:
         self.now_us = 1_800_000_000_000_000
@@ -29,7 +36,14 @@ class Clock:
     def __call__(self) -> int:
         return self.now_us
 
-    def pass_s(self, seconds: int) -> None:
+    async def pass_s(self, seconds: int, store: MemoryCoordination) -> None:
+        """Let time pass that is counted, too."""
+        self.set_s(seconds)
+        counted_ms = await read_counted(store) + seconds * 1_000
+        await store.transaction([], [Put(COUNTED_TIME, encode_counted(counted_ms))])
+
+    def set_s(self, seconds: int) -> None:
+        """Set the wall clock."""
         self.now_us += seconds * 1_000_000
 
 
@@ -61,10 +75,10 @@ async def test_a_front_end_that_is_gone_for_long_is_sealed_by_another_once(tmp_p
     incarnation = await crashed(store, clock)
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         use_clock(one, clock)
-        clock.pass_s(DAY_S - 60)
+        await clock.pass_s(DAY_S - 60, store)
         await one.feed.keep_incarnations()
         before = seals_of(broker, metadata, "gone")
-        clock.pass_s(60)
+        await clock.pass_s(60, store)
 
         for _ in range(3):
             await one.feed.keep_incarnations()
@@ -83,14 +97,14 @@ async def test_a_seal_that_could_not_be_told_is_told_later_in_the_same_words(tmp
     await crashed(store, clock)
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         use_clock(one, clock)
-        clock.pass_s(DAY_S)
+        await clock.pass_s(DAY_S, store)
         row = await FrontEndIncarnations(store, now_us=clock).seal("gone")
         broker.failure = NotNow()
         with pytest.raises(NotNow):
             await one.feed.keep_incarnations()
         broker.failure = None
 
-        clock.pass_s(300)
+        await clock.pass_s(300, store)
         await one.feed.keep_incarnations()
 
         (block,) = [block for block in shipped(broker, metadata) if block.header.front_end == "gone"]
@@ -104,7 +118,7 @@ async def test_who_was_sealed_and_comes_back_records_under_another_incarnation(t
         await one.send(2)
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
         incarnations = FrontEndIncarnations(store, now_us=one.feed._now_us)
-        sealed = await incarnations.seal("fe-1", unseen_us=0)
+        sealed = await incarnations.seal("fe-1", unseen_ms=0)
 
         await one.feed.keep_incarnations()
         await one.send(3)
@@ -123,7 +137,7 @@ async def test_blocks_and_audit_go_on_where_the_incarnation_before_ended(tmp_pat
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         await one.send()
-        await FrontEndIncarnations(store, now_us=one.feed._now_us).seal("fe-1", unseen_us=0)
+        await FrontEndIncarnations(store, now_us=one.feed._now_us).seal("fe-1", unseen_ms=0)
         await one.feed.keep_incarnations()
         await one.send()
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
@@ -143,14 +157,13 @@ async def test_who_ended_in_order_and_shipped_all_is_not_sealed(tmp_path: Path) 
         row = (await FrontEndIncarnations(store, now_us=clock).rows())["fe-1"]
 
         assert row.is_told
-        assert not is_gone(row, now_us=row.renewed_us + 10**15, abandon_us=1)
+        assert not may_be_gone(row)
         assert await FrontEndIncarnations(store, now_us=clock).seal("fe-1") == row
 
 
 def test_who_never_renews_is_of_an_older_program_and_not_taken_as_gone() -> None:
-    assert not is_gone(Incarnation(1, 1_000), now_us=10**15, abandon_us=1)
-    assert is_gone(Incarnation(1, 1_000, 2_000), now_us=2_500, abandon_us=500)
-    assert not is_gone(Incarnation(1, 1_000, 2_000), now_us=2_499, abandon_us=500)
+    assert not may_be_gone(Incarnation(1, 1_000))
+    assert may_be_gone(Incarnation(1, 1_000, 2_000))
 
 
 @on_a_loop
@@ -158,9 +171,9 @@ async def test_a_front_end_that_runs_or_never_was_is_not_sealed(tmp_path: Path) 
     store, clock = MemoryCoordination(), Clock()
     await crashed(store, clock, "alive")
     incarnations = FrontEndIncarnations(store, now_us=clock)
-    clock.pass_s(100)
+    await clock.pass_s(100, store)
 
-    with pytest.raises(UnsupportedOperation, match=r"'alive' ran 100 s ago; it is gone after 180 s"):
+    with pytest.raises(UnsupportedOperation, match=r"'alive' ran 100 s ago, .* gone after 180 s"):
         await incarnations.seal("alive")
     with pytest.raises(InvalidParameterValue, match="ever recorded usage"):
         await incarnations.seal("nobody")
@@ -170,11 +183,57 @@ async def test_a_front_end_that_runs_or_never_was_is_not_sealed(tmp_path: Path) 
 async def test_a_front_end_whose_clock_was_ahead_is_sealed_once_it_is_gone(tmp_path: Path) -> None:
     store, clock = MemoryCoordination(), Clock()
     incarnation = await crashed(store, clock, "ahead")
-    clock.pass_s(-365 * DAY_S)
+    clock.set_s(-365 * DAY_S)
+    await clock.pass_s(180, store)
 
     row = await FrontEndIncarnations(store, now_us=clock).seal("ahead")
 
     assert row.seals == incarnation
+
+
+@on_a_loop
+async def test_a_front_end_whose_clock_is_days_ahead_seals_none_that_runs_and_later_those_that_are_gone(
+    tmp_path: Path,
+) -> None:
+    store, right = MemoryCoordination(), Clock()
+    alive = await crashed(store, right, "alive")
+    gone = await crashed(store, right, "gone")
+    of_alive = FrontEndIncarnations(store, now_us=right)
+    async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
+        ahead = Clock()
+        ahead.set_s(400 * DAY_S)
+        use_clock(one, ahead)
+        for _ in range(24 * 2 - 1):
+            await right.pass_s(1_800, store)
+            assert await of_alive.renew("alive", alive)
+            await one.feed.keep_incarnations()
+        assert (await of_alive.rows())["gone"].seals == 0
+
+        await right.pass_s(1_800, store)
+        assert await of_alive.renew("alive", alive)
+        await one.feed.keep_incarnations()
+
+        assert seals_of(broker, metadata, "alive") == []
+        assert seals_of(broker, metadata, "gone") == [Seal(gone, None, "lost")]
+
+
+@on_a_loop
+async def test_a_front_end_whose_program_does_not_know_counted_time_is_gone_when_it_stays_away(
+    tmp_path: Path,
+) -> None:
+    store, clock = MemoryCoordination(), Clock()
+    row = b'{"epoch":7,"started_us":5,"renewed_us":9}'
+    await store.compare_and_swap(INCARNATIONS + "old", 0, row)
+    async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
+        await clock.pass_s(DAY_S, store)
+        await one.feed.keep_incarnations()
+        with pytest.raises(UnsupportedOperation, match=r"'old' ran 0 s ago"):
+            await FrontEndIncarnations(store, now_us=clock).seal("old")
+        await clock.pass_s(DAY_S, store)
+
+        await one.feed.keep_incarnations()
+
+        assert seals_of(broker, metadata, "old") == [Seal(7, None, "lost")]
 
 
 @on_a_loop

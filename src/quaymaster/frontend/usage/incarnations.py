@@ -7,6 +7,9 @@
 Each change is a compare-and-swap, so an incarnation's number belongs to one start of one front end. Whoever *seals* for
 a front end that is gone takes the number after its last one, so that it must take another when it comes back, and then
 tells the usage queue that of the last one nothing more is known: what was shipped counts, and hours can be closed.
+
+How long a front end has not renewed is told by counted time (`coordination/counted_time`), not by any wall clock: one
+that is a day ahead must not end the incarnations of all others. Rows of programs without it get it when they are seen.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.coordination.counted_time import read_counted
 from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
-from quaymaster.core.values.written_times import has_passed
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, EncodedBlock, Seal, encode_block
 from quaymaster.protocol.usage.usage_rows import NO_ROWS
 
 INCARNATIONS: Final = "usage/front_ends/"
 """In coordination: below it are the names of front ends, each with its incarnation."""
 RENEW_S: Final = 60.0
-ALIVE_US: Final = 180_000_000
+ALIVE_MS: Final = 180_000
 """Who renewed within this is not gone."""
 
 
@@ -35,7 +38,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
     `renewed_us`: when it last said that it runs; 0 where its program does not. `seals`: the number was taken by another
     front end, to seal this one (0: it is the front end's own); `is_told`: the usage queue has the seal, also that of a
-    front end that ended in order.
+    front end that ended in order. `seen_counted_ms`: when it claimed or renewed it last, by counted time.
     """
 
     number: int = msgspec.field(name="epoch")
@@ -43,6 +46,7 @@ class Incarnation(msgspec.Struct, frozen=True):
     renewed_us: int = 0
     seals: int = 0
     is_told: bool = False
+    seen_counted_ms: int | None = None
 
 
 class FrontEndIncarnations:
@@ -59,20 +63,26 @@ class FrontEndIncarnations:
         not give one out again.
         """
         while True:
+            seen_ms = await read_counted(self._store)
             row, revision = await self._read(front_end)
             now_us = self._now_us()
             last = None if row is None else row.number
             number = max(last or 0, after, now_us // 1_000_000 - 1) + 1
-            if await self._write(front_end, revision, Incarnation(number, now_us, now_us)):
+            if await self._write(
+                front_end, revision, Incarnation(number, now_us, now_us, seen_counted_ms=seen_ms)
+            ):
                 return number, last
 
     async def renew(self, front_end: str, number: int) -> bool:
         """Say that a front end runs. False when this is not its last incarnation any more: it must take another."""
         while True:
+            seen_ms = await read_counted(self._store)
             row, revision = await self._read(front_end)
             if row is None or row.number != number:
                 return False
-            renewed = msgspec.structs.replace(row, renewed_us=self._now_us(), is_told=False)
+            renewed = msgspec.structs.replace(
+                row, renewed_us=self._now_us(), is_told=False, seen_counted_ms=seen_ms
+            )
             if await self._write(front_end, revision, renewed):
                 return True
 
@@ -81,12 +91,22 @@ class FrontEndIncarnations:
         found, _ = await self._store.list_all(INCARNATIONS)
         return {one.key.removeprefix(INCARNATIONS): _decode(one.value) for one in found}
 
-    async def seal(self, front_end: str, *, unseen_us: int = ALIVE_US) -> Incarnation:
+    async def unseen_ms(self, front_end: str, row: Incarnation) -> int:
+        """Return for how long a front end has not renewed, for certain; 0 when that begins to be counted only now."""
+        now_ms = await read_counted(self._store)
+        if row.seen_counted_ms is not None:
+            return max(0, now_ms - row.seen_counted_ms)
+        found, revision = await self._read(front_end)
+        if found == row:
+            await self._write(front_end, revision, msgspec.structs.replace(row, seen_counted_ms=now_ms))
+        return 0
+
+    async def seal(self, front_end: str, *, unseen_ms: int = ALIVE_MS) -> Incarnation:
         """End the incarnation of a front end that is gone, and return its row; one that was sealed stays as it is.
 
         Raises:
             InvalidParameterValue: there is no such front end.
-            UnsupportedOperation: it said that it runs within `unseen_us`.
+            UnsupportedOperation: it said that it runs within `unseen_ms` of counted time.
         """
         while True:
             row, revision = await self._read(front_end)
@@ -94,13 +114,12 @@ class FrontEndIncarnations:
                 raise InvalidParameterValue(f"No front end {front_end!r} ever recorded usage.")
             if row.seals or row.is_told:
                 return row
-            now_us = self._now_us()
-            seen_us = max(row.started_us, row.renewed_us)
-            if not has_passed(seen_us // 1000, unseen_us // 1000, now_us // 1000):
-                ago_s = max(0, now_us - seen_us) // 1_000_000
+            if (ago_ms := await self.unseen_ms(front_end, row)) < unseen_ms:
                 raise UnsupportedOperation(
-                    f"The front end {front_end!r} ran {ago_s} s ago; it is gone after {unseen_us // 1_000_000} s."
+                    f"The front end {front_end!r} ran {ago_ms // 1000} s ago, of the time that was counted; it is gone "
+                    f"after {unseen_ms // 1000} s."
                 )
+            now_us = self._now_us()
             number = max(row.number, now_us // 1_000_000 - 1) + 1
             sealed = Incarnation(number, now_us, row.renewed_us, row.number)
             if await self._write(front_end, revision, sealed):
@@ -130,9 +149,9 @@ class FrontEndIncarnations:
         return False
 
 
-def is_gone(row: Incarnation, *, now_us: int, abandon_us: int) -> bool:
-    """Return whether a front end did not renew for so long, of those that do, and did not end in order."""
-    return not row.seals and not row.is_told and row.renewed_us > 0 and row.renewed_us + abandon_us <= now_us
+def may_be_gone(row: Incarnation) -> bool:
+    """Return whether a front end must renew its row, as it neither ended in order nor was sealed."""
+    return not row.seals and not row.is_told and row.renewed_us > 0
 
 
 def lost_block(front_end: str, row: Incarnation, region: str) -> EncodedBlock:

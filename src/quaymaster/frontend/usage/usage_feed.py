@@ -28,8 +28,8 @@ from quaymaster.frontend.usage.incarnations import (
     RENEW_S,
     FrontEndIncarnations,
     Incarnation,
-    is_gone,
     lost_block,
+    may_be_gone,
 )
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.spool_files import SpooledBlock
@@ -73,7 +73,7 @@ class UsageFeed:
         self._spool = spool
         self._sync_s = sync_s
         self._heartbeat_s = heartbeat_s
-        self._abandon_us = int(abandon_s * 1_000_000)
+        self._abandon_ms = int(abandon_s * 1000)
         self._now_us = now_us
         self._thread = ThreadPoolExecutor(1, "usage")
         self._write_now = asyncio.Event()
@@ -246,8 +246,8 @@ class UsageFeed:
             await self._begin_anew(incarnations)
         for front_end, row in (await incarnations.rows()).items():
             found = row
-            if is_gone(row, now_us=self._now_us(), abandon_us=self._abandon_us):
-                found = await incarnations.seal(front_end, unseen_us=self._abandon_us)
+            if may_be_gone(row) and await incarnations.unseen_ms(front_end, row) >= self._abandon_ms:
+                found = await incarnations.seal(front_end, unseen_ms=self._abandon_ms)
             if found.seals and not found.is_told:
                 await self._tell_sealed(incarnations, shipper, front_end, found)
 
