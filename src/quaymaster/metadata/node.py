@@ -33,6 +33,7 @@ from quaymaster.coordination.interface import (
     WatchLost,
 )
 from quaymaster.coordination.key_uses import KEY_USES
+from quaymaster.coordination.noted_acts import ACTS
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.limits.divisions import Divisions
@@ -108,9 +109,12 @@ NEVER_MS: Final = 10**12
 _WRITABLE: Final = (
     *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
-    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS, LIMITS, KEY_USES),
+    *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS, LIMITS, KEY_USES, ACTS),
 )
-"""What front ends change by transactions of their own. Queues are changed by requests that know the rules."""
+"""What front ends change by transactions of their own, and the events of that.
+
+Queues are changed by requests that know the rules.
+"""
 
 
 class MetadataNode:

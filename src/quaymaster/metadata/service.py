@@ -211,7 +211,12 @@ class MetadataService:
             self.session_keys, self.accounts, self.identities, now_ms, age_ms=lambda: registry.floor.age_ms
         )
         self.local_keys = LocalKeys(
-            mirror, self.master_keys, now_ms, region=options.region, cell_format=options.cell_format
+            mirror,
+            self.master_keys,
+            now_ms,
+            region=options.region,
+            cell_format=options.cell_format,
+            counted_time=registry.counted_time,
         )
         self.queue_keys = QueueKeys(
             options.kms,

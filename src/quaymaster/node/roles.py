@@ -129,6 +129,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     metadata = await _know_metadata(node, cell, transport)
     node.metrics.add_source(metadata.registry.samples)
     node.metrics.add_source(metadata.queue_keys.samples)
+    node.health.add_notices(metadata.local_keys.notices)
     node.health.add_check(metadata.registry.why_not_ready)
     floor = metadata.registry.floor
     router = route_to_brokers(

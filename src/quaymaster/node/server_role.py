@@ -84,6 +84,7 @@ async def start_server(node: Node) -> None:
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
     node.metrics.add_source(metadata.queue_keys.samples)
+    health.add_notices(metadata.local_keys.notices)
     await metadata.start()
     stack.push_async_callback(metadata.close)
     health.add_check(registry.why_not_ready)

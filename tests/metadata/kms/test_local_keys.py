@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, World, eventually, run
+from quaymaster.coordination.interface import Put
+from quaymaster.coordination.noted_acts import list_acts
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     KmsDisabled,
@@ -19,8 +24,8 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.metadata.kms import local_keys
-from quaymaster.metadata.kms.local_keys import DAY_MS, LocalKeys
-from quaymaster.metadata.store.rows import AUTHORIZATION_FLOOR, KMS_KEYS
+from quaymaster.metadata.kms.local_keys import DAY_MS
+from quaymaster.metadata.store.rows import AUTHORIZATION_FLOOR, KMS_KEYS, ROW_VERSION
 
 CONTEXT = {"aws:sqs:arn": "arn:aws:sqs:us-east-1:000000000000:orders"}
 OTHER = "111111111111"
@@ -105,37 +110,19 @@ def test_key_is_deleted_in_a_week_to_a_month(tmp_path: Path, days: int) -> None:
     run(scenario, tmp_path)
 
 
-class Seconds:
-    s = 0.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
-def with_seconds(keys: LocalKeys) -> Seconds:
-    keys._monotonic_s = seconds = Seconds()
-    return seconds
-
-
-def test_key_is_deleted_when_its_time_has_passed_and_was_seen_for_an_hour(tmp_path: Path) -> None:
+def test_key_is_deleted_when_its_days_were_counted_and_leaves_an_event(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            keys, seconds = service.local_keys, with_seconds(service.local_keys)
+            keys = service.local_keys
             key = await keys.create(ACCOUNT, alias="alias/orders")
             kept = await keys.create(ACCOUNT)
             await keys.schedule_deletion(ACCOUNT, key.key_id, 7)
-            world.clock.pass_s(7 * 86_400 - 1)
-            await service.run_upkeep()
-            seconds.s += 7_200
+            world.clock.pass_s(7 * 86_400)
             await service.run_upkeep()
             assert keys.show(ACCOUNT, key.key_id).state == "pending deletion"
+            assert await list_acts(world.memory) == []
 
-            world.clock.pass_s(2)
-            await service.run_upkeep()
-            seconds.s += 3_599
-            await service.run_upkeep()
-            assert len(keys.list_keys(ACCOUNT)) == 2
-            seconds.s += 2
+            world.clock.pass_s(61)
             await service.run_upkeep()
 
             assert keys.list_keys(ACCOUNT) == [kept]
@@ -144,29 +131,104 @@ def test_key_is_deleted_when_its_time_has_passed_and_was_seen_for_an_hour(tmp_pa
             assert [item.key for item in (await world.memory.list_all("/kms_"))[0]] == [
                 f"{KMS_KEYS}{ACCOUNT}/{kept.key_id}"
             ]
+            ((act, _),) = await list_acts(world.memory)
+            assert (act.action, act.asked["key_id"], act.asked["account_id"]) == (
+                *("DeleteKMSKey", key.key_id),
+                ACCOUNT,
+            )
 
     run(scenario, tmp_path)
 
 
-def test_wrong_clock_that_is_set_right_within_the_hour_deletes_nothing(tmp_path: Path) -> None:
+DAY_S = 86_400
+OFF_DAYS = [-36_500, -40, -1, 0, 1, 31, 36_500]
+
+
+@pytest.mark.parametrize("then_days", OFF_DAYS)
+@pytest.mark.parametrize("now_days", OFF_DAYS)
+def test_no_clock_of_then_or_now_deletes_a_key_before_its_time_or_keeps_it_for_longer(
+    tmp_path: Path, then_days: int, now_days: int
+) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            keys, seconds = service.local_keys, with_seconds(service.local_keys)
-            key = await keys.create(ACCOUNT)
-            await keys.schedule_deletion(ACCOUNT, key.key_id, 7)
-            world.clock.pass_s(365 * 86_400)
+            key = await service.local_keys.create(ACCOUNT)
+            world.clock.set_s(then_days * DAY_S)
+            await service.local_keys.schedule_deletion(ACCOUNT, key.key_id, 30)
+            world.clock.set_s((now_days - then_days) * DAY_S)
+            for _ in range(30):
+                await service.run_upkeep()
+                world.clock.pass_s(DAY_S)
             await service.run_upkeep()
-            seconds.s += 3_000
-            world.clock.set_s(-365 * 86_400)
-            await service.run_upkeep()
-            world.clock.pass_s(365 * 86_400)
-            seconds.s += 3_000
+            assert len(service.local_keys.list_keys(ACCOUNT)) == 1
+        async with world.service() as service:
+            world.clock.pass_s(3_600)
 
             await service.run_upkeep()
 
-            assert keys.show(ACCOUNT, key.key_id).state == "pending deletion"
+            assert service.local_keys.list_keys(ACCOUNT) == []
 
     run(scenario, tmp_path)
+
+
+def test_a_key_that_is_kept_after_its_date_is_told_of(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = service.local_keys
+            key = await keys.create(ACCOUNT)
+            await keys.schedule_deletion(ACCOUNT, key.key_id, 7)
+            assert keys.notices() == []
+
+            world.clock.set_s(8 * DAY_S)
+
+            (notice,) = keys.notices()
+            assert key.key_id in notice
+            assert "is kept for 168 h more" in notice
+            await keys.cancel_deletion(ACCOUNT, key.key_id)
+            assert keys.notices() == []
+
+    run(scenario, tmp_path)
+
+
+def test_deletion_that_a_program_of_before_scheduled_waits_for_the_longest_time_from_when_it_is_seen(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            key = await service.local_keys.create(ACCOUNT)
+            await service.local_keys.schedule_deletion(ACCOUNT, key.key_id, 7)
+            suffix = f"{ACCOUNT}/{key.key_id}"
+            row = service.local_keys._keys.get(suffix)
+            assert row is not None
+            before = msgspec.msgpack.encode(msgspec.structs.astuple(row)[:-1])
+            await world.memory.transaction([], [Put(KMS_KEYS + suffix, bytes([ROW_VERSION]) + before)])
+        async with world.service() as service:
+            await service.run_upkeep()
+            world.clock.pass_s(30 * DAY_S)
+            await service.run_upkeep()
+            assert len(service.local_keys.list_keys(ACCOUNT)) == 1
+
+            world.clock.pass_s(61)
+            await service.run_upkeep()
+
+            assert service.local_keys.list_keys(ACCOUNT) == []
+
+    run(scenario, tmp_path)
+
+
+def test_key_of_a_cell_is_deleted_once_with_one_event_by_whichever_front_end(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (a, b):
+            key = await a.local_keys.create(ACCOUNT)
+            await a.local_keys.schedule_deletion(ACCOUNT, key.key_id, 7)
+            await eventually(lambda: bool(b.local_keys._pending))
+            cell.clock.pass_s(7 * DAY_S + 61)
+
+            await asyncio.gather(a.run_upkeep(), b.run_upkeep())
+
+            assert (await cell.store.list_all(KMS_KEYS))[0] == []
+            assert len(await list_acts(cell.store)) == 1
+
+    run_cell(scenario, tmp_path)
 
 
 def test_alias_names_one_key_moves_and_goes(tmp_path: Path) -> None:

@@ -4,15 +4,14 @@
                      ▲                                  │
                      └──────── cancel-deletion ─────────┘
 
-What a deleted key wrapped can never be read again. So it is deleted only when its time has passed and this process has
-seen that for an hour by a clock that nobody sets: a host that starts with a wrong date deletes nothing at once.
+What a deleted key wrapped can never be read again. So its days are of counted time (`coordination/counted_time`): no
+wall clock, of today or of when its deletion was scheduled, makes them shorter. The deletion leaves an audit event.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -22,7 +21,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.noted_acts import act_of_user, put_act
 from quaymaster.core.values.errors import (
+    AccessDenied,
     InvalidParameterValue,
     KmsAccessDenied,
     KmsDisabled,
@@ -33,11 +34,13 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
+from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS
 from quaymaster.metadata.keys.data_keys import kms_key_purpose
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.kms.key_names import ALIAS, is_alias_name, key_arn, not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
 from quaymaster.metadata.store.authorization_floor import raised_floor
+from quaymaster.metadata.store.counted_time import CountedTime, set_fields
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     KMS_ALIASES,
@@ -55,7 +58,7 @@ DESCRIPTION_CHARS_MAX: Final = 256
 DELETION_DAYS_MIN: Final = 7
 DELETION_DAYS_MAX: Final = 30
 DAY_MS: Final = 86_400_000
-SEEN_S: Final = 3_600.0
+NOTICES_MAX: Final = 10
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _VERSION: Final = b"\x01"
@@ -87,14 +90,14 @@ class LocalKeys:
         *,
         region: str,
         cell_format: CellFormat,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        counted_time: CountedTime,
     ) -> None:
         self._mirror = mirror
         self._master_keys = master_keys
         self._now_ms = now_ms
         self._region = region
         self._cell_format = cell_format
-        self._monotonic_s = monotonic_s
+        self._time = counted_time
         self._keys: MirrorTable[KmsKeyRow] = mirror.table(KMS_KEYS, row_decoder(KmsKeyRow), self._on_key)
         self._aliases: MirrorTable[KmsAliasRow] = mirror.table(
             KMS_ALIASES, row_decoder(KmsAliasRow), self._on_alias
@@ -106,7 +109,6 @@ class LocalKeys:
         self._pending: set[str] = set()
         """Keys that are to be deleted."""
         self._ciphers: dict[str, AESGCM] = {}
-        self._due_since_s: dict[str, float] = {}
 
     # Queues
 
@@ -227,11 +229,13 @@ class LocalKeys:
             raise InvalidParameterValue.of(
                 "Days", days, f"From {DELETION_DAYS_MIN} to {DELETION_DAYS_MAX} days."
             )
+        due_ms = await self._time.begin_ms() + days * DAY_MS
 
         def change(row: KmsKeyRow) -> KmsKeyRow:
             if row.deletion_ms is not None:
                 raise UnsupportedOperation(f"The key {row.key_id} is pending deletion already.")
-            return msgspec.structs.replace(row, deletion_ms=self._now_ms() + days * DAY_MS)
+            deletion_ms = self._now_ms() + days * DAY_MS
+            return msgspec.structs.replace(row, deletion_ms=deletion_ms, due_counted_ms=due_ms)
 
         return await self._change(account_id, name, change, takes_away=True)
 
@@ -241,7 +245,7 @@ class LocalKeys:
         def change(row: KmsKeyRow) -> KmsKeyRow:
             if row.deletion_ms is None:
                 raise UnsupportedOperation(f"The key {row.key_id} is not pending deletion.")
-            return msgspec.structs.replace(row, deletion_ms=None, is_enabled=False)
+            return msgspec.structs.replace(row, deletion_ms=None, due_counted_ms=None, is_enabled=False)
 
         return await self._change(account_id, name, change, takes_away=False)
 
@@ -269,17 +273,56 @@ class LocalKeys:
 
     async def drop_due(self) -> None:
         """Delete keys whose time has passed; part of the upkeep."""
-        now_ms, now_s = self._now_ms(), self._monotonic_s()
+        if not self._pending:
+            return
+        now_ms = await self._time.read_ms()
         for suffix in tuple(self._pending):
             row = self._keys.get(suffix)
-            if row is None or row.deletion_ms is None or row.deletion_ms > now_ms:
-                self._due_since_s.pop(suffix, None)
+            if row is None or row.deletion_ms is None:
                 continue
-            if now_s - self._due_since_s.setdefault(suffix, now_s) < SEEN_S:
+            if (
+                row.due_counted_ms is None
+            ):  # by a program that counted no time: how long it was to wait is not known
+                due_ms = await self._time.begin_ms() + DELETION_DAYS_MAX * DAY_MS
+                await set_fields(self._mirror, self._keys, suffix, due_counted_ms=due_ms)
+            elif now_ms >= row.due_counted_ms:
+                await self._delete(suffix, row)
+
+    async def _delete(self, suffix: str, row: KmsKeyRow) -> None:
+        asked = {"account_id": row.account_id, "key_id": row.key_id, "deletion_ms": row.deletion_ms}
+        event = put_act(act_of_user("DeleteKMSKey", asked))
+        unchanged = self._keys.compare(suffix)
+        aliases = [KMS_ALIASES + alias for alias in self._aliases_to.get(suffix, ())]
+        try:
+            await self._mirror.transact([unchanged], [event], [KMS_KEYS + suffix, *aliases[:50]])
+        except RevisionMismatch:
+            return  # another front end was first, or somebody keeps it
+        except AccessDenied as error:  # a metadata node of before takes no events from here
+            log_event(log, logging.WARNING, "kms key not deleted yet", key=row.key_id, reason=str(error))
+            return
+        log_event(log, logging.WARNING, "kms key deleted", key=row.key_id, account=row.account_id)
+
+    def notices(self) -> list[str]:
+        """Return which keys are kept although their date has come: a source for `Health`."""
+        now_ms, counted_ms = self._now_ms(), self._time.known_ms
+        told: list[str] = []
+        for suffix in sorted(self._pending):
+            row = self._keys.get(suffix)
+            if (
+                row is None
+                or row.deletion_ms is None
+                or row.deletion_ms > now_ms
+                or row.due_counted_ms is None
+            ):
                 continue
-            aliases = [KMS_ALIASES + alias for alias in self._aliases_to.get(suffix, ())]
-            await self._mirror.transact([self._keys.compare(suffix)], [], [KMS_KEYS + suffix, *aliases[:50]])
-            log_event(log, logging.WARNING, "kms key deleted", key=row.key_id, account=row.account_id)
+            left_ms = row.due_counted_ms - counted_ms
+            if left_ms >= CLOCKS_DIFFER_MAX_MS and len(told) < NOTICES_MAX:
+                told.append(
+                    f"The key {row.key_id} of the account {row.account_id} is kept for {left_ms // 3_600_000} h more, "
+                    "though its date has come: so much less was counted. A clock is wrong, or was when the deletion "
+                    "was scheduled, or nothing ran for that time."
+                )
+        return told
 
     # Shared
 
@@ -351,7 +394,6 @@ class LocalKeys:
             self._pending.discard(suffix)
         if new is None:
             self._ciphers.pop(suffix, None)
-            self._due_since_s.pop(suffix, None)
 
     def _on_alias(self, suffix: str, old: KmsAliasRow | None, new: KmsAliasRow | None) -> None:
         account_id = _account_of(suffix)

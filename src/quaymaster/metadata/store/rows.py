@@ -238,7 +238,10 @@ class QueueKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KmsKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A wrapped key that wraps data keys of queues. With `deletion_ms` it is pending deletion."""
+    """A wrapped key that wraps data keys of queues. With `deletion_ms` it is pending deletion.
+
+    `deletion_ms` is the date that is shown. The key is deleted at `due_counted_ms`, by counted time.
+    """
 
     key_id: str
     account_id: str
@@ -247,6 +250,7 @@ class KmsKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     created_ms: int
     is_enabled: bool = True
     deletion_ms: int | None = None
+    due_counted_ms: int | None = None
 
 
 class KmsAliasRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -81,6 +81,7 @@ ACTS: Final = {
         OperatorAct("DeleteKMSAlias", 86, ("admin",)),
         OperatorAct("SetLimit", 87, ("admin",)),
         OperatorAct("RemoveLimit", 88, ("admin",)),
+        OperatorAct("DeleteKMSKey", 89, ("noted",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
