@@ -12,7 +12,7 @@ import pytest
 
 from metadata.cell import Cell, run_cell
 from metadata.support import ACCOUNT, ActingStore, HeldStore, World, eventually, run
-from quaymaster.coordination.interface import KeyValue
+from quaymaster.coordination.interface import KeyValue, Put
 from quaymaster.core.access.policies import UnreadablePolicy
 from quaymaster.core.values.errors import (
     InvalidAttributeValue,
@@ -25,7 +25,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.identities import Identities
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.metadata.store.rows import UserRow, encode_row
+from quaymaster.metadata.store.rows import ROLES, USERS, UserRow, encode_row
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     CreateQueue,
@@ -384,16 +384,24 @@ def test_a_stored_policy_that_does_not_compile_is_in_force_as_one_that_denies(tm
     run(scenario, tmp_path)
 
 
-def test_sessions_are_revoked_by_a_count_that_grows(tmp_path: Path) -> None:
+def test_no_revocation_of_sessions_gives_a_number_again_also_after_the_store_went_back(
+    tmp_path: Path,
+) -> None:
     async def scenario(world: World) -> None:
+        given = [0]
         async with world.service() as service:
-            identities = service.identities
-            await identities.create_user(ACCOUNT, "ada")
-            await identities.create_role(ACCOUNT, "reader", OPEN_TRUST)
-            for generation in (1, 2):
-                user = await identities.revoke_user_sessions(ACCOUNT, "ada")
-                role = await identities.revoke_role_sessions(ACCOUNT, "reader")
-                assert user.row.sessions_generation == role.row.sessions_generation == generation
+            await service.identities.create_user(ACCOUNT, "ada")
+            await service.identities.create_role(ACCOUNT, "reader", OPEN_TRUST)
+            before = [(await world.memory.list_all(prefix))[0][0] for prefix in (USERS, ROLES)]
+        for _ in range(3):
+            async with world.service() as service:
+                user = await service.identities.revoke_user_sessions(ACCOUNT, "ada")
+                role = await service.identities.revoke_role_sessions(ACCOUNT, "reader")
+                given += [user.row.sessions_generation, role.row.sessions_generation]
+            await world.memory.transaction([], [Put(item.key, item.value) for item in before])
+
+        assert len(set(given)) == 7
+        assert all(0 <= number < 1 << 63 for number in given)
 
     run(scenario, tmp_path)
 

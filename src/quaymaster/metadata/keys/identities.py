@@ -48,7 +48,7 @@ from quaymaster.metadata.keys.known_identities import (
     suffix_of,
 )
 from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding, NoSuchIdentity
-from quaymaster.metadata.keys.random_ids import random_id
+from quaymaster.metadata.keys.random_ids import random_generation, random_id
 from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.quotas import Quotas
@@ -279,9 +279,9 @@ class Identities:
         )
 
     async def _revoke_sessions(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
-        return await self._change(
-            table, account_id, name, lambda row: {"sessions_generation": row.sessions_generation + 1}
-        )
+        # Not one more than before: a store that went back would give that number twice.
+        generation = random_generation()
+        return await self._change(table, account_id, name, lambda row: {"sessions_generation": generation})
 
     async def _change(
         self,
