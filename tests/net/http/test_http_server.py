@@ -541,7 +541,9 @@ def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
 
 def test_a_server_without_room_for_connections_is_not_ready(run: RunOnLoop) -> None:
     async def scenario() -> None:
-        async with serving(signed_echo, replace(PATIENT, connections_max=2)) as served:
+        async with serving(
+            signed_echo, replace(PATIENT, connections_max=2, account_connections_percent=100)
+        ) as served:
             reasons = [served.server.why_not_ready()]
             for _ in range(2):
                 await (await served.connect()).ask(GET)
@@ -1334,7 +1336,9 @@ def test_a_slow_but_reading_client_gets_everything(run: RunOnLoop) -> None:
 
 def test_connections_over_the_limit_are_refused(run: RunOnLoop) -> None:
     async def scenario() -> None:
-        async with serving(signed_echo, replace(PATIENT, connections_max=2)) as served:
+        async with serving(
+            signed_echo, replace(PATIENT, connections_max=2, account_connections_percent=100)
+        ) as served:
             first, second = await served.connect(), await served.connect()
             await first.ask(GET)
             await second.ask(GET)

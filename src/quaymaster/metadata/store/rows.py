@@ -168,9 +168,9 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A user of an account, with its identity policies by their names.
 
-    `sessions_generation` is in all session tokens of the user; set to another number, those made before are refused. It is
-    no time, for tokens are made by clocks that differ, and random, for a store that went back would count to the same
-    number again. It begins with 0; older programs counted.
+    `sessions_generation` is in all session tokens of the user; set to another number, those made before are refused. It
+    is no time, for tokens are made by clocks that differ, and random, for a store that went back would count to the
+    same number again. It begins with 0; older programs counted.
     """
 
     account_id: str
