@@ -27,11 +27,21 @@ async def deny_all(service: Service, key_id: str) -> None:
     await service.metadata.queues.change(SetAttributes(ACCOUNT, "jobs", {"Policy": policy}))
 
 
+async def disable_for_a_moment(service: Service, key_id: str) -> None:
+    for enabled in (False, True):
+        await service.metadata.accounts.set_enabled(key_id, enabled=enabled)
+
+
 REVOCATIONS: dict[str, tuple[Revoke, str]] = {
     "the key is disabled": (
         lambda service, key_id: service.metadata.accounts.set_enabled(key_id, enabled=False),
         "UnrecognizedClient",
     ),
+    "the key has a new secret": (
+        lambda service, key_id: service.metadata.accounts.rotate_secret(key_id),
+        "UnrecognizedClient",
+    ),
+    "the key was disabled for a moment": (disable_for_a_moment, "UnrecognizedClient"),
     "the key is deleted": (
         lambda service, key_id: service.metadata.accounts.delete_access_key(key_id),
         "UnrecognizedClient",

@@ -120,11 +120,17 @@ class Signed:
         self._remember_account(session)
         return self._principal_of_session(session)
 
-    def renew(self, request: HTTPRequest) -> Principal:
-        """Return who signed a request that was authenticated, as that is now; CallerError if it may sign no more."""
+    def renew(self, request: HTTPRequest, before: Principal) -> Principal:
+        """Return who signed a request that was authenticated, as that is now; CallerError if it may sign no more.
+
+        `before`: who it was then. A key that was given a new secret, or was disabled meanwhile, signs it no more.
+        """
         authorization = self._read(request)
         if authorization.token is None:
-            return self._principal(self._key(authorization.access_key_id))
+            key = self._key(authorization.access_key_id)
+            if key.rotated_ms != before.parent_rotated_ms:
+                raise InvalidClientTokenId
+            return self._principal(key)
         return self._principal_of_session(
             self._find_session(authorization.access_key_id, authorization.token)
         )
@@ -317,7 +323,7 @@ class Open:
             raise error
         return self._principal
 
-    def renew(self, request: HTTPRequest) -> Principal:
+    def renew(self, request: HTTPRequest, before: Principal) -> Principal:
         """Return the default account."""
         return self._principal
 

@@ -322,7 +322,7 @@ class FrontEnd:
     def _judge_again(self, call: Call) -> None:
         """Raise what a poll is told that may go on no longer; NotYetKnown where something must be asked for."""
         floor = self.calls.floor()
-        call.principal = self._authentication.renew(call.request)
+        call.principal = self._authentication.renew(call.request, call.principal)
         self._judge(call)
         self._check_receive(call.resolved)
         call.floor = floor
