@@ -86,7 +86,9 @@ class Admission:
         return in_progress + count <= self._in_progress_max
 
     def takes_all(self, now_ms: float, oldest_ms: float, count: int, in_progress: int) -> bool:
-        """Begin a pass; tell whether all its requests are taken. If not, ask about each, the oldest first.
+        """Begin a pass; tell whether all its requests are taken.
+
+        If not, ask about each: those first that are to be taken first.
 
         The first that came was received at `oldest_ms`; `in_progress` were taken before and are not answered yet.
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -30,6 +31,7 @@ from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.wire_forms import is_signed_for_sts, query_form
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.http.strangers import peer_name
 from quaymaster.protocol.sqs.errors import render_error
 from quaymaster.protocol.sqs.response import WireForm
 
@@ -124,10 +126,13 @@ class Refusals:
         call.throttle(*self._replies.reply(call.form, call.request_id, reached.retry_ms, header))
 
     def _refuse_excess(self, requests: list[HTTPRequest], now_ms: float) -> list[HTTPRequest]:
-        """Answer what is too much, before anything is done for it; return what is taken."""
+        """Answer what is too much, before anything is done for it; return what is taken.
+
+        Flows with fewest requests in the pass come first, so those with most are refused first.
+        """
         admission = self._admission
         taken = []
-        for request in requests:
+        for request in _lightest_first(requests):
             if admission.takes(now_ms, request.received_ms):
                 taken.append(request)
             else:
@@ -227,3 +232,11 @@ def _oldest_ms(requests: list[HTTPRequest]) -> float:
     if len(requests) <= FEW:
         return requests[0].received_ms
     return min([request.received_ms for request in requests])
+
+
+def _lightest_first(requests: list[HTTPRequest]) -> list[HTTPRequest]:
+    """Return requests of accounts, or addresses, with fewest of them first; those with equally many as they came."""
+    flows = [request.account or peer_name(request.peer) for request in requests]
+    counts = Counter(flows)
+    order = sorted(range(len(requests)), key=lambda at: counts[flows[at]])
+    return [requests[at] for at in order]

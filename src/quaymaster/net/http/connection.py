@@ -559,6 +559,11 @@ class HTTPConnection(asyncio.Protocol):
 
     # Strangers; see `net/http/strangers`.
 
+    @property
+    def account(self) -> str:
+        """Whose key signed the last request that was judged; "" where none did."""
+        return "" if self.key is None else self._server.known.account_of(self.key)
+
     def become_known(self, key: str, account: str) -> bool:
         """A request of it was signed with this key of an account; False when it or its account has too many."""
         if self._server.known.add(self, key, account):

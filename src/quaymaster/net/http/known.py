@@ -116,6 +116,10 @@ class Known:
         self._count(own, len(own.connections) - 1)
         return True
 
+    def account_of(self, key: str) -> str:
+        """Return whose a key is that has connections."""
+        return self._accounts[key]
+
     def remove(self, connection: KnownConnection) -> None:
         """Note that it is a stranger's, or closed."""
         key = connection.key

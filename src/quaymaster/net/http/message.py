@@ -79,6 +79,11 @@ class ReplySink(Protocol):
     key: str | None
     """The access key that signed the last request of it that was judged; None when it was not signed."""
 
+    @property
+    def account(self) -> str:
+        """Whose that key is; "" where there is none."""
+        ...
+
     def become_known(self, key: str, account: str) -> bool: ...
 
     def become_stranger(self) -> None: ...
@@ -193,6 +198,11 @@ class HTTPRequest(msgspec.Struct, eq=False):
         """Do the same if this client came before the moment that it was told last; it is told another one now."""
         if self._connection is not None:
             self._connection.hold_off_if_early(self, hold_ms)
+
+    @property
+    def account(self) -> str:
+        """Whose key signed the last request of its connection that was judged; "" where none did."""
+        return "" if self._connection is None else self._connection.account
 
     def is_known_by(self, key: str) -> bool:
         """Tell whether an access key signed the last request of its connection that was judged."""
