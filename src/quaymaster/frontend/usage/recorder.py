@@ -169,10 +169,10 @@ class UsageRecorder:
         self._overflow: dict[tuple[str, str], DroppedCount] = {}
         unknown = UNKNOWN_ACTION.name
         self._refused = CountedRefusals(
-            REFUSED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.BAD_REQUEST, OTHERS)
+            REFUSED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.BAD_REQUEST, OTHERS), monotonic_ms
         )
         self._denied = CountedRefusals(
-            DENIED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.FORBIDDEN, OTHERS)
+            DENIED_KINDS_MAX, RefusalKind("", "query", unknown, HTTPStatus.FORBIDDEN, OTHERS), monotonic_ms
         )
         self._denials = FairWindow(DENIALS_PER_S_MAX)
         self._asked: set[str] = set()
@@ -247,8 +247,7 @@ class UsageRecorder:
         if self._denials.takes(account_id, now_ms):
             return False
         protocol = _protocol_of(_form_of(call))
-        kind = RefusalKind(account_id, protocol, call.action.name, status, DENIED)
-        self._denied.count(kind, call.request.peer, now_ms)
+        self._denied.count((account_id, protocol, call.action.name, status, DENIED), call.request.peer)
         return True
 
     def _key_of(self, call: AnsweredCall, code: str, status: int, *, is_counted: bool) -> RowKey:
@@ -283,9 +282,8 @@ class UsageRecorder:
     ) -> None:
         """Count a request that was refused before it was known who asks."""
         self._refused.count(
-            RefusalKind("", _protocol_of(is_json), UNKNOWN_ACTION.name, status, code),
+            ("", _protocol_of(is_json), UNKNOWN_ACTION.name, status, code),
             request.peer,
-            self._monotonic_ms(),
             request_bytes=request_bytes,
             response_bytes=response_bytes,
         )
