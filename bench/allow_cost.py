@@ -28,8 +28,10 @@ from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.refusals import Refusals
 from quaymaster.frontend.server import RequestIds
 from quaymaster.frontend.standing import Standing
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest
-from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
 from quaymaster.protocol.sqs.shapes import SendMessageRequest
 
 REGION = "us-east-1"
@@ -130,7 +132,10 @@ class Sink:
 
 
 def refusal_us(calls: int) -> float:
-    """Return what it costs to refuse a request whose account is over its limit, before its signature is looked at."""
+    """Return what it costs to refuse a request whose account is over its limit, before its signature is looked at.
+
+    Usage and metrics count it; reading the request and writing the answer are not in it: see `limit_fairness`.
+    """
     nothing: Any = None
     table = LimitTable()
     table.set(LimitName(OWNER), Limit(1))
@@ -145,8 +150,8 @@ def refusal_us(calls: int) -> float:
         Signed(find_key, nothing, nothing, region=REGION, skew_ms=1, now_ms=time.time_ns),
         limits,
         CORS("", is_open=False),
-        count=lambda code, seconds: None,
-        usage=None,
+        count=Metrics("bench").action(UNKNOWN_ACTION.name).observe,
+        usage=UsageRecorder(now_us=lambda: time.time_ns() // 1_000),
         next_id=RequestIds().next,
     )
     headers = [

@@ -1,11 +1,15 @@
-"""A tenant that asks for 100 times its limit, and what another tenant notices: p99 of sends, beside the same without.
+"""A tenant that asks for 100 times its limit: what another tenant notices, and what each refusal costs the server.
 
-    python -m bench.limit_fairness [--seconds 4] [--rounds 3] [--connections 64]
+    python -m bench.limit_fairness [--seconds 4] [--rounds 3] [--connections 64] [--new]
 
-The quiet tenant sends 50 messages a second. The loud one has a limit of 50 requests a second and offers 5,000, on
-connections that ask again at once; those that come back too early are held, so not all of that reaches the server.
-Rounds with and without it alternate: on a shared machine only the ratio within one run counts. What a refusal costs is
-in `allow_cost`.
+The quiet tenant sends 50 messages a second. The loud one has a limit of 50 requests a second and offers 5,000, from a
+process of its own (`limit_load`) that waits for no answer. It comes as through a trusted proxy, so that the server
+holds none of its connections back; with `--new` each request has a new connection, as of a client that evades that.
+Rounds without and with it alternate: on a shared machine only ratios within one run count.
+
+CPU per refusal is the CPU time of the server's process in rounds with the loud tenant, less that in those without,
+divided by its requests: read, refused, counted as usage, answered; the few that are let through count as well. The
+same load on a responder that only parses requests (`bare`) says what a Python server pays at least.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import servers
+from bench.log_reads import cpu_s
 from bench.requests import Endpoint, call
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
@@ -66,45 +72,34 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
     return int(head.split(b" ", 2)[1])
 
 
-class Round(NamedTuple):
-    """What one round saw."""
-
-    latencies_ms: list[float]
-    let_through: int
-    refused: int
-
-
-async def run_round(quiet: Tenant, loud: Tenant | None, connections: int, seconds: float) -> Round:
-    """Let the tenants send for so long."""
-    until_s = time.monotonic() + seconds
+async def send_quietly(tenant: Tenant, seconds: float) -> list[float]:
+    """Send for so long; return the latencies of what was taken, in ms."""
     latencies_ms: list[float] = []
-    statuses = {200: 0, 403: 0}
+    reader, writer = await asyncio.open_connection(tenant.endpoint.host, tenant.endpoint.port)
+    until_s = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < until_s:
+        began_s = time.monotonic()
+        if await exchange(reader, writer, tenant.request(number)) == 200:
+            latencies_ms.append((time.monotonic() - began_s) * 1000)
+        number += 1
+        await asyncio.sleep(max(0.0, began_s + 1 / QUIET_PER_S - time.monotonic()))
+    writer.close()
+    return latencies_ms
 
-    async def send_quietly(tenant: Tenant) -> None:
-        reader, writer = await asyncio.open_connection(tenant.endpoint.host, tenant.endpoint.port)
-        number = 0
-        while time.monotonic() < until_s:
-            began_s = time.monotonic()
-            if await exchange(reader, writer, tenant.request(number)) == 200:
-                latencies_ms.append((time.monotonic() - began_s) * 1000)
-            number += 1
-            await asyncio.sleep(max(0.0, began_s + 1 / QUIET_PER_S - time.monotonic()))
-        writer.close()
 
-    async def send_loudly(tenant: Tenant, number: int) -> None:
-        reader, writer = await asyncio.open_connection(tenant.endpoint.host, tenant.endpoint.port)
-        request = tenant.request(number)
-        while time.monotonic() < until_s:
-            began_s = time.monotonic()
-            statuses[await exchange(reader, writer, request)] += 1
-            await asyncio.sleep(max(0.0, began_s + connections / OFFERED - time.monotonic()))
-        writer.close()
+def start_load(endpoint: Endpoint, request: Path, given: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Start the loud tenant's process."""
+    command = [sys.executable, "-m", "bench.limit_load", endpoint.host, str(endpoint.port), str(OFFERED)]
+    command += [str(given.seconds), str(given.connections), str(request), *(["--new"] if given.new else [])]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
-    tasks = [send_quietly(quiet)]
-    if loud is not None:
-        tasks += [send_loudly(loud, number) for number in range(connections)]
-    await asyncio.gather(*tasks)
-    return Round(latencies_ms, statuses[200], statuses[403])
+
+def counts_of(load: subprocess.Popen[bytes]) -> dict[str, int]:
+    """Return what came of its requests, once it has ended."""
+    printed, _ = load.communicate()
+    counts: dict[str, int] = json.loads(printed)
+    return counts
 
 
 def operate(folder: Path, *arguments: str) -> Any:
@@ -128,30 +123,59 @@ def p99(latencies_ms: list[float]) -> float:
     return statistics.quantiles(latencies_ms, n=100)[98]
 
 
+def bare_us(folder: Path, request: Path, given: argparse.Namespace) -> float:
+    """Return the CPU time that a responder which only parses pays for a request of the same load."""
+    with servers.Running(servers.BARE, folder) as bare:
+        began_s = cpu_s(bare.pid)
+        counts = counts_of(start_load(bare.endpoint, request, given))
+        return (cpu_s(bare.pid) - began_s) / max(1, counts["let_through"]) * 1e6
+
+
 def main() -> None:
     """Run the measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--new", action="store_true", help="a new connection for each request")
     given = parser.parse_args()
+    os.environ["QUAYMASTER_TRUSTED_PROXIES"] = "" if given.new else "127.0.0.1"
+    print(f"machine load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder,
         servers.Running(servers.SERVERS["quaymaster"], Path(folder)) as server,
     ):
         quiet, loud = make_tenant(server, "quiet"), make_tenant(server, "loud")
         operate(server.folder, "limit", "set", "--account", loud.account_id, "--requests", str(LIMIT))
+        file = Path(folder) / "request"
+        file.write_bytes(loud.request(0))
         alone: list[float] = []
         together: list[float] = []
+        quiet_s = both_s = 0.0
+        asked = 0
         for _ in range(given.rounds):
-            alone += asyncio.run(run_round(quiet, None, 0, given.seconds)).latencies_ms
-            result = asyncio.run(run_round(quiet, loud, given.connections, given.seconds))
-            together += result.latencies_ms
-            print(f"loud tenant: {result.let_through} let through, {result.refused} refused", flush=True)
-        ratio = p99(together) / p99(alone)
+            began_s = cpu_s(server.pid)
+            alone += asyncio.run(send_quietly(quiet, given.seconds))
+            between_s = cpu_s(server.pid)
+            load = start_load(loud.endpoint, file, given)
+            together += asyncio.run(send_quietly(quiet, given.seconds))
+            counts = counts_of(load)
+            quiet_s += between_s - began_s
+            both_s += cpu_s(server.pid) - between_s
+            asked += counts["let_through"] + counts["refused"]
+            rates = ", ".join(f"{number / given.seconds:,.0f}/s {name}" for name, number in counts.items())
+            print(f"loud tenant: {rates}", flush=True)
         print(
-            f"quiet tenant: p99 {p99(alone):.1f} ms alone, {p99(together):.1f} ms beside the loud one: {ratio:.2f}"
+            f"quiet tenant: p99 {p99(alone):.1f} ms alone, {p99(together):.1f} ms with the loud one next to it"
         )
+        print(
+            f"ratio {p99(together) / p99(alone):.2f}; medians {statistics.median(together):.1f} and", end=" "
+        )
+        print(f"{statistics.median(alone):.1f} ms")
+        print(
+            f"CPU of the server for a request of the loud tenant: {(both_s - quiet_s) / asked * 1e6:.0f} us"
+        )
+        print(f"of a bare responder: {bare_us(Path(folder) / 'bare', file, given):.0f} us")
 
 
 if __name__ == "__main__":
