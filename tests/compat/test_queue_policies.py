@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import pytest
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
+from harness.operators import operate
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
 
@@ -38,24 +34,6 @@ class TwoAccounts(NamedTuple):
         """Return a statement that allows the other account these actions."""
         named = [f"sqs:{action}" for action in actions]
         return {"Effect": "Allow", "Principal": {"AWS": self.other_id}, "Action": named, **elements}
-
-
-def operate(process: QuaymasterProcess, method: str, path: str, fields: Any = None) -> Any:
-    """Ask the admin API as the server's operator."""
-    env = process.env()
-    body = b"" if fields is None else json.dumps(fields).encode()
-    url = f"{process.admin_url}/admin/v1/{path}"
-    request = AWSRequest(method, url, data=body, headers={"Content-Type": "application/json"})
-    SigV4Auth(Credentials(env.access_key_id, env.secret_access_key), "sqs", env.region).add_auth(request)
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=40)
-    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    connection.request(method, target, body, dict(request.headers.items()))
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    assert answer.status == 200, text
-    return json.loads(text)
 
 
 @pytest.fixture(scope="module")

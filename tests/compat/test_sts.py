@@ -15,11 +15,11 @@ import boto3
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from harness.operators import operate
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
 
 from .support import LOOPBACK_ONLY, receive_one, refused, send, unique
-from .test_queue_policies import operate
 
 ISSUER = "https://oidc.example.com/cluster"
 NAME = ISSUER.removeprefix("https://")
