@@ -747,6 +747,33 @@ def test_leader_that_hangs_after_it_was_deposed_holds_nobody_up(monkeypatch: pyt
     run(scenario)
 
 
+def test_commands_that_wait_for_a_connection_to_a_lost_leader_go_to_the_next_at_once() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        await cell.ask(send(0))
+        cell.network.cut(first.endpoint)
+        await until(lambda: not first.server.open)  # for its silence
+        polling, polled = cell.start(poll())
+        started = [cell.start(send(number, retry=False))[1] for number in range(1, 4)]
+        await asyncio.sleep(0.01)
+        assert not any(started)
+
+        began_s = asyncio.get_running_loop().time()
+        cell.lead(1, second)
+        await until(lambda: all(started) and second.parked)
+        took_s = asyncio.get_running_loop().time() - began_s
+
+        # The clock is simulated. An attempt to connect, and a leader that hangs, are given a second.
+        assert took_s < 0.1
+        assert all(isinstance(answers[0], SendOutcome) for answers in started)
+        assert cell.log.bodies(1) == [b"body %d" % number for number in range(4)]
+        assert not polled
+        polling.cancel()
+
+    run(scenario)
+
+
 # Long polls
 
 

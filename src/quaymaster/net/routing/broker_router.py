@@ -281,6 +281,13 @@ class BrokerRouter:
             self._leave(submission)
             self._outcome_unknown(submission)
 
+    def wait_again(self, submission: Submission) -> None:
+        """Another broker leads, and the one that was to be asked has got nothing of it: it waits for that."""
+        assert submission.call is not None, "what is on its way has a call"
+        submission.call.cancel()
+        self._leave(submission)
+        self._wait(submission)
+
     # On the way
 
     def _add_route(self, journal_id: int) -> Route:

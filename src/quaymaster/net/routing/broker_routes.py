@@ -23,6 +23,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Final, Protocol
 
 import msgspec
@@ -97,6 +98,10 @@ class RouteOwner(Protocol):
 
     def move(self, submission: Submission) -> None:
         """Another broker leads since a while, and the one that was asked has not answered."""
+        ...
+
+    def wait_again(self, submission: Submission) -> None:
+        """Another broker leads, and the one that was to be asked has got nothing of it: it waits for that."""
         ...
 
     def take_back(self, submission: Submission) -> None:
@@ -216,6 +221,7 @@ class Route:
                 address=leader.address,
             )
             self._loop.call_later(STRAGGLE_S, self._move_stragglers)
+            self._take_unsent_from_others(leader.address)
         self._is_lost = False
         self._leader = leader
         self._held_until_s = 0.0
@@ -277,6 +283,20 @@ class Route:
         """Find out nothing more."""
         self.is_open = False
         self._stop_probing()
+
+    def _take_unsent_from_others(self, address: str) -> None:
+        """Let what waits for a connection to another broker wait for the new leader, which is about to be asked.
+
+        A broker that is cut off refuses no connection: attempts take a second each.
+        """
+        unsent = [
+            (submission.call.id, submission)
+            for submission in self.on_their_way
+            if submission.call is not None and submission.call.is_unsent
+        ]
+        for _, submission in sorted(unsent, key=itemgetter(0)):
+            if submission.pool is not None and submission.pool.address != address:
+                self._router.wait_again(submission)
 
     def _move_stragglers(self) -> None:
         for submission in list(self.on_their_way):

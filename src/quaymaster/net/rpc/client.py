@@ -109,6 +109,11 @@ class OutgoingCall:
         self.trace = trace
         self.state = _UNSENT
 
+    @property
+    def is_unsent(self) -> bool:
+        """Whether it waits for a connection, so that the server has nothing of it."""
+        return self.state == _UNSENT
+
     def cancel(self) -> None:
         """Wait no longer: the reply is never called, and the server is told. After the reply, nothing happens."""
         self._client.cancel(self)
