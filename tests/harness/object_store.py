@@ -1,7 +1,8 @@
 """An object store that speaks as much of S3 as `deltalake` does: objects, ranges, listings, parts, conditions.
 
-Writes with `If-None-Match: *` are kept to, as table logs need it, except in the bucket `careless`. Signatures are not
-looked at; only the access key `stranger` is refused. It keeps everything in memory, in a process of its own:
+Writes with `If-None-Match: *` are kept to, as table logs need it, except in the bucket `careless`. In the bucket
+`silent` the first of those for a commit gets no answer, and was done; in `mute` none for a commit does. Signatures
+are not looked at; only the access key `stranger` is refused. It keeps everything in memory, in a process of its own:
 `deltalake` opens streams with the interpreter's lock held, and would wait for ever.
 """
 
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,8 +25,6 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from .waiting import PATIENCE_S
-
-_DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
 
 
 class ObjectStore:
@@ -56,7 +56,7 @@ class _Objects:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self._written: dict[str, str] = {}
+        self.written_s: dict[str, float] = {}
         self._uploads: dict[str, dict[int, bytes]] = {}
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class _Objects:
             if only_new and key in self.objects:
                 return False
             self.objects[key] = data
-            self._written[key] = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+            self.written_s[key] = time.time()
             return True
 
     def list_page(self, query: dict[str, str]) -> str:
@@ -82,7 +82,7 @@ class _Objects:
             else:
                 keys.append(key)
         contents = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>{self._written[key]}</LastModified>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{_iso_time(self.written_s[key])}</LastModified>"
             f"<ETag>&quot;{_tag(self.objects[key])}&quot;</ETag><Size>{len(self.objects[key])}</Size></Contents>"
             for key in keys
         )
@@ -103,6 +103,10 @@ class _Objects:
     def finish_upload(self, upload: str) -> bytes:
         parts = self._uploads[upload]
         return b"".join(parts[number] for number in sorted(parts))
+
+
+def _iso_time(time_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time_s))
 
 
 def _tag(data: bytes) -> str:
@@ -149,7 +153,7 @@ def _serve() -> None:
             elif key not in store.objects:
                 self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             else:
-                self._answer_object(store.objects[key])
+                self._answer_object(store.objects[key], store.written_s[key])
 
         do_HEAD = do_GET  # noqa: N815
 
@@ -160,7 +164,12 @@ def _serve() -> None:
                 store.put_part(query["uploadId"], int(query["partNumber"]), data)
                 self._answer(200, tag=_tag(data))
             elif store.put(key, data, only_new=self._must_be_new()):
+                if self.path.startswith(("/silent/", "/mute/")) and "/_delta_log/" in key:
+                    self.close_connection = True
+                    return
                 self._answer(200, tag=_tag(data))
+            elif self.path.startswith("/mute/"):
+                self.close_connection = True
             else:
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
 
@@ -206,21 +215,23 @@ def _serve() -> None:
         def _body(self) -> bytes:
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-        def _answer_object(self, data: bytes) -> None:
+        def _answer_object(self, data: bytes, written_s: float) -> None:
             asked = self.headers.get("Range")
             if asked is None:
-                self._answer(200, data, tag=_tag(data))
+                self._answer(200, data, tag=_tag(data), written_s=written_s)
                 return
             first, _, last = asked.removeprefix("bytes=").partition("-")
             start = int(first) if first else max(0, len(data) - int(last))
             stop = min(len(data), int(last) + 1) if first and last else len(data)
             bounds = f"bytes {start}-{stop - 1}/{len(data)}"
-            self._answer(206, data[start:stop], tag=_tag(data), bounds=bounds)
+            self._answer(206, data[start:stop], tag=_tag(data), bounds=bounds, written_s=written_s)
 
-        def _answer(self, status: int, data: bytes = b"", *, tag: str = "", bounds: str = "") -> None:
+        def _answer(
+            self, status: int, data: bytes = b"", *, tag: str = "", bounds: str = "", written_s: float = 0.0
+        ) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.send_header("Last-Modified", _DATE)
+            self.send_header("Last-Modified", formatdate(written_s, usegmt=True))
             if tag:
                 self.send_header("ETag", f'"{tag}"')
             if bounds:

@@ -227,6 +227,7 @@ def compact(given: CompactOptions) -> None:
     from quaymaster_pipeline.checks.brokers.broker_state import complete_check
     from quaymaster_pipeline.jobs.expiry import expire
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
+    from quaymaster_pipeline.usage.bronze import commit_marks
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
@@ -235,7 +236,9 @@ def compact(given: CompactOptions) -> None:
             # Files that another job has written and commits next would be deleted as well.
             stack.enter_context(only_writer(tables.ingesting()))
         workers = stack.enter_context(spark.spark_workers(directory, given.master, given.driver_memory))
-        complete_check(tables)  # its files are no table's yet, and would be deleted
+        # What a killed run wrote and its commit names: no table has it yet, and it would be deleted.
+        complete_check(tables)
+        commit_marks(tables)
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
             expired = expire(workers, tables, _now, Retention(given.content_days, given.usage_days))

@@ -202,7 +202,7 @@ def positions_of(warehouse: Warehouse) -> dict[int, int]:
 def commit_marks(warehouse: Warehouse) -> None:
     """Add the marks of the last batch to ops.block_marks, unless they are there or there are none."""
     blocks = warehouse.table(BLOCKS)
-    files = [DataFile.from_json(fields) for fields in blocks.note(APP).get("marks", [])]
+    files = [DataFile.of_note(fields) for fields in blocks.note(APP).get("marks", [])]
     if files:
         warehouse.table(BLOCK_MARKS).commit(APP, blocks.last_batch(APP), files)
 

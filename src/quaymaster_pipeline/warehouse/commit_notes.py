@@ -1,4 +1,4 @@
-"""What commits say beside their files: the notes of jobs. Read from the table's log.
+"""What commits say beside their files: the notes of jobs, and an id of its own. Read from the table's log.
 
 Jobs know by their notes where they are, so losing them must not look like never having begun. Each of our commits
 carries all notes on; those of vacuum, and of other programs that write to the table, have none. So the newest ones are
@@ -15,6 +15,8 @@ from quaymaster_pipeline.warehouse.errors import BrokenTable
 
 NOTE: Final = "quaymaster"
 """Where a commit has the notes of its jobs: `{"<app>": {...}}`, carried on from commit to commit."""
+COMMIT_ID: Final = "quaymaster_commit"
+"""Where a commit has what tells it from all others, for who does not get the answer: it looks whether it is there."""
 _INFO: Final = '{"commitInfo"'
 
 
@@ -35,6 +37,14 @@ def notes_of(place: TablePlace, name: str, version: int) -> str | None:
         if NOTE in info:
             return str(info[NOTE])
     return None
+
+
+def has_id(place: TablePlace, version: int, commit_id: str) -> bool:
+    """Return whether a version is there and is the commit with this id."""
+    try:
+        return _info_of(place, version).get(COMMIT_ID) == commit_id
+    except FileNotFoundError:
+        return False
 
 
 def _info_of(place: TablePlace, version: int) -> dict[str, Any]:

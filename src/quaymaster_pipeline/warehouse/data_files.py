@@ -14,7 +14,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +49,8 @@ class DataFile:
     bounds: Mapping[str, tuple[Any, Any]]
     nulls: Mapping[str, int] = field(default_factory=dict)
     """How many values of the columns with bounds are null."""
+    written_ms: int = field(default=0, compare=False)
+    """When it was written, by the clock of the store that has it; 0 where that does not matter any more."""
 
     def may_have(self, column: str, low: Any, high: Any) -> bool:
         """Return whether it may have rows with values of a column from `low` up to `high`, both included."""
@@ -76,6 +78,7 @@ class DataFile:
             "partition_value": self.partition_value,
             "bounds": {name: list(pair) for name, pair in self.bounds.items()},
             "nulls": dict(self.nulls),
+            "written_ms": self.written_ms,
         }
 
     @classmethod
@@ -83,7 +86,16 @@ class DataFile:
         """Return what `to_json` was made of."""
         bounds = {name: (low, high) for name, (low, high) in fields["bounds"].items()}
         partition_value, nulls = fields["partition_value"], fields.get("nulls", {})
-        return cls(fields["path"], fields["size"], fields["rows"], partition_value, bounds, nulls)
+        sizes = fields["size"], fields["rows"]
+        return cls(fields["path"], *sizes, partition_value, bounds, nulls, fields.get("written_ms", 0))
+
+    @classmethod
+    def of_note(cls, fields: Mapping[str, Any]) -> DataFile:
+        """Return a file that the note of a commit to another table lists, to be committed next.
+
+        However old it is then: who deletes old files commits those first.
+        """
+        return replace(cls.from_json(fields), written_ms=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +193,14 @@ class FileWriter:
             if self._rows == 0:
                 self._place.filesystem().delete_file(self._path)
                 return None
-            size = self._place.filesystem().get_file_info(self._path).size
+            info = self._place.filesystem().get_file_info(self._path)
             if self._place.is_local:
                 sync_file(os.path.join(self._place.uri, self._path))
         bounds = {name: (self._lows[name], self._highs[name]) for name in self._lows}
-        return DataFile(self._path, size, self._rows, self._partition_value, bounds, self._nulls)
+        written_ms = (info.mtime_ns or 0) // 1_000_000
+        return DataFile(
+            self._path, info.size, self._rows, self._partition_value, bounds, self._nulls, written_ms
+        )
 
     def _write_row_group(self) -> None:
         if not self._waiting_rows:

@@ -23,7 +23,7 @@ class StoreFails(Exception):
 
 
 class CommitConflict(Exception):
-    """Another process committed to a table meanwhile, so nothing was committed here."""
+    """Another process committed to a table meanwhile, or may have deleted what was to be committed: nothing was."""
 
 
 class SumsDiffer(Exception):

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +27,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
-from quaymaster_pipeline.warehouse.commit_notes import NOTE, notes_of
+from quaymaster_pipeline.warehouse.commit_notes import COMMIT_ID, NOTE, has_id, notes_of
 from quaymaster_pipeline.warehouse.data_files import (
     RESTORE,
     DataFile,
@@ -56,10 +57,12 @@ COMMIT_TRIES = 5
 """How often a commit is tried beside others that do not touch what it is about."""
 PLANS_MAX = 3
 """So often a job plans, where others replace meanwhile what it planned by."""
-OBJECT_STORE_KEPT_HOURS_MIN = 1
+OBJECT_STORE_KEPT_HOURS_MIN = 24
 """No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
 
 
+FILE_AGE_MAX_MS = 12 * 3_600_000
+"""A file that is older is not committed: after 24 hours others delete what no table has."""
 Result = TypeVar("Result")
 
 
@@ -240,8 +243,8 @@ class Table:
         a file that is removed here. `follows`: nothing is done either unless this is the job's last batch.
 
         Raises:
-            CommitConflict: another process was first.
-            StoreFails: the object store refuses. Whether it committed is seen by who looks at the table anew.
+            CommitConflict: another process was first, or files are so old that others may have deleted them.
+            StoreFails: the object store refuses, and does not have the commit as far as it says.
         """
         if batch_id is not None and self.last_batch(app) >= batch_id:
             return False
@@ -253,11 +256,12 @@ class Table:
         # Asked again: it may have been made, and by another one, since it was looked at.
         if not self._may_follow(app, batch_id, follows):
             return False
-        adds, removes = list(adds), list(removes)
+        adds, removes, commit_id = list(adds), list(removes), uuid.uuid4().hex
         for _ in range(1 if is_alone else COMMIT_TRIES):
+            self._check_age(adds)
             notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
             number = self.last_batch(app) + 1 if batch_id is None else batch_id
-            said = {NOTE: json.dumps(notes)}
+            said = {NOTE: json.dumps(notes), COMMIT_ID: commit_id}
             if not self._commit_next(app, number, adds, removes, said, changes_data):
                 there = {file.path for file in self.files()} if removes else set()
                 is_late = not self._may_follow(app, batch_id, follows)
@@ -271,6 +275,14 @@ class Table:
         """Return whether a job's batch comes after those that this version has."""
         last = self.last_batch(app)
         return (batch_id is None or last < batch_id) and follows in (None, last)
+
+    def _check_age(self, files: Sequence[DataFile]) -> None:
+        oldest_ms = min((file.written_ms for file in files if file.written_ms), default=None)
+        if oldest_ms is not None and _now_ms() - oldest_ms > FILE_AGE_MAX_MS:
+            raise CommitConflict(
+                f"files for the table {self.spec.name} in {self.place.uri} were written "
+                f"{(_now_ms() - oldest_ms) // 3_600_000} hours ago, and may have been deleted since"
+            )
 
     def _conflict(self) -> CommitConflict:
         return CommitConflict(
@@ -317,7 +329,14 @@ class Table:
                 )
         except CommitFailedError:
             self.refresh()
-            return False
+            # An answer that got lost was asked for again, and then told that there is such a version: ours.
+            return has_id(self.place, before + 1, said[COMMIT_ID])
+        except StoreFails:
+            with contextlib.suppress(StoreFails, BrokenTable):
+                self.refresh()
+                if has_id(self.place, before + 1, said[COMMIT_ID]):
+                    return True
+            raise
         self.refresh()
         if self.place.is_local:
             with writing_to(self.place.uri):
@@ -325,7 +344,7 @@ class Table:
         return True
 
     def vacuum(self, older_than_hours: int) -> int:
-        """Delete files that no version of the last hours has, in an object store at least one; return how many."""
+        """Delete files that no version of the last hours has, in an object store of a day at least; return how many."""
         if self._delta is None:
             return 0
         if not self.place.is_local:

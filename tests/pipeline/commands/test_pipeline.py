@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from harness.command_line import Run, write_client_file
 from harness.object_store import object_store
-from harness.pipeline_site import InProcess, Site, expected_usage, no_spark
+from harness.pipeline_site import NOW, InProcess, Site, expected_usage, no_spark
 from harness.usage_blocks import FrontEnd
 from harness.waiting import eventually
 
@@ -25,10 +25,10 @@ from quaymaster_pipeline.archive.ledger import Ledger, LedgerStretch, archive_lo
 from quaymaster_pipeline.commands import operators, pipeline, spark
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.jobs.turns import Background
-from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage import bronze, gold
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, RECONCILIATION, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, java_version, spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -309,6 +309,29 @@ def test_a_merge_that_gives_way_to_another_process_does_not_end_the_run(
 
     assert ended.code == 0
     assert "until the next time" in ended.err
+    assert site.usage() == expected_usage(one)
+
+
+def test_marks_that_a_killed_run_left_are_committed_before_compaction_deletes_what_is_old(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    block = one.block(30)
+    site.ship(block, block)
+    site.run()
+    site.ship(block)
+    warehouse, feed = site.warehouse, FileFeed(site.feed)
+    with monkeypatch.context() as killed:
+        killed.setattr(bronze, "commit_marks", lambda tables: None)
+        bronze.take_batch(InProcess(), warehouse, feed, bronze.coverage_of(warehouse), NOW)
+    for path in site.root.rglob("*.parquet"):
+        os.utime(path, (0, 0))
+
+    run("pipeline", "compact", "--data", tmp_path)
+    site.run()
+
+    assert site.warehouse.table(BLOCK_MARKS).read(["batch_id"]).num_rows == 2
     assert site.usage() == expected_usage(one)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.jobs import Summary
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.tasks import Answers
+from quaymaster_pipeline.warehouse import tables
+from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import CommitConflict, StoreFails
 from quaymaster_pipeline.warehouse.object_stores import (
     check_conditional_writes,
@@ -111,6 +114,43 @@ def test_files_that_another_process_is_about_to_commit_outlive_vacuum(store: Obj
     other.commit("other", 0, written)
 
     assert numbers_in(other) == [1, 2]
+
+
+@pytest.mark.parametrize("bucket", ["silent", "mute"])
+def test_a_commit_whose_answer_got_lost_is_made_once(store: ObjectStore, bucket: str) -> None:
+    # Another bucket without a name of its own: the store looks at keys alone.
+    made = Warehouse("s3://bucket/w", store.storage_options).table(SPEC)
+    made.commit("job", 0, [])
+    options = store.storage_options | {"max_retries": "1", "retry_timeout": "30s"}
+    table = Warehouse(f"s3://{bucket}/w", options).table(SPEC)
+
+    for number in (1, 2):
+        assert table.commit("look", None, table.write("a", rows(number)))
+
+    made.refresh()
+    assert numbers_in(made) == [1, 2]
+    assert (made.last_batch("look"), made.version) == (1, 3)
+
+
+def test_files_that_others_may_have_deleted_are_not_committed(
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = tables._now_ms
+    for warehouse in (Warehouse(tmp_path), Warehouse("s3://bucket/w", store.storage_options)):
+        table = warehouse.table(SPEC)
+        files = table.write("a", rows(1))
+        noted = table.write("b", rows(2))
+        young = DataFile.from_json(json.loads(json.dumps(files[0].to_json())))
+        with monkeypatch.context() as patched:
+            patched.setattr(tables, "_now_ms", lambda: now_ms() + 13 * 3_600_000)
+
+            with pytest.raises(CommitConflict, match="13 hours ago, and may have been deleted"):
+                table.commit("job", 0, [young])
+            # A commit's note has it, so it was not deleted before it was committed.
+            assert table.commit("job", 0, [DataFile.of_note(noted[0].to_json())])
+
+        assert table.commit("job", 1, [young])
+        assert numbers_in(table) == [1, 2]
 
 
 def between_notes_and_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

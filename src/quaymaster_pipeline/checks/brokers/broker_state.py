@@ -117,7 +117,7 @@ def complete_check(warehouse: Warehouse) -> None:
         return
     files = state.note(APP)["files"]
     for spec in FOLLOWERS:
-        adds = [DataFile.from_json(fields) for fields in files.get(spec.name, ())]
+        adds = [DataFile.of_note(fields) for fields in files.get(spec.name, ())]
         if adds and warehouse.table(spec).last_batch(APP) < number:
             totals = state.note(APP)["check"]["totals"]
             notes = {SCOPE: {"totals": totals}} if spec is RECONCILIATION else None
