@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import time
@@ -37,7 +36,8 @@ from quaymaster_pipeline.warehouse.data_files import (
     sync_file,
     write_rows,
 )
-from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, StoreFails, telling_full_disk
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, StoreFails
+from quaymaster_pipeline.warehouse.locks import locked
 from quaymaster_pipeline.warehouse.object_stores import check_conditional_writes, telling_store, writing_to
 from quaymaster_pipeline.warehouse.schemas import TableSpec
 from quaymaster_pipeline.warehouse.times import bound_of_time
@@ -496,7 +496,7 @@ class Warehouse:
     def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
         """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
 
-        In an object store nothing is locked; conditional writes are what keeps two processes apart.
+        In an object store nothing is locked, nor in a file system without locks: there commits keep two processes apart.
 
         Raises:
             WarehouseBusy: another process holds it.
@@ -506,14 +506,9 @@ class Warehouse:
             check_conditional_writes(self.root, self.storage_options)
             yield
             return
-        with contextlib.ExitStack() as stack:
-            with telling_full_disk(self.root):
-                os.makedirs(self.root, exist_ok=True)
-                file = stack.enter_context(open(os.path.join(self.root, lock_file), "a"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WarehouseBusy(f"another process {what} in {self.root}") from None
+        with locked(self.root, lock_file) as is_ours:
+            if not is_ours:
+                raise WarehouseBusy(f"another process {what} in {self.root}")
             yield
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from quaymaster_pipeline.warehouse import tables
-from quaymaster_pipeline.warehouse.errors import BrokenTable
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import TIME, TableSpec
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, WarehouseBusy
 
@@ -267,4 +269,35 @@ def test_there_is_one_writer(tmp_path: Path) -> None:
         pass
 
     with Warehouse(tmp_path).ingesting():
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_a_file_system_has_no_locks_commits_decide_and_the_log_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with Warehouse(tmp_path).ingesting():
+        one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+        one.commit("job", 0, one.write("a", rows(1)))
+        with pytest.raises(CommitConflict):
+            other.commit("job", 0, other.write("a", rows(1)), is_alone=True)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"file system has no locks directory={tmp_path}" in caplog.text
+
+
+def test_a_lock_that_cannot_be_had_for_another_reason_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with pytest.raises(OSError, match="broken"), Warehouse(tmp_path).ingesting():
         pass
