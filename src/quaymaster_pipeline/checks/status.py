@@ -11,6 +11,7 @@ from quaymaster_pipeline.checks.brokers.losses import MEASURES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.usage import bronze, silver
 from quaymaster_pipeline.usage.content import content_span
+from quaymaster_pipeline.usage.ingest_state import stopped_ingest
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.warehouse.metrics_file import Labelled, render_metrics
@@ -21,6 +22,7 @@ from quaymaster_pipeline.warehouse.times import text_of_time, time_of_us
 METRICS_FILE = "metrics.prom"
 METRICS = {
     "quaymaster_pipeline_lag_blocks": "Blocks of the usage queue that are not yet in the tables.",
+    "quaymaster_pipeline_ingest_stopped": "1 while blocks that are missing, or of a newer program, stop ingest.",
     "quaymaster_pipeline_batch_seconds": "How long the last batch of each layer took, added up.",
     "quaymaster_pipeline_last_run_timestamp_seconds": "When this was written.",
     "quaymaster_pipeline_reconciliation_difference": "How far the layers are from each other; 0, or alarm.",
@@ -58,6 +60,7 @@ def read_status(
         "warehouse": warehouse.root,
         "feed": note.get("feed"),
         "next": note.get("next", {}),
+        "ingest_stopped": stopped_ingest(warehouse),
         "batches": events.last_batch(bronze.APP) + 1,
         "rows": {
             "bronze": note.get("headers", {}).get("rows", 0),
@@ -101,6 +104,7 @@ def pipeline_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: 
     """Return the text of the metrics file."""
     values: dict[str, float | Labelled] = {
         "quaymaster_pipeline_lag_blocks": lag_blocks,
+        "quaymaster_pipeline_ingest_stopped": int(status["ingest_stopped"] is not None),
         "quaymaster_pipeline_batch_seconds": batch_seconds,
         "quaymaster_pipeline_last_run_timestamp_seconds": now_s,
         "quaymaster_pipeline_reconciliation_difference": status["difference"],

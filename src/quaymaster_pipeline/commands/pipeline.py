@@ -173,6 +173,8 @@ def status(
         (name, f"{table['rows']} rows, {table['files']} files") for name, table in found["tables"].items()
     ]
     print_table(("WHAT", "VALUE"), lines)
+    if found["ingest_stopped"] is not None:
+        note(f"No blocks are taken: {found['ingest_stopped']}")
     if found["is_content_overdue"]:
         note(
             f"Content of {found['oldest_content']}, with addresses and agents, is still in the tables: "

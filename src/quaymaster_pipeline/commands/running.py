@@ -102,6 +102,48 @@ class Run:
         return found
 
 
+class IngestStopped(CommandRefused):
+    """The feed has what cannot be taken yet, and nothing is lost. The rest of a run goes on."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(as_sentence(error))
+        self.kind = type(error)
+
+
+class _IngestState:
+    """Says once when blocks cannot be taken, and once when they can again; kept in the tables for who asks there."""
+
+    def __init__(self, tables: Warehouse) -> None:
+        self._tables = tables
+        self._kind: type[Exception] | None = None
+        self._is_kept = False
+
+    def stop(self, error: IngestStopped) -> None:
+        """Tell why nothing is taken, unless it was told."""
+        if self._kind is not error.kind:
+            note(f"{error} Layers and upkeep go on; blocks are tried again.")
+            self._keep(str(error))
+        self._kind = error.kind
+
+    def keep(self, error: IngestStopped) -> None:
+        """Note why nothing is taken; who raises it tells it."""
+        self._keep(str(error))
+
+    def go_on(self) -> None:
+        """Tell that blocks are taken."""
+        if self._kind is not None:
+            note("Blocks are taken again.")
+        if self._kind is not None or not self._is_kept:
+            self._keep(None)
+        self._kind = None
+
+    def _keep(self, stopped: str | None) -> None:
+        from quaymaster_pipeline.usage.ingest_state import keep_ingest_state
+
+        keep_ingest_state(self._tables, stopped)
+        self._is_kept = True
+
+
 class _Losses:
     """How often in a row another process was first with a commit."""
 
@@ -124,23 +166,24 @@ def run_once(run: Run, upkeep: Upkeep) -> dict[str, Any]:
     """Take all that is there through all layers, keep the tables up, and return what was done.
 
     Raises:
+        IngestStopped: some of it cannot be taken yet; all else was done.
         CommitConflict: another process was first again and again.
         SumsDiffer: a layer has a mistake; bronze has what there was.
     """
-    losses = _Losses()
+    losses, state = _Losses(), _IngestState(run.tables.another())
     with Background() as background:
         turns = background.start("upkeep", upkeep.turn)
         while True:
             try:
-                return _catch_up(run, upkeep, turns)
+                return _catch_up(run, upkeep, turns, state)
             except CommitConflict as error:
                 losses.add(error, "taken again")
                 run.tables.refresh()
 
 
-def _catch_up(run: Run, upkeep: Upkeep, turns: Turns) -> dict[str, Any]:
+def _catch_up(run: Run, upkeep: Upkeep, turns: Turns, state: _IngestState) -> dict[str, Any]:
     from quaymaster_pipeline.checks.brokers.broker_counts import last_comparison
-    from quaymaster_pipeline.jobs.jobs import Pipeline
+    from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
 
     def on_batch(done: Summary) -> None:
         bar.update(done.blocks)
@@ -150,10 +193,18 @@ def _catch_up(run: Run, upkeep: Upkeep, turns: Turns) -> dict[str, Any]:
             turns.ask()
 
     began_s = time.monotonic()
+    summary, stopped = Summary(), None
     with reading():
         pipeline = Pipeline(run.workers, run.tables, run.feed)
-        with progress_bar("blocks", total=pipeline.lag_blocks(), quiet=run.quiet) as bar:
+        run.shown.lag_blocks = pipeline.lag_blocks()
+    try:
+        with reading(), progress_bar("blocks", total=run.shown.lag_blocks, quiet=run.quiet) as bar:
             summary = pipeline.catch_up(on_batch)
+        state.go_on()
+    except IngestStopped as error:
+        stopped = error
+        state.keep(error)
+    with reading():
         run.shown.lag_blocks = pipeline.lag_blocks()
     run.shown.keep(summary)
     upkeep.is_behind, upkeep.closed_until_us = False, pipeline.whole_coverage.closed_until_us()
@@ -163,6 +214,8 @@ def _catch_up(run: Run, upkeep: Upkeep, turns: Turns) -> dict[str, Any]:
     turns.finish()
     tables.refresh()
     found = run.report(tables, pipeline.whole_coverage)
+    if stopped is not None:
+        raise stopped
     return {
         "batches": [batch.as_json() for batch in summary.batches],
         "blocks": summary.blocks,
@@ -192,6 +245,7 @@ def run_on(run: Run, upkeep: Upkeep) -> NoReturn:
     covered = refining.covered()
     workers = run.workers.in_pool("bronze")
     bronze, losses = BronzeJob(workers, run.tables, feed, covered=covered), _Losses()
+    state = _IngestState(run.tables.another())
     with Background() as background:
         keeping_up = background.start("upkeep", upkeep.turn)
         layers = background.start("refine", Refining(run, refining, upkeep, keeping_up).turn)
@@ -209,12 +263,19 @@ def run_on(run: Run, upkeep: Upkeep) -> NoReturn:
                 bronze.read_from(feed)
                 refining.read_from(feed)
                 continue
+            except IngestStopped as error:
+                state.stop(error)
+                layers.ask()
+                # Each try reads a batch.
+                background.pause(max(run.away_s, PAUSE_OF_BATCH * (time.monotonic() - began_s)))
+                continue
             except CommitConflict as error:
                 losses.add(error, "taken again")
                 run.tables.refresh()
                 bronze = BronzeJob(workers, run.tables, feed)
                 continue
             losses.end()
+            state.go_on()
             layers.ask()
             _wait_for_more(run, bronze, background, time.monotonic() - began_s)
 
@@ -343,13 +404,21 @@ def ended_by_sigterm(*, is_end: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """What goes wrong with the feed ends the command with a sentence."""
+    """What goes wrong with the feed is told by a sentence: it ends the command, unless it waits until that is over.
+
+    Raises:
+        CommandRefused: it is another feed.
+        IngestStopped: it has what cannot be taken yet.
+        NoServer: it does not answer.
+    """
     from pyspark_quaymaster.errors import QuaymasterError
     from quaymaster_pipeline.usage.feed import FeedChanged, FeedIncomplete, NewerBlocks
 
     try:
         yield
-    except (FeedChanged, FeedIncomplete, NewerBlocks) as error:
+    except FeedChanged as error:
         raise CommandRefused(as_sentence(error)) from None
+    except (FeedIncomplete, NewerBlocks) as error:
+        raise IngestStopped(error) from None
     except QuaymasterError as error:
         raise NoServer(as_sentence(f"The usage queue cannot be read: {error}")) from None

@@ -496,7 +496,7 @@ class Warehouse:
     def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
         """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
 
-        In an object store nothing is locked, nor in a file system without locks: there commits keep two processes apart.
+        In an object store nothing is locked, nor in a file system without locks: there commits keep processes apart.
 
         Raises:
             WarehouseBusy: another process holds it.
