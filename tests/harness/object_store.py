@@ -168,7 +168,7 @@ def _serve() -> None:
                     self.close_connection = True
                     return
                 self._answer(200, tag=_tag(data))
-            elif self.path.startswith("/mute/"):
+            elif self.path.startswith("/mute/") and "/_delta_log/" in key:
                 self.close_connection = True
             else:
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")

@@ -72,36 +72,52 @@ ENDPOINTS = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
 PROBE_TIMEOUT_S = 10.0
 
 
+_kept_to: set[tuple[str, ...]] = set()
+"""The stores that this process asked, and that keep to conditions."""
+
+
 def check_conditional_writes(uri: str, storage_options: Mapping[str, str]) -> None:
     """Return unless the store is seen to overwrite what was to be new: there two who write at once lose commits.
 
-    Only a store with an endpoint and a key of its own is asked, bucket in the path. What else goes wrong is left for
-    those who use it to tell.
+    A store is asked once by a process, and if it has an endpoint and a key of its own: with keys from elsewhere, only
+    those who use it have them. Amazon's, and those of other schemes, keep to conditions by their interface.
 
     Raises:
-        StoreFails: it overwrites.
+        StoreFails: it overwrites, or does not answer what it was asked.
     """
     known = {name.lower(): value for name, value in (*os.environ.items(), *storage_options.items())}
     endpoint = next((known[name] for name in ENDPOINTS if known.get(name)), None)
     keys = (known.get("aws_access_key_id"), known.get("aws_secret_access_key"))
     parts = urlsplit(uri)
-    is_asked = parts.scheme in ("s3", "s3a") and known.get("aws_virtual_hosted_style_request") != "true"
-    if endpoint is None or None in keys or not is_asked:
+    if endpoint is None or None in keys or parts.scheme not in ("s3", "s3a"):
         return
-    path = quote(f"/{parts.netloc}/{parts.path.strip('/')}/.conditional-{uuid.uuid4().hex}")
+    # Where buckets are in the names of hosts, the endpoint has it.
+    bucket = "" if known.get("aws_virtual_hosted_style_request") == "true" else f"/{parts.netloc}"
+    asked = (endpoint, parts.netloc, *map(str, keys))
+    if asked in _kept_to:
+        return
+    path = quote(f"{bucket}/{parts.path.strip('/')}/.conditional-{uuid.uuid4().hex}")
     region = known.get("aws_region") or known.get("aws_default_region") or "us-east-1"
     signer = Signer(str(keys[0]), str(keys[1]), region, known.get("aws_session_token"), "s3")
     store = _SignedQuestions(endpoint, signer)
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        if store.status("PUT", path, only_new=True) != http.client.OK:
-            return
-        is_overwritten = store.status("PUT", path, only_new=True) == http.client.OK
-        store.status("DELETE", path)
-        if is_overwritten:
-            raise StoreFails(
-                f"{uri} cannot be used: its store has no conditional writes (it overwrites in spite of "
-                "If-None-Match: *), so commits could get lost"
-            )
+    try:
+        first = store.status("PUT", path, only_new=True)
+        second = store.status("PUT", path, only_new=True) if first == http.client.OK else first
+        if first == http.client.OK:
+            store.status("DELETE", path)
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreFails(f"{uri} cannot be used: {reason_of_store(error)}") from None
+    if first != http.client.OK:
+        raise StoreFails(
+            f"{uri} cannot be used: its store answers {first} to a write with If-None-Match: *, without which commits "
+            "could get lost"
+        )
+    if second == http.client.OK:
+        raise StoreFails(
+            f"{uri} cannot be used: its store has no conditional writes (it overwrites in spite of "
+            "If-None-Match: *), so commits could get lost"
+        )
+    _kept_to.add(asked)
 
 
 class _SignedQuestions:

@@ -361,7 +361,13 @@ class Table:
         return len(removed)
 
     def _open_to_write(self) -> None:
-        """Make the table if there is none, and give it the columns and properties that it lacks."""
+        """Make the table if there is none, and give it the columns and properties that it lacks.
+
+        Raises:
+            StoreFails: the store has no conditional writes, or cannot be used.
+        """
+        if not self.place.is_local:
+            check_conditional_writes(self.place.uri, self.place.storage_options)
         if self._delta is None:
             self._delta = DeltaTable.create(
                 self.place.uri,

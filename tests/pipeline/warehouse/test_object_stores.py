@@ -297,18 +297,40 @@ def test_a_store_that_overwrites_what_is_to_be_new_is_refused_to_writers(store: 
     assert store.list_keys() == []
 
 
-def test_stores_that_cannot_be_asked_are_left_to_those_who_use_them(
+def test_such_a_store_is_refused_to_whatever_commits_however_buckets_are_named(store: ObjectStore) -> None:
+    table = Warehouse("s3://careless/w", store.storage_options).table(SPEC)
+    hosted = store.storage_options | {
+        "AWS_ENDPOINT_URL": f"{store.storage_options['AWS_ENDPOINT_URL']}/careless",
+        "aws_virtual_hosted_style_request": "true",
+    }
+
+    with pytest.raises(StoreFails, match="no conditional writes"):
+        table.commit("job", 0, [])
+    with pytest.raises(StoreFails, match="no conditional writes"):
+        check_conditional_writes("s3://careless/w", hosted)
+
+    assert store.list_keys() == []
+
+
+def test_a_store_that_does_not_answer_what_it_is_asked_is_refused(store: ObjectStore) -> None:
+    down = store.storage_options | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+
+    with pytest.raises(StoreFails, match=r"^s3://bucket/w cannot be used: .*refused"):
+        check_conditional_writes("s3://bucket/w", down)
+    with pytest.raises(StoreFails, match="its store answers 403"):
+        check_conditional_writes("s3://bucket/w", store.storage_options | {"AWS_ACCESS_KEY_ID": "stranger"})
+
+    assert store.list_keys() == []
+
+
+def test_stores_that_keep_to_conditions_by_their_interface_are_not_asked(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    options = store.storage_options
-    down = options | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
 
     check_conditional_writes("s3://careless/w", {"AWS_REGION": "eu-west-1"})
-    check_conditional_writes("s3://careless/w", options | {"aws_virtual_hosted_style_request": "true"})
-    check_conditional_writes("s3://careless/w", down)
-    check_conditional_writes("s3://careless/w", options | {"AWS_ACCESS_KEY_ID": "stranger"})
+    check_conditional_writes("az://careless/w", store.storage_options)
 
     assert store.list_keys() == []
 
