@@ -100,14 +100,14 @@ class BronzeJob:
         self._warehouse = warehouse
         self._feed = feed
         self._clock = clock
-        self._block_bytes = bronze.BLOCK_BYTES_GUESSED
+        self._sizes: bronze.BlockSizes | None = None
         check_order(warehouse)
         bronze.commit_marks(warehouse)
         if covered is None:
-            self.coverage = bronze.coverage_of(warehouse)
+            self.coverage = bronze.coverage_of(warehouse, workers=workers)
         else:
             self.coverage, batch_id = covered
-            bronze.add_batches(self.coverage, warehouse, batch_id + 1)
+            bronze.add_batches(self.coverage, warehouse, batch_id + 1, workers=workers)
         self._covered_batch = warehouse.table(BLOCKS).last_batch(bronze.APP)
 
     def read_from(self, feed: BlockSource) -> None:
@@ -125,19 +125,22 @@ class BronzeJob:
         watch, now = _Stopwatch(), self._clock()
         events = self._warehouse.table(USAGE_EVENTS)
         events.refresh()
+        # After a failure nothing is known: it may have been of more than a task has memory for.
+        sizes, self._sizes = self._sizes, None
         taken = bronze.take_batch(
             self._workers,
             self._warehouse,
             self._feed,
             self.coverage,
             now,
-            self._block_bytes,
+            sizes,
             events.last_batch(silver.APP),
         )
         if taken is None:
+            self._sizes = sizes
             return False
         self._covered_batch = taken.batch_id
-        self._block_bytes = max(1, taken.content_bytes // taken.blocks)
+        self._sizes = bronze.BlockSizes(taken.blocks, max(1, taken.content_bytes // taken.blocks))
         summary.blocks += taken.blocks
         summary.rows += taken.totals["rows"]
         summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}
@@ -172,7 +175,7 @@ class RefineJob:
         """Look at all tables anew, after another process was first with a commit."""
         self.warehouse.refresh()
         self._covered_batch = partial_sums.last_whole_batch(self.warehouse)
-        self.coverage: Coverage = bronze.coverage_of(self.warehouse, self._covered_batch)
+        self.coverage: Coverage = bronze.coverage_of(self.warehouse, self._covered_batch, self._workers)
 
     def covered(self) -> tuple[Coverage, int]:
         """Return a copy of the coverage, and the last batch that it has."""

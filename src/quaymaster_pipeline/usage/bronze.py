@@ -50,7 +50,14 @@ from quaymaster_pipeline.usage.sequences import (
     IncarnationId,
     judge_blocks,
 )
-from quaymaster_pipeline.usage.tasks import Answers, Workers, answer_counts, answer_files, answer_table
+from quaymaster_pipeline.usage.tasks import (
+    Answers,
+    ThisProcess,
+    Workers,
+    answer_counts,
+    answer_files,
+    answer_table,
+)
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
     FileWriter,
@@ -73,15 +80,27 @@ BATCH_BYTES_MAX: Final = 1 << 30
 """A batch takes no more; a killed run repeats at most a batch."""
 FILE_BYTES: Final = 64 << 20
 """About how large the files of bronze are; a task has one in memory."""
+OBJECT_BYTES: Final = 1 << 10
+"""About what a block takes in memory besides its content."""
 SPLIT_BYTES: Final = 4 << 20
 """From here on a batch is worth all cores."""
 GROUP_BYTES: Final = 8 << 20
 """About how much of a file is read at a time by the next layer."""
 BLOCK_BYTES_GUESSED: Final = 256 << 10
-"""How large a block is, before any was seen: as large as they get, so that no task has too many."""
+"""How large a block is, before any was seen: as large as they get, so that no batch has too many."""
+BLOCKS_UNSEEN_MAX: Final = BATCH_BYTES_MAX // BLOCK_BYTES_GUESSED
+BATCH_GROWTH: Final = 16
+"""A batch has at most so many blocks, or so many times as many as the last one: how large blocks are is known of as
+many as were seen."""
 COVERAGE_BATCHES: Final = 64
 COVERAGE_S: Final = 600
 """After so many batches, or seconds, ops.coverage is written again: a start reads the headers of what came since."""
+HERE: Final = ThisProcess()
+HEADERS_HERE_MAX: Final = 1_000_000
+"""So many headers the driver reads itself, half a second long: what came since ops.coverage was written."""
+HEADERS_OF_TASK: Final = 4_000_000
+HEADERS_AT_ONCE: Final = 262_144
+"""So many headers are in a task's memory; of others only the runs, which are as many as front ends."""
 DAMAGED: Final = "damaged"
 RUN_SCHEMA: Final = pa.schema(
     [
@@ -117,12 +136,12 @@ def take_batch(
     feed: BlockSource,
     coverage: Coverage,
     now: datetime.datetime,
-    block_bytes: int = BLOCK_BYTES_GUESSED,
+    sizes: BlockSizes | None = None,
     refined: int = NO_BATCH,
 ) -> BronzeBatch | None:
     """Commit the next batch of blocks; None when there is none. `coverage` then has its blocks.
 
-    `block_bytes` is how large a block is, about; `refined` the last batch that silver has.
+    `sizes` is what the last batch had, None when it is not known; `refined` the last batch that silver has.
 
     Raises:
         FeedChanged: this is another feed.
@@ -137,7 +156,8 @@ def take_batch(
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
     positions = positions_of(warehouse)
-    ranges = plan_batch(bounds, positions, block_bytes)
+    sizes = sizes or BlockSizes()
+    ranges = plan_batch(bounds, positions, sizes)
     if not ranges:
         return None
     last_batch = table.last_batch(APP)
@@ -148,7 +168,7 @@ def take_batch(
     taken_us = max(int(now.timestamp() * 1_000_000), note.get("taken_us", 0))
     batch = BatchFacts(feed.identity, last_batch + 1, taken_us, coverage.closed_until_us() or 0)
     places = {spec.name: warehouse.place(spec) for spec in (BLOCKS, BLOCK_MARKS)}
-    items = [json.dumps(task) for task in plan_tasks(ranges, block_bytes, workers.cores)]
+    items = [json.dumps(task) for task in plan_tasks(ranges, sizes.block_bytes, workers.cores)]
     answers = workers.over(items, bronze_work(places, feed.reader(), batch))
     found = answers.counts("found")
     expected = sum(high - low for low, high in ranges.values())
@@ -156,7 +176,7 @@ def take_batch(
         raise FeedIncomplete(
             f"of {expected} blocks the usage queue gave {found['blocks']}, so nothing was taken"
         )
-    runs = [run for answered in answers.tables("runs") for run in _runs_of(answered)]
+    runs = [run for answered in answers.tables("runs") for run in runs_of_table(answered)]
     files = answers.files(BLOCKS.name)
     answers += _judge(workers, warehouse, coverage, batch, runs, files)
     states = answers.counts("states")
@@ -207,22 +227,44 @@ def commit_marks(warehouse: Warehouse) -> None:
         warehouse.table(BLOCK_MARKS).commit(APP, blocks.last_batch(APP), files)
 
 
-def plan_batch(
-    bounds: Mapping[int, tuple[int, int]], positions: Mapping[int, int], block_bytes: int
-) -> dict[int, tuple[int, int]]:
-    """Return what the next batch takes of each partition, at most BATCH_BLOCKS_MAX; nothing when all was taken.
+class BlockSizes(NamedTuple):
+    """What is known of blocks when the next batch is planned: how many the last one had, and how large they were."""
 
-    What the queue no longer has is passed over. It is not forgotten: its sequences stay missing.
+    blocks: int = 0
+    block_bytes: int = BLOCK_BYTES_GUESSED
+
+    @property
+    def blocks_max(self) -> int:
+        """How many blocks the next batch may have."""
+        grown = max(BLOCKS_UNSEEN_MAX, BATCH_GROWTH * self.blocks)
+        return max(1, min(BATCH_BLOCKS_MAX, grown, BATCH_BYTES_MAX // max(1, self.block_bytes)))
+
+
+def plan_batch(
+    bounds: Mapping[int, tuple[int, int]], positions: Mapping[int, int], sizes: BlockSizes
+) -> dict[int, tuple[int, int]]:
+    """Return what the next batch takes of each partition; nothing when all was taken.
+
+    Partitions have equal shares, and those that need less leave it to the others: in a backlog each one goes forward,
+    and with them the time until which usage is whole. What the queue no longer has is passed over. It is not forgotten:
+    its sequences stay missing.
     """
-    left = max(1, min(BATCH_BLOCKS_MAX, BATCH_BYTES_MAX // max(1, block_bytes)))
-    ranges = {}
-    for partition, (earliest, end) in sorted(bounds.items()):
-        low = max(positions.get(partition, earliest), earliest)
-        high = min(end, low + left)
-        if high > low:
-            ranges[partition] = (low, high)
-            left -= high - low
-    return ranges
+    lows = {
+        partition: max(positions.get(partition, earliest), earliest)
+        for partition, (earliest, _) in bounds.items()
+    }
+    waiting = sorted(
+        (end - lows[partition], partition) for partition, (_, end) in bounds.items() if end > lows[partition]
+    )
+    left, taken = sizes.blocks_max, {}
+    for at, (blocks, partition) in enumerate(waiting):
+        taken[partition] = min(blocks, -(-left // (len(waiting) - at)))
+        left -= taken[partition]
+    return {
+        partition: (lows[partition], lows[partition] + count)
+        for partition, count in sorted(taken.items())
+        if count
+    }
 
 
 def passed_over(
@@ -299,11 +341,17 @@ def runs_of(headers: Iterable[BlockHeader]) -> list[Run]:
 def bronze_work(
     places: Mapping[str, TablePlace], reader: BlockReader, batch: BatchFacts
 ) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: read its stretches, write their blocks to a file by front end, and answer runs."""
+    """Return what a task does: read its stretches, write their blocks to files by front end, and answer runs.
+
+    It cuts files while it reads: what was planned may be of far larger blocks than those of before.
+    """
     ingest_date = str(time_of_us(batch.taken_us).date())
 
     def work(item: str) -> Iterator[Any]:
-        blocks = list(_read_stretches(reader, json.loads(item)))
+        for blocks in _files_of(_read_stretches(reader, json.loads(item))):
+            yield from write(blocks)
+
+    def write(blocks: list[ReadBlock]) -> Iterator[Any]:
         headers = [block.header for block in blocks if block.header is not None]
         blocks.sort(key=_by_front_end)
         with FileWriter(places[BLOCKS.name], BLOCKS, f"{APP}-{batch.batch_id}", ingest_date) as writer:
@@ -353,6 +401,21 @@ def _read_stretches(reader: BlockReader, stretches: Iterable[Sequence[int]]) -> 
             return
 
 
+def _files_of(blocks: Iterable[ReadBlock]) -> Iterator[list[ReadBlock]]:
+    """Yield blocks, as many at a time as a file has. A list is emptied before the next one is filled."""
+    group: list[ReadBlock] = []
+    size = 0
+    for block in blocks:
+        group.append(block)
+        size += len(block.content) + OBJECT_BYTES
+        if size >= FILE_BYTES:
+            yield group
+            group.clear()
+            size = 0
+    if group:
+        yield group
+
+
 def _by_front_end(block: ReadBlock) -> tuple[Any, ...]:
     header = block.header
     owner = ("", 0, 0) if header is None else (header.front_end, header.incarnation, header.seq_lo)
@@ -391,7 +454,8 @@ def _run_table(headers: Sequence[BlockHeader]) -> Any:
     )
 
 
-def _runs_of(table: Any) -> Iterator[BlockRange]:
+def runs_of_table(table: Any) -> Iterator[BlockRange]:
+    """Yield the runs and seals that a task answered."""
     for front_end, incarnation, low, high, low_us, seal_incarnation, seal_end, is_seal in zip(
         *(column.to_pylist() for column in table.columns), strict=True
     ):
@@ -515,11 +579,11 @@ def _answer_marks(place: TablePlace, batch_id: int, blocks: Any, states: Sequenc
 # What came so far
 
 
-def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
+def coverage_of(warehouse: Warehouse, through: int | None = None, workers: Workers = HERE) -> Coverage:
     """Return what all blocks taken so far cover: as ops.coverage says, and the headers of what came since.
 
-    Where ops.coverage is lost, what has expired is as ops.expired_blocks says. `through`: only up to this batch, which
-    other layers have.
+    Where ops.coverage is lost, what has expired is as ops.expired_blocks says, and tasks of `workers` read the headers
+    of all that has not. `through`: only up to this batch, which other layers have.
     """
     warehouse.table(BLOCKS)  # looked at before what says which of them have expired
     saved = warehouse.table(COVERAGE).read()
@@ -531,46 +595,119 @@ def coverage_of(warehouse: Warehouse, through: int | None = None) -> Coverage:
     expired = expired_blocks(expired_table)
     if since < expired.through:
         coverage, since = Coverage.of_lines(expired.lines()), expired.through
-    add_batches(coverage, warehouse, since + 1, through)
+    add_batches(coverage, warehouse, since + 1, through, workers)
     return coverage
 
 
-def add_batches(coverage: Coverage, warehouse: Warehouse, first: int, through: int | None = None) -> None:
-    """Add what the headers of the blocks of these batches say: from `first` on, up to `through` or the last one."""
+def add_batches(
+    coverage: Coverage,
+    warehouse: Warehouse,
+    first: int,
+    through: int | None = None,
+    workers: Workers = HERE,
+) -> None:
+    """Add what the headers of the blocks of these batches say: from `first` on, up to `through` or the last one.
+
+    Where they are many, as after a loss of ops.coverage, tasks of `workers` read them.
+    """
     table = warehouse.table(BLOCKS)
     last = table.last_batch(APP) if through is None else through
-    for file in files_of_batches(table, first, last):
-        for rows in read_row_groups(table.place, BLOCKS, file.path, ["batch_id", *BLOCK_RANGE_COLUMNS]):
-            of_batches = in_batches(rows, first, last)
-            for run in runs_of_rows(of_batches.filter(pc.is_valid(of_batches.column("front_end")))):
-                coverage.add(run)
-
-
-def runs_of_rows(rows: Any) -> Iterator[BlockRange]:
-    """Yield the runs of rows of bronze.blocks, as a task answers them, and then the seals.
-
-    There are as many as front ends, where a start reads a million blocks.
-    """
-    if not rows.num_rows:
+    lines = lines_of_batches(table, first, last)
+    if not lines.num_rows:
         return
-    rows = rows.sort_by([(name, "ascending") for name in ("front_end", "epoch", "seq_lo", "seq_hi")])
+    if pc.sum(lines.column("num_records")).as_py() <= HEADERS_HERE_MAX:
+        workers = HERE
+    answers = workers.over(plan_headers(lines), _runs_work(table.place, first, last))
+    for answered in answers.tables("runs"):
+        for run in runs_of_table(answered):
+            coverage.add(run)
+
+
+def plan_headers(lines: Any) -> list[str]:
+    """Return items of work: paths of files, about HEADERS_OF_TASK headers each, in the order of their batches."""
+    lines = lines.sort_by([("min.batch_id", "ascending"), ("path", "ascending")])
+    paths, counts = lines.column("path").to_pylist(), lines.column("num_records").to_numpy()
+    # A file is in the item in whose share its first header is.
+    cuts = np.flatnonzero(np.diff((np.cumsum(counts) - counts) // HEADERS_OF_TASK)) + 1
+    begins, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(paths)]
+    return [json.dumps(paths[begin:stop]) for begin, stop in zip(begins, stops, strict=True)]
+
+
+def _runs_work(place: TablePlace, first: int, last: int) -> Callable[[str], Iterator[Any]]:
+    """Return what a task does with files of bronze: answer the runs of their blocks of some batches."""
+
+    def work(item: str) -> Iterator[Any]:
+        runs, waiting, count = RUN_SCHEMA.empty_table(), [], 0
+        for path in json.loads(item):
+            for rows in read_row_groups(place, BLOCKS, path, ["batch_id", *_RUN_COLUMNS]):
+                of_batches = in_batches(rows, first, last)
+                waiting.append(of_batches.filter(pc.is_valid(of_batches.column("front_end"))))
+                count += waiting[-1].num_rows
+                if count >= HEADERS_AT_ONCE:
+                    runs = merged_runs([runs, runs_of_rows(pa.concat_tables(waiting))])
+                    waiting, count = [], 0
+        if waiting:
+            runs = merged_runs([runs, runs_of_rows(pa.concat_tables(waiting))])
+        yield answer_table("runs", runs)
+
+    return work
+
+
+_RUN_COLUMNS: Final = tuple(name for name in BLOCK_RANGE_COLUMNS if name != "sha256")
+
+
+def runs_of_rows(rows: Any) -> Any:
+    """Return the runs of rows of bronze.blocks, as a task of bronze answers them, and after them the seals."""
+    seals = rows.filter(pc.is_valid(rows.column("seal_reason")))
+    columns = {name: seals.column(name) for name in ("front_end", "epoch", "seal_epoch", "seal_end")}
+    columns |= {
+        "seq_lo": seals.column("seq_hi"),
+        "seq_hi": seals.column("seq_hi"),
+        "low_watermark": seals.column("low_watermark").cast(pa.int64()),
+        "is_seal": pa.repeat(pa.scalar(value=True), seals.num_rows),
+    }
+    of_seals = pa.table([columns[name] for name in RUN_SCHEMA.names], schema=RUN_SCHEMA)
+    return pa.concat_tables([_joined(rows), of_seals])
+
+
+def merged_runs(tables: Sequence[Any]) -> Any:
+    """Return runs of several tasks or files as one table: those that continue each other are one run."""
+    lines = pa.concat_tables(tables)
+    is_seal = lines.column("is_seal")
+    return pa.concat_tables([_joined(lines.filter(pc.invert(is_seal))), lines.filter(is_seal)])
+
+
+def _joined(rows: Any) -> Any:
+    """Return stretches of incarnations, blocks or runs of them, with those that continue each other as one run."""
+    if not rows.num_rows:
+        return RUN_SCHEMA.empty_table()
     names = rows.column("front_end").combine_chunks().dictionary_encode()
-    front_end = names.indices.to_numpy()
-    epoch, low, high, low_us = (
-        rows.column(name).cast(pa.int64()).to_numpy()
-        for name in ("epoch", "seq_lo", "seq_hi", "low_watermark")
+    ranks = np.empty(len(names.dictionary), np.int64)
+    ranks[pc.array_sort_indices(names.dictionary).to_numpy()] = np.arange(len(ranks))
+    front_end, epoch, low, high, low_us = (
+        ranks[names.indices.to_numpy()],
+        *(
+            rows.column(name).cast(pa.int64()).to_numpy()
+            for name in ("epoch", "seq_lo", "seq_hi", "low_watermark")
+        ),
     )
+    order = np.lexsort((high, low, epoch, front_end))
+    front_end, epoch, low, high, low_us = (column[order] for column in (front_end, epoch, low, high, low_us))
     is_next = (front_end[1:] == front_end[:-1]) & (epoch[1:] == epoch[:-1]) & (low[1:] == high[:-1])
     firsts = np.flatnonzero(np.concatenate(([True], ~is_next)))
     lasts = np.append(firsts[1:], len(low)) - 1
-    for owner, number, seq_lo, seq_hi, watermark_us in zip(
-        names.dictionary.take(pa.array(front_end[firsts])).to_pylist(),
-        *(column.tolist() for column in (epoch[firsts], low[firsts], high[lasts])),
-        np.maximum.reduceat(low_us, firsts).tolist(),
-        strict=True,
-    ):
-        yield BlockRange(IncarnationId(owner, number), seq_lo, seq_hi, b"", watermark_us)
-    yield from block_ranges(rows.filter(pc.is_valid(rows.column("seal_reason"))))
+    columns = {
+        "front_end": rows.column("front_end").take(pa.array(order[firsts])),
+        "epoch": epoch[firsts],
+        "seq_lo": low[firsts],
+        "seq_hi": high[lasts],
+        "low_watermark": np.maximum.reduceat(low_us, firsts),
+        "is_seal": np.zeros(len(firsts), np.bool_),
+    }
+    return pa.table(
+        [columns.get(name, pa.nulls(len(firsts), pa.int64())) for name in RUN_SCHEMA.names],
+        schema=RUN_SCHEMA,
+    )
 
 
 class CoverageKeeper:
@@ -607,8 +744,13 @@ def in_batches(rows: Any, first: int, last: int) -> Any:
 
 def files_of_batches(table: Table, first: int, last: int) -> list[DataFile]:
     """Return the files that may have rows of these batches, both included."""
+    return table.files(lines_of_batches(table, first, last))
+
+
+def lines_of_batches(table: Table, first: int, last: int) -> Any:
+    """Return the `file_lines` of the files that may have rows of these batches, both included."""
     lines = table.file_lines()
     if not lines.num_rows:
-        return []
+        return lines
     lines = lines.filter(pc.greater_equal(lines.column("max.batch_id"), first))
-    return table.files(lines.filter(pc.less_equal(lines.column("min.batch_id"), last)))
+    return lines.filter(pc.less_equal(lines.column("min.batch_id"), last))

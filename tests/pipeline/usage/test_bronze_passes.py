@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness.pipeline_site import Site, expected_usage
+from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.protocol.usage.usage_blocks import decode_header
+from quaymaster_pipeline.jobs.jobs import BronzeJob, Summary
 from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, ReadBlock, block_ranges, read_block
+from quaymaster_pipeline.usage.blocks import (
+    BLOCK_RANGE_COLUMNS,
+    BatchFacts,
+    ReadBlock,
+    block_ranges,
+    block_rows,
+    read_block,
+)
 from quaymaster_pipeline.usage.bronze import (
     BATCH_BYTES_MAX,
+    BLOCK_BYTES_GUESSED,
     FILE_BYTES,
     SPLIT_BYTES,
+    BlockSizes,
     coverage_of,
     doubtful_owners,
+    merged_runs,
     plan_batch,
     plan_tasks,
     runs_of,
     runs_of_rows,
+    runs_of_table,
 )
-from quaymaster_pipeline.usage.feed import NewerBlocks
+from quaymaster_pipeline.usage.feed import FileFeed, NewerBlocks
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
+from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE
 
 OWNER = IncarnationId("a", 1)
@@ -70,13 +85,90 @@ def test_all_cores_have_a_task_when_there_is_enough_and_no_task_has_more_than_a_
     assert max(sizes) <= FILE_BYTES + block_bytes
 
 
-@given(RANGES, st.integers(1, 1 << 24))
-def test_a_batch_is_bounded_in_bytes(ranges: dict[int, tuple[int, int]], block_bytes: int) -> None:
-    planned = plan_batch(ranges, {}, block_bytes)
+@given(RANGES, st.integers(0, 300_000), st.integers(1, 1 << 24))
+def test_a_batch_is_bounded_in_bytes(
+    ranges: dict[int, tuple[int, int]], before: int, block_bytes: int
+) -> None:
+    planned = plan_batch(ranges, {}, BlockSizes(before, block_bytes))
 
     blocks = sum(high - low for low, high in planned.values())
     assert blocks > 0
     assert (blocks - 1) * block_bytes <= BATCH_BYTES_MAX
+
+
+def test_after_few_small_blocks_a_batch_has_no_more_than_fit_if_all_are_as_large_as_they_get() -> None:
+    after_an_idle_night = BlockSizes(blocks=20, block_bytes=300)
+
+    planned = plan_batch({0: (0, 200_000)}, {}, after_an_idle_night)
+
+    assert planned == {0: (0, BATCH_BYTES_MAX // BLOCK_BYTES_GUESSED)}
+
+
+@given(RANGES, st.integers(0, 300_000))
+def test_in_a_backlog_no_partition_waits_for_another(ranges: dict[int, tuple[int, int]], before: int) -> None:
+    sizes = BlockSizes(before, 1 << 20)
+
+    planned = plan_batch(ranges, {}, sizes)
+
+    taken = {partition: high - low for partition, (low, high) in planned.items()}
+    share = sizes.blocks_max // len(ranges)
+    assert all(
+        taken[partition] >= min(high - low, share) and planned[partition][0] == low
+        for partition, (low, high) in ranges.items()
+    )
+    assert sum(taken.values()) == min(sizes.blocks_max, sum(high - low for low, high in ranges.values()))
+
+
+def test_a_task_has_no_more_blocks_in_memory_than_a_file_has_however_it_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a"), FrontEnd("b")
+    site.ship(one.block(1))
+    site.run()
+    site.ship(*(front_end.block(40) for _ in range(20) for front_end in (one, two)))
+    most = 20_000
+    monkeypatch.setattr(bronze, "FILE_BYTES", most)
+    held: list[int] = []
+
+    def counted(found: Sequence[ReadBlock], batch: BatchFacts) -> pa.Table:
+        held.append(sum(len(block.content) for block in found))
+        return block_rows(found, batch)
+
+    monkeypatch.setattr(bronze, "block_rows", counted)
+    monkeypatch.setattr(bronze, "plan_tasks", lambda ranges, *_: [[(0, *ranges[0])]])
+    site.run()
+
+    files = [file for file in site.warehouse.table(BLOCKS).files() if file.bounds["batch_id"] == (1, 1)]
+    assert sum(held) > 2 * most
+    assert max(held) <= most
+    assert sum(file.rows for file in files) == 40
+    assert len(files) == len(held)
+    assert site.usage() == expected_usage(one, two)
+
+
+def test_after_a_failure_a_batch_is_planned_for_blocks_as_large_as_they_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(5))
+    warehouse = site.warehouse
+    job = BronzeJob(InProcess(), warehouse, FileFeed(site.feed))
+    job.take(Summary())
+    seen: list[BlockSizes | None] = []
+
+    def fail(*arguments: Any) -> None:
+        seen.append(arguments[5])
+        raise MemoryError
+
+    monkeypatch.setattr(bronze, "take_batch", fail)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            job.take(Summary())
+
+    first, second = seen
+    assert first is not None
+    assert first.blocks == 1
+    assert second is None
 
 
 def test_blocks_that_follow_each_other_are_one_run() -> None:
@@ -169,7 +261,8 @@ def test_rows_of_bronze_cover_as_runs_what_they_cover_one_by_one(
 
     for block in block_ranges(rows):
         whole.add(block)
-    for one in runs_of_rows(rows):
+    parts = [runs_of_rows(rows.slice(at, 4)) for at in range(0, rows.num_rows, 4)]
+    for one in runs_of_table(merged_runs([runs_of_rows(rows.slice(0, 0)), *parts])):
         by_runs.add(one)
 
     assert by_runs.gaps() == whole.gaps()
@@ -201,6 +294,38 @@ def test_a_start_reads_the_headers_of_what_came_since_the_coverage_was_kept(
     assert (last, files, len(old)) == (5, 1, 6)
     assert without == whole
     assert coverage_of(site.warehouse).gaps() != []
+
+
+def test_a_lost_coverage_is_made_by_tasks_which_answer_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a"), FrontEnd("b")
+    for _ in range(6):
+        site.ship(*(front_end.block(3) for _ in range(5) for front_end in (one, two)))
+        site.run()
+    kept = site.warehouse.table(COVERAGE)
+    kept.commit("test", 0, [], removes=kept.files())
+    monkeypatch.setattr(bronze, "HEADERS_HERE_MAX", 10)
+    monkeypatch.setattr(bronze, "HEADERS_OF_TASK", 20)
+    items: list[str] = []
+    added: list[BlockRange] = []
+    add = Coverage.add
+
+    class Watched(InProcess):
+        def over(self, given: Sequence[str], *more: Any) -> Answers:
+            items.extend(given)
+            return super().over(given, *more)
+
+    def counted(self: Coverage, block: BlockRange) -> None:
+        added.append(block)
+        add(self, block)
+
+    monkeypatch.setattr(Coverage, "add", counted)
+    coverage = coverage_of(site.warehouse, workers=Watched())
+
+    assert len(items) == 3
+    assert len(added) == 2 * len(items)
+    assert [coverage.ranges_of(IncarnationId(name, 1)) for name in "ab"] == [[(0, 90)], [(0, 90)]]
 
 
 def test_blocks_of_a_newer_program_stay_where_they_are(tmp_path: Path) -> None:
