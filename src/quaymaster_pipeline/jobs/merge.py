@@ -41,9 +41,9 @@ DAY_BYTES: Final = 128 << 20
 """Hours of a day that is over are in one file, if that is at most as large: else there would be 18,000 in 25 months."""
 SETTLED_US: Final = HOUR_US
 """So long after the end of a period its files become one."""
-GROUPS_OF_TURN: Final = 64
-BYTES_OF_TURN: Final = 256 << 20
-"""Bounds of what is merged before batches go on; of a larger group, one alone."""
+GROUPS_OF_ROUND: Final = 64
+BYTES_OF_ROUND: Final = 256 << 20
+"""Bounds of what is merged before it is planned again; of a larger group, one alone."""
 _FINAL: Final = 1 << 20
 """The level of files of periods that are over. That of others is how often their rows were merged."""
 _DAY: Final = _FINAL + 1
@@ -82,7 +82,7 @@ def merge_sums(
     *,
     is_thorough: bool = False,
     ends_periods: bool = True,
-    groups_max: int | None = GROUPS_OF_TURN,
+    groups_max: int | None = GROUPS_OF_ROUND,
 ) -> list[Merged]:
     """Merge what is due in each table of partial sums; at most so many groups a table, and of so many bytes.
 
@@ -95,7 +95,7 @@ def merge_sums(
 
     def merge(table: Table, sums: SumTable) -> Merged | None:
         plan = plan_merges(table, sums, now, is_thorough=is_thorough, ends_periods=ends_periods)
-        groups = plan if groups_max is None else of_one_turn(plan, groups_max)
+        groups = plan if groups_max is None else of_one_round(plan, groups_max)
         return _merge(workers, table, sums, groups) if groups else None
 
     tables = [(warehouse.table(sums.spec), sums) for sums in SUM_TABLES]
@@ -158,12 +158,12 @@ def merge_work(place: TablePlace, sums: SumTable) -> Callable[[str], Iterator[An
     return work
 
 
-def of_one_turn(plan: Sequence[MergeGroup], groups_max: int) -> list[MergeGroup]:
-    """Return the groups that are merged now: those of the most files first, within the bounds of a turn."""
+def of_one_round(plan: Sequence[MergeGroup], groups_max: int) -> list[MergeGroup]:
+    """Return the groups that are merged now: those of the most files first, within the bounds of a round."""
     chosen: list[MergeGroup] = []
     size = 0
     for group in sorted(plan, key=lambda group: -len(group.files))[:groups_max]:
-        if chosen and size + group.size > BYTES_OF_TURN:
+        if chosen and size + group.size > BYTES_OF_ROUND:
             continue
         chosen.append(group)
         size += group.size

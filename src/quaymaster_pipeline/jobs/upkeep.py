@@ -1,12 +1,13 @@
 """What is done to tables now and then: small files made into large ones, partial sums merged, old files deleted.
 
-`pipeline run` does what is due next to its batches, a bounded amount at a time (`keep_up`); `compact` does all of it.
+`pipeline run` does what is due next to its batches, for a bounded time (`keep_up`); `compact` does all of it.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.jobs.header_expiry import complete_expiry
-from quaymaster_pipeline.jobs.merge import BYTES_OF_TURN, Merged, merge_sums
+from quaymaster_pipeline.jobs.merge import BYTES_OF_ROUND, Merged, merge_sums
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
@@ -25,12 +26,15 @@ from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, pla
 COMPACT_APP: Final = "compact"
 DAILY_APP: Final = "daily upkeep"
 """Its note, in the log of ops.reconciliation, has the day on which it was done last, as an ordinal."""
-FILE_BYTES: Final = 128 << 20
-"""What compaction makes files as large as."""
+FILE_BYTES: Final = 1 << 30
+"""What compaction makes files as large as. Tasks stream them: none has more in memory than is read at a time."""
 SMALL_FILES_MIN: Final = 32
 """So many small files of one date and about one size are due to become one."""
 SIZE_STEP_BITS: Final = 4
 """Files are of about one size within a factor of 16: so a byte is rewritten a few times, however small files come."""
+TURN_S: Final = 30.0
+"""A turn begins no further round of merging after this. A round is bounded in bytes, a turn in time: at 10 billion
+requests a day each pass makes files of hundreds of megabytes, so a turn has as many rounds as that takes."""
 _COMPACTED: Final = tuple(spec for spec in TABLES if spec not in (*SUMMED_UP, EXPIRED_BLOCKS))
 
 
@@ -66,19 +70,32 @@ def compact(
 
 
 def keep_up(
-    workers: Workers, warehouse: Warehouse, now: datetime.datetime, *, ends_periods: bool = True
+    workers: Workers,
+    warehouse: Warehouse,
+    now: datetime.datetime,
+    *,
+    ends_periods: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Merged]:
-    """Merge and compact what is due, within the bounds of a turn. `ends_periods`: see `merge_sums`.
+    """Merge and compact what is due, round by round until nothing is left or TURN_S have passed by `clock`, seconds.
+
+    `ends_periods`: see `merge_sums`.
 
     Raises: see `merge_sums`.
     """
     complete_expiry(workers, warehouse)
     is_thorough = ends_periods and is_new_day(warehouse, now)
-    done = merge_sums(workers, warehouse, now, is_thorough=is_thorough, ends_periods=ends_periods)
-    for spec in _COMPACTED:
-        one = _compact(workers, warehouse.table(spec), plan_due_compaction, None)
-        done += [] if one is None else [one]
-    return done
+    began_s, done = clock(), list[Merged]()
+    while True:
+        of_round = merge_sums(workers, warehouse, now, is_thorough=is_thorough, ends_periods=ends_periods)
+        for spec in _COMPACTED:
+            one = _compact(
+                workers, warehouse.table(spec), lambda table: plan_due_compaction(table, workers.cores), None
+            )
+            of_round += [] if one is None else [one]
+        done += of_round
+        if not of_round or clock() - began_s >= TURN_S:
+            return done
 
 
 def is_new_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
@@ -123,8 +140,11 @@ def _compact(
     return planning_again(compact_once, table)
 
 
-def plan_due_compaction(table: Table) -> list[list[DataFile]]:
-    """Return files that become one now: many of one date and of about one size; no more than a turn may take."""
+def plan_due_compaction(table: Table, cores: int) -> list[list[DataFile]]:
+    """Return files that become one now: many of one date and of about one size; no more than a round may take.
+
+    Of large files that are as many as there are cores.
+    """
     lines = table.file_lines()
     if lines.num_rows < SMALL_FILES_MIN:
         return []
@@ -143,7 +163,7 @@ def plan_due_compaction(table: Table) -> list[list[DataFile]]:
             mask = pc.and_(mask, pc.equal(lines.column(partition), row[partition]))
         for group in plan_compaction(table.files(lines.filter(mask))):
             size += sum(file.size for file in group)
-            if groups and size > BYTES_OF_TURN:
+            if len(groups) >= cores and size > BYTES_OF_ROUND:
                 return groups
             groups.append(group)
     return groups

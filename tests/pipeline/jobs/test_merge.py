@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs import merge
 from quaymaster_pipeline.jobs.backfill import backfill
-from quaymaster_pipeline.jobs.merge import MergeGroup, merge_sums, of_one_turn, plan_merges
+from quaymaster_pipeline.jobs.merge import MergeGroup, merge_sums, of_one_round, plan_merges
 from quaymaster_pipeline.usage import gold
 from quaymaster_pipeline.usage.gold import DAILY, HOUR_KEYS, HOURLY, PARTIAL_SCHEMA
 from quaymaster_pipeline.usage.latency import LATENCY
@@ -241,14 +241,14 @@ def test_files_stay_few_over_200_batches_and_none_is_rewritten_more_than_twice(
     assert sum(hours_in(warehouse).column("requests").to_pylist()) == 200 * 2 * (3 + 4)
 
 
-def test_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warehouse = filled(tmp_path, 2, hours=range(5))
     plan = plan_merges(warehouse.table(USAGE_HOURLY), HOURLY, NOON + 6 * HOUR)
     sizes = [group.size for group in plan]
 
-    def chosen(bytes_of_turn: int, groups_max: int) -> list[MergeGroup]:
-        monkeypatch.setattr(merge, "BYTES_OF_TURN", bytes_of_turn)
-        return of_one_turn(plan, groups_max)
+    def chosen(bytes_of_round: int, groups_max: int) -> list[MergeGroup]:
+        monkeypatch.setattr(merge, "BYTES_OF_ROUND", bytes_of_round)
+        return of_one_round(plan, groups_max)
 
     assert len(plan) == 5
     assert len(chosen(1 << 30, 2)) == 2

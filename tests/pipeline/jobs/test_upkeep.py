@@ -19,10 +19,19 @@ from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes, write_comparisons
 from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
+from quaymaster_pipeline.jobs import upkeep
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.merge import merge_sums
-from quaymaster_pipeline.jobs.upkeep import SMALL_FILES_MIN, compact, end_day, is_new_day, keep_up
-from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.jobs.upkeep import (
+    SMALL_FILES_MIN,
+    compact,
+    end_day,
+    is_new_day,
+    keep_up,
+    plan_compaction,
+)
+from quaymaster_pipeline.usage import bronze, gold
+from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
@@ -315,6 +324,47 @@ def test_many_small_files_of_a_date_and_size_are_compacted_while_batches_are_tak
     assert table.rows == before + 10
     # What is larger by far is not written again for the sake of small ones.
     assert any(file.path.split("/")[-1].startswith("larger") for file in table.files())
+
+
+def test_a_turn_compacts_round_by_round_until_nothing_is_left_or_its_time_is_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BYTES_OF_ROUND", 1)
+    monkeypatch.setattr(upkeep, "FILE_BYTES", 1 << 18)
+    warehouse = site.warehouse
+    table = warehouse.table(USAGE_EVENTS)
+    rows = table.read()
+    small = [
+        table.write("more", rows.slice(number % rows.num_rows, 1))[0] for number in range(4 * SMALL_FILES_MIN)
+    ]
+    table.commit("more", 0, small)
+    before = table.rows
+    late = iter([0.0, upkeep.TURN_S])
+
+    with warehouse.ingesting():
+        first = keep_up(InProcess(), warehouse, NOON, clock=lambda: next(late))
+        others = keep_up(InProcess(), warehouse, NOON, clock=lambda: 0.0)
+
+    assert len([one for one in first if one.table == USAGE_EVENTS.name]) == 1
+    assert len([one for one in others if one.table == USAGE_EVENTS.name]) > 0
+    table = site.warehouse.table(USAGE_EVENTS)
+    assert table.rows == before
+    assert keep_up(InProcess(), warehouse, NOON) == []
+
+
+def test_the_files_of_a_day_at_the_reference_load_become_fewer_than_a_thousand() -> None:
+    pass_bytes, passes = 360 << 20, 1_440
+    tasks = -(-pass_bytes // bronze.FILE_BYTES)
+    files = [
+        DataFile(f"bronze-{number:06}", pass_bytes // tasks, 10_000, "2026-11-22", {})
+        for number in range(passes * tasks)
+    ]
+
+    groups = plan_compaction(files)
+
+    assert len(files) > 8_000
+    assert sum(map(len, groups)) == len(files)
+    assert len(groups) < 1_000
 
 
 def test_old_files_are_deleted_once_a_day_and_not_on_the_first(
