@@ -46,6 +46,8 @@ def expire_usage(
 
     def expire() -> int:
         before = _closed_before(warehouse, now, days)
+        if before is None:
+            return 0
         through = min(closed_through(warehouse), _first_with_content(blocks) - 1)
         files = due(table, before, through)
         if not files:
@@ -64,11 +66,11 @@ def expire_usage(
     return planning_again(expire, table, blocks, warehouse.table(USAGE_DAILY))
 
 
-def _closed_before(warehouse: Warehouse, now: datetime.datetime, days: int) -> str:
-    """Return the first day whose requests are kept, or that is not closed; empty when no day is closed."""
+def _closed_before(warehouse: Warehouse, now: datetime.datetime, days: int) -> str | None:
+    """Return the first day whose requests are kept, or that is not closed; None when no day is closed."""
     last_closed = last_closed_day(warehouse)
     if last_closed is None:
-        return ""
+        return None
     return str(min(first_kept(now, days), last_closed + datetime.timedelta(days=1)))
 
 
