@@ -13,6 +13,7 @@ the files of ops.block_marks, which are committed next: killed in between, the n
 
 from __future__ import annotations
 
+import bisect
 import datetime
 import itertools
 import json
@@ -48,6 +49,7 @@ from quaymaster_pipeline.usage.sequences import (
     Coverage,
     CoverageLine,
     IncarnationId,
+    State,
     judge_blocks,
 )
 from quaymaster_pipeline.usage.tasks import (
@@ -62,6 +64,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
     FileWriter,
     TablePlace,
+    read_batches,
     read_row_groups,
     write_rows,
 )
@@ -101,6 +104,7 @@ HEADERS_HERE_MAX: Final = 1_000_000
 HEADERS_OF_TASK: Final = 4_000_000
 HEADERS_AT_ONCE: Final = 262_144
 """So many headers are in a task's memory; of others only the runs, which are as many as front ends."""
+HEADERS_SCANNED: Final = 65_536
 DAMAGED: Final = "damaged"
 RUN_SCHEMA: Final = pa.schema(
     [
@@ -478,21 +482,55 @@ def _judge(
     warehouse: Warehouse,
     coverage: Coverage,
     batch: BatchFacts,
-    runs: Iterable[BlockRange],
+    runs: Sequence[BlockRange],
     files: Sequence[DataFile],
 ) -> Answers:
     """Compare the blocks of incarnations of which some may have come before; tasks write what they find to files."""
-    owners = doubtful_owners(coverage, runs)
+    owners = sorted(doubtful_owners(coverage, runs))
     if not owners:
         return Answers()
-    before = warehouse.table(BLOCKS).files()
+    spans = spans_of(owners, runs)
     items = [
-        json.dumps({"owner": list(owner), "ranges": coverage.ranges_of(owner)}) for owner in sorted(owners)
+        json.dumps([[*owner, *spans[owner], coverage.ranges_of(owner)] for owner in share])
+        for share in shares_of(owners, workers.cores)
     ]
-    work = judge_work(
-        warehouse.place(BLOCKS), warehouse.place(BLOCK_MARKS), batch.batch_id, [*before, *files]
-    )
+    paths = [*paths_of_incarnations(warehouse.table(BLOCKS), owners), *(file.path for file in files)]
+    work = judge_work(warehouse.place(BLOCKS), warehouse.place(BLOCK_MARKS), batch.batch_id, paths)
     return workers.over(items, work)
+
+
+def spans_of(
+    owners: Iterable[IncarnationId], stretches: Iterable[BlockRange]
+) -> dict[IncarnationId, tuple[int, int]]:
+    """Return of each of these incarnations the first sequence that stretches have, and the end of the last."""
+    spans: dict[IncarnationId, tuple[int, int]] = dict.fromkeys(owners, (1 << 62, 0))
+    for one in stretches:
+        if one.owner in spans:
+            low, high = spans[one.owner]
+            spans[one.owner] = min(low, one.seq_lo), max(high, one.seq_hi)
+    return spans
+
+
+def shares_of(owners: Sequence[IncarnationId], cores: int) -> list[Sequence[IncarnationId]]:
+    """Return incarnations that follow each other by name, in as many shares as there are cores, none of them empty.
+
+    A share is one scan: bronze is written by front end, so scans of different names read different parts of files.
+    """
+    size = max(1, -(-len(owners) // max(1, cores)))
+    return [owners[at : at + size] for at in range(0, len(owners), size)]
+
+
+def paths_of_incarnations(table: Table, owners: Sequence[IncarnationId]) -> list[str]:
+    """Return the paths of the files that may have blocks of some of these incarnations, by the table's log."""
+    lines = table.file_lines()
+    if not lines.num_rows or not owners:
+        return []
+    first, last = min(owner.number for owner in owners), max(owner.number for owner in owners)
+    may_have = pc.and_(
+        pc.greater_equal(lines.column("max.epoch"), first), pc.less_equal(lines.column("min.epoch"), last)
+    )
+    paths: list[str] = lines.filter(may_have).column("path").to_pylist()
+    return paths
 
 
 def doubtful_owners(coverage: Coverage, runs: Iterable[BlockRange]) -> set[IncarnationId]:
@@ -511,55 +549,94 @@ def doubtful_owners(coverage: Coverage, runs: Iterable[BlockRange]) -> set[Incar
 
 
 def judge_work(
-    place: TablePlace, marks: TablePlace, batch_id: int, files: Sequence[DataFile]
+    place: TablePlace, marks: TablePlace, batch_id: int, paths: Sequence[str]
 ) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: judge the batch's blocks of one incarnation, in the order of the queue."""
+    """Return what a task does: judge the batch's blocks of some incarnations, in the order of the queue."""
+    names = ["batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS, "damage"]
 
     def work(item: str) -> Iterator[Any]:
-        given = json.loads(item)
-        owner = IncarnationId(*given["owner"])
+        given = {
+            IncarnationId(name, number): (low, high, ranges)
+            for name, number, low, high, ranges in json.loads(item)
+        }
+        found = blocks_of_all(place, paths, {owner: span[:2] for owner, span in given.items()}, names)
+        marked, states = [], list[State]()
+        for owner, blocks in found.items():
+            mine, of_mine = judge(owner, given[owner][2], blocks)
+            is_marked = pa.array([state != "new" for state in of_mine], pa.bool_())
+            marked.append(mine.filter(is_marked))
+            states += [state for state in of_mine if state != "new"]
+        if states:
+            yield from _answer_marks(marks, batch_id, pa.concat_tables(marked), states)
+        yield answer_counts("states", Counter(states))
+
+    def judge(owner: IncarnationId, ranges: Sequence[Sequence[int]], blocks: Any) -> tuple[Any, list[State]]:
         coverage = Coverage()
-        for low, high in given["ranges"]:
+        for low, high in ranges:
             coverage.add(BlockRange(owner, low, high, b"", 0))
-        names = ["batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS, "damage"]
-        blocks = blocks_of(place, files, owner, names)
         is_of_batch = pc.equal(blocks.column("batch_id"), batch_id)
         known = blocks.filter(pc.invert(is_of_batch)).select(["seq_lo", "sha256"]).to_pylist()
         mine = blocks.filter(is_of_batch).sort_by(
             [("log_partition", "ascending"), ("log_offset", "ascending")]
         )
         digests = [(owner, row["seq_lo"], row["sha256"]) for row in known]
-        states = judge_blocks(coverage, block_ranges(mine), digests)
-        marked = pa.array([state != "new" for state in states], pa.bool_())
-        rest = [state for state in states if state != "new"]
-        if rest:
-            yield from _answer_marks(marks, batch_id, mine.filter(marked), rest)
-        yield answer_counts("states", Counter(rest))
+        return mine, judge_blocks(coverage, block_ranges(mine), digests)
 
     return work
 
 
-def blocks_of(
+def blocks_of_all(
+    place: TablePlace,
+    paths: Iterable[str],
+    wanted: Mapping[IncarnationId, tuple[int, int]],
+    names: Sequence[str],
+) -> dict[IncarnationId, Any]:
+    """Return of several incarnations the blocks that meet or touch some sequences, by one scan of files of bronze.
+
+    Parts of files are left out that have none of their front ends. In a task.
+    """
+    schema = pa.schema([BLOCKS.schema.field(name) for name in names])
+    found: dict[IncarnationId, list[Any]] = {owner: [schema.empty_table()] for owner in wanted}
+    of_name: defaultdict[str, list[IncarnationId]] = defaultdict(list)
+    for owner in sorted(wanted):
+        of_name[owner.front_end].append(owner)
+    front_ends = sorted(of_name)
+
+    def may_have(low: str, high: str) -> bool:
+        at = bisect.bisect_left(front_ends, low)
+        return at < len(front_ends) and front_ends[at] <= high
+
+    for path in paths:
+        for rows in read_batches(
+            place, BLOCKS, path, names, HEADERS_SCANNED, may_have=("front_end", may_have)
+        ):
+            rows = rows.filter(pc.is_in(rows.column("front_end"), pa.array(front_ends)))
+            for name in pc.unique(rows.column("front_end")).to_pylist():
+                for owner in of_name[name]:
+                    low, high = wanted[owner]
+                    is_near = pc.and_(
+                        pc.greater_equal(rows.column("seq_hi"), low),
+                        pc.less_equal(rows.column("seq_lo"), high),
+                    )
+                    found[owner].append(rows.filter(pc.and_(are_of(owner, rows), is_near)))
+    return {owner: pa.concat_tables(parts) for owner, parts in found.items()}
+
+
+def blocks_at(
     place: TablePlace,
     files: Iterable[DataFile],
     owner: IncarnationId,
     names: Sequence[str],
-    offsets: tuple[int, int] | None = None,
+    offsets: tuple[int, int],
 ) -> Any:
-    """Return the blocks that one incarnation of a front end wrote, or those of them at some offsets, both included.
-
-    In a task.
-    """
+    """Return the blocks that one incarnation of a front end wrote at some offsets, both included. In a task."""
     found = [pa.schema([BLOCKS.schema.field(name) for name in names]).empty_table()]
     for file in files:
         low, high = file.bounds.get("epoch", (0, -1))
         if low <= owner.number <= high:
-            may_have = None if offsets is None else ("log_offset", *offsets)
-            for rows in read_row_groups(place, BLOCKS, file.path, names, may_have=may_have):
-                is_its = are_of(owner, rows)
-                if offsets is not None:
-                    is_its = pc.and_(is_its, within(rows.column("log_offset"), offsets[0], offsets[1] + 1))
-                found += [rows.filter(is_its)]
+            for rows in read_row_groups(place, BLOCKS, file.path, names, may_have=("log_offset", *offsets)):
+                is_there = within(rows.column("log_offset"), offsets[0], offsets[1] + 1)
+                found += [rows.filter(pc.and_(are_of(owner, rows), is_there))]
     return pa.concat_tables(found)
 
 

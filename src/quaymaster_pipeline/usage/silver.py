@@ -23,15 +23,18 @@ from quaymaster_pipeline.usage.backlogs import AHEAD, BATCH, next_stop
 from quaymaster_pipeline.usage.bronze import APP as BRONZE
 from quaymaster_pipeline.usage.bronze import (
     MEASURES,
-    blocks_of,
+    blocks_at,
+    blocks_of_all,
     files_of_batches,
     in_batches,
+    shares_of,
+    spans_of,
 )
 from quaymaster_pipeline.usage.expired import ExpiredBlocks, Spans, expired_blocks
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import IDENTITY, REPEATED, Silver, quarantine_rows, refine
-from quaymaster_pipeline.usage.sequences import IncarnationId
+from quaymaster_pipeline.usage.sequences import BlockRange, IncarnationId
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
@@ -105,7 +108,8 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     overlapping = marked.overlapping()
     work = silver_work(_Blocks.of(warehouse) if overlapping else _Blocks(blocks.place), places, marked)
     items = [file.path for file in files_of_batches(blocks, first, last)]
-    answers = workers.over([*items, *(json.dumps(list(owner)) for owner in overlapping)], work)
+    items += [json.dumps(share) for share in shares_of(overlapping, workers.cores)]
+    answers = workers.over(items, work)
     counts = answers.counts("counts")
     heads = newest_heads(_heads_of_answer(text) for text in answers.texts(HEADS))
     sums = WrittenSums.of(answers)
@@ -189,6 +193,15 @@ class Marked:
         rows = self._in_state("overlap").select(["front_end", "epoch"])
         return sorted({IncarnationId(row["front_end"], row["epoch"]) for row in rows.to_pylist()})
 
+    def spans(self, owners: Iterable[IncarnationId]) -> dict[IncarnationId, tuple[int, int]]:
+        """Return from where to where such blocks of these incarnations reach."""
+        names = ("front_end", "epoch", "seq_lo", "seq_hi")
+        rows = self._in_state("overlap")
+        lines = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+        return spans_of(
+            owners, (BlockRange(IncarnationId(*line[:2]), line[2], line[3], b"", 0) for line in lines)
+        )
+
     def are(self, state: str, blocks: Any) -> Any:
         """Return which of these blocks are in a state, as a mask."""
         return pc.is_in(block_keys(blocks), block_keys(self._in_state(state)))
@@ -215,14 +228,16 @@ class _Blocks(NamedTuple):
 def silver_work(
     source: _Blocks, places: Mapping[str, TablePlace], marked: Marked
 ) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: with one file of bronze, or with the overlapping blocks of one incarnation."""
+    """Return what a task does: with one file of bronze, or with the overlapping blocks of some incarnations."""
 
     def work(item: str) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
             output = _Output(places, marked.last, stack)
             if item.startswith("["):
-                owner = IncarnationId(*json.loads(item))
-                _take_overlaps(output, source, owner, marked)
+                spans = marked.spans([IncarnationId(*owner) for owner in json.loads(item)])
+                paths = [file.path for file in source.files]
+                for owner, headers in blocks_of_all(source.place, paths, spans, _HEADERS).items():
+                    _take_overlaps(output, source, owner, headers, marked)
             else:
                 for rows in read_row_groups(source.place, BLOCKS, item, _TAKEN):
                     _take_blocks(output, in_batches(rows, marked.first, marked.last), marked)
@@ -338,13 +353,14 @@ _REASONS: Final = {
 }
 
 
-def _take_overlaps(output: _Output, source: _Blocks, owner: IncarnationId, marked: Marked) -> None:
+def _take_overlaps(
+    output: _Output, source: _Blocks, owner: IncarnationId, headers: Any, marked: Marked
+) -> None:
     """Take the rows of an incarnation's overlapping blocks one by one: a front end's disk came back, or was copied.
 
-    Of what came before, only blocks that these meet are opened. Rows in the place of some whose content has expired are
-    told by ranges, as there may be any number of them.
+    `headers` are at least of those and of what they meet. Of what came before, only blocks that these meet are opened.
+    Rows in the place of some whose content has expired are told by ranges, as there may be any number of them.
     """
-    headers = blocks_of(source.place, source.files, owner, _HEADERS)
     headers = headers.filter(
         pc.and_(pc.is_null(headers.column("damage")), pc.less_equal(headers.column("batch_id"), marked.last))
     ).sort_by([(name, "ascending") for name in ("batch_id", "log_partition", "log_offset")])
@@ -391,7 +407,7 @@ def _in_parts(source: _Blocks, owner: IncarnationId, headers: Any) -> Iterator[A
         for part in np.unique(parts):
             wanted = of_batch.filter(pa.array(parts == part))
             offsets = pc.min_max(wanted.column("log_offset")).as_py()
-            found = blocks_of(source.place, files, owner, _TAKEN, (offsets["min"], offsets["max"]))
+            found = blocks_at(source.place, files, owner, _TAKEN, (offsets["min"], offsets["max"]))
             found = found.filter(pc.is_in(block_keys(found), block_keys(wanted)))
             yield found.sort_by([(name, "ascending") for name in ("log_partition", "log_offset")])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,11 +39,13 @@ from quaymaster_pipeline.usage.bronze import (
     runs_of,
     runs_of_rows,
     runs_of_table,
+    take_batch,
 )
 from quaymaster_pipeline.usage.feed import FileFeed, NewerBlocks
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Answers
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE
+from quaymaster_pipeline.warehouse.data_files import TablePlace, read_batches
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE, TableSpec
 
 OWNER = IncarnationId("a", 1)
 RANGES = st.dictionaries(
@@ -326,6 +328,37 @@ def test_a_lost_coverage_is_made_by_tasks_which_answer_runs(
     assert len(items) == 3
     assert len(added) == 2 * len(items)
     assert [coverage.ranges_of(IncarnationId(name, 1)) for name in "ab"] == [[(0, 90)], [(0, 90)]]
+
+
+def test_blocks_that_may_have_come_before_are_looked_for_once_for_all_front_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, front_ends = Site(tmp_path), [FrontEnd(name) for name in "abcdef"]
+    blocks = [front_end.block(count) for count in (3, 4, 5) for front_end in front_ends]
+    for at in range(0, len(blocks), 6):
+        site.ship(*blocks[at : at + 6])
+        site.run()
+    files = len(site.warehouse.table(BLOCKS).files())
+    opened: list[str] = []
+
+    def counted(place: TablePlace, spec: TableSpec, path: str, *more: Any, **limits: Any) -> Iterator[Any]:
+        opened.append(path)
+        return read_batches(place, spec, path, *more, **limits)
+
+    monkeypatch.setattr(bronze, "read_batches", counted)
+    # The second block of each front end comes again, and so does a part of it as another block.
+    again = blocks[6:12]
+    for front_end in front_ends:
+        front_end.sequence = 5
+    overlapping = [front_end.block(4) for front_end in front_ends]
+    site.ship(*again, *overlapping)
+    warehouse = site.warehouse
+    taken = take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), NOW)
+
+    assert taken is not None
+    assert taken.states == {"duplicate": 6, "overlap": 6}
+    assert len(opened) <= InProcess.cores * (files + InProcess.cores)
+    assert len(opened) < len(front_ends) * files
 
 
 def test_blocks_of_a_newer_program_stay_where_they_are(tmp_path: Path) -> None:
