@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from harness.broker_support import BrokerTester, running
 from harness.held_entries import held_entries
+from harness.server_metadata import count_all
 from metadata.support import ACCOUNT, Clock, eventually
 
 from quaymaster.coordination.stores.memory import MemoryCoordination
@@ -78,6 +79,7 @@ class Server:
         """Let days pass for keys: a sweep on each."""
         for _ in range(days):
             self.clock.pass_s(86_400)
+            await count_all(self.registry.counted_time)
             await self.registry.data_key_sweep.run_if_due()
 
     async def compact(self) -> None:
@@ -95,7 +97,7 @@ async def serving(tmp_path: Path, **changes: Any) -> AsyncIterator[Server]:
     store = MemoryCoordination()
     clock = Clock()
     options = MetadataOptions("local", ACCOUNT, queue_name_reuse_s=0, upkeep_interval_ms=3_600_000)
-    registry = QueueRegistry(store, options, now_ms=clock)
+    registry = QueueRegistry(store, options, now_ms=clock, monotonic_s=clock.monotonic_s)
     metadata = MetadataService(registry, FileKeyProvider(tmp_path / "keys"), options, now_ms=clock)
     await metadata.start()
     async with running(tmp_path / "journal", coordination=store, **changes) as tester:

@@ -3,6 +3,9 @@
     begin ─▶ which keys each journal's segments name, asked of every leader ─▶ each key: its next life, or gone
              a journal that does not answer stops the sweep                    compare-and-swap
 
+A day is one of counted time (`coordination/counted_time`): no wall clock makes sweeps follow one another faster.
+Rows `/queue_keys/` of queues that are gone go first.
+
 A key is in use while a queue in any state has it, and while a leader names it. A key that was written after the sweep
 began is left for the next one. An account whose key is not in use loses it first, and its next queue takes a new one.
 Only then can the key retire, so a retiring key is never given to a queue.
@@ -24,11 +27,13 @@ from quaymaster.core.values.data_key_life import KeyLife, after_sweep
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import SHARED_DATA_KEYS
 from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.rows import (
     ACCOUNT_KEYS,
     DATA_KEYS,
     KEY_SWEEP,
+    QUEUE_KEYS,
     AccountKeyRow,
     DataKeyRow,
     KeySweepRow,
@@ -67,19 +72,23 @@ class DataKeySweep:
     """Nodes of one store may all run it: one of them sweeps when it is due."""
 
     def __init__(
-        self, store: Coordination, mirror: Mirror, queues: Queues, now_ms: Callable[[], int]
+        self,
+        store: Coordination,
+        mirror: Mirror,
+        queues: Queues,
+        now_ms: Callable[[], int],
+        counted_time: CountedTime,
     ) -> None:
         self._store = store
         self._mirror = mirror
         self._queues = queues
         self._now_ms = now_ms
+        self._time = counted_time
         self._cell_format = queues.options.cell_format
         self._data_keys = queues.data_keys
         self._found: Counter[str] = Counter()
         """Data keys by their state, as of the last sweep here."""
         self._deleted = 0
-        self._own_due_ms = 0
-        """When this node may sweep again, by its own clock, whatever another one has written."""
 
     def samples(self) -> list[Sample]:
         """Give the sweep's metrics: a source for `Metrics`. Only the node that swept last has current ones."""
@@ -93,28 +102,22 @@ class DataKeySweep:
         if not self._cell_format.version_of(SHARED_DATA_KEYS) or not self._queues.journals.is_attached:
             return
         row = await self._store.get(KEY_SWEEP)
-        now_ms = self._now_ms()
-        self._own_due_ms = min(
-            self._own_due_ms, now_ms + SWEEP_INTERVAL_MS
-        )  # the clock may have been set back
-        due_ms = now_ms + SWEEP_INTERVAL_MS if row is None else _decode_sweep(row.value).due_ms
-        if row is not None and 0 < due_ms - now_ms <= SWEEP_INTERVAL_MS:
-            return
-        # Not written yet, or by a clock that was ahead: then the next one is a day from now.
-        is_due = due_ms <= now_ms
-        if is_due and now_ms < self._own_due_ms:
-            return  # it has swept within a day, and a node whose clock is behind has written another time since
+        due_ms = None if row is None else _decode_sweep(row.value).due_counted_ms
+        now_ms = await self._time.read_ms()
         revision = ABSENT if row is None else row.revision
-        began = await self._write_due(revision, now_ms + (RETRY_MS if is_due else SWEEP_INTERVAL_MS))
-        if is_due:
-            self._own_due_ms = now_ms + RETRY_MS
+        if due_ms is None:  # not written yet, or by a program that went by wall clocks
+            await self._write_due(revision, now_ms + SWEEP_INTERVAL_MS)
+        elif now_ms >= due_ms:
+            began = await self._write_due(revision, now_ms + RETRY_MS)
             await self._sweep(began)
-            self._own_due_ms = now_ms + SWEEP_INTERVAL_MS
-            await self._write_due(began, self._own_due_ms)
+            await self._write_due(began, await self._time.read_ms() + SWEEP_INTERVAL_MS)
 
     async def _write_due(self, revision: int, due_ms: int) -> int:
-        put = Put(KEY_SWEEP, encode_row(KeySweepRow(due_ms)))
-        return await self._store.transaction([Compare(KEY_SWEEP, revision)], [put])
+        # Programs that go by wall clocks find that they are to sweep in a day, as they would by themselves.
+        row = KeySweepRow(self._now_ms() + SWEEP_INTERVAL_MS, due_ms)
+        return await self._store.transaction(
+            [Compare(KEY_SWEEP, revision)], [Put(KEY_SWEEP, encode_row(row))]
+        )
 
     async def _sweep(self, began: int) -> None:
         """Look at every key once. Raises NotNow when a journal does not answer: nothing was changed then."""
@@ -123,8 +126,9 @@ class DataKeySweep:
                 await self._mirror.reached(began)  # every queue that had a key by then is known
         except TimeoutError:
             raise NotNow("The tables do not show yet which queues there are.") from None
+        await self._drop_keys_of_gone_queues(began)
         named = await self._named_in_journals()
-        now_ms = self._now_ms()
+        now_ms = await self._time.read_ms()
         found: Counter[str] = Counter()
         after = ""
         while True:
@@ -157,6 +161,22 @@ class DataKeySweep:
         self._deleted += found["deleted"]
         self._found = found
         log_event(log, logging.INFO, "data keys looked at", **{state: found[state] for state in _STATES})
+
+    async def _drop_keys_of_gone_queues(self, began: int) -> None:
+        """Delete rows of queues that are gone, made by a program of before that had not heard of that."""
+        after, more = "", True
+        while more:
+            page = await self._store.list_prefix(QUEUE_KEYS, after=after)
+            gone = [
+                item
+                for item in page.items
+                if item.revision <= began
+                and not self._queues.has_id(int(item.key.removeprefix(QUEUE_KEYS), 16))
+            ]
+            for first in range(0, len(gone), CHANGED_AT_A_TIME):
+                await self._change([(item, None) for item in gone[first : first + CHANGED_AT_A_TIME]])
+            more = page.more
+            after = page.items[-1].key if page.items else ""
 
     async def _named_in_journals(self) -> set[int]:
         rows, _ = await self._store.list_all(JOURNALS)

@@ -72,7 +72,7 @@ class QueueRegistry:
         self.queues = Queues(
             self.mirror, self.accounts, self.identities, options, now_ms=now_ms, journals=journals, node=node
         )
-        self.data_key_sweep = DataKeySweep(store, self.mirror, self.queues, now_ms)
+        self.data_key_sweep = DataKeySweep(store, self.mirror, self.queues, now_ms, self.counted_time)
         self._upkeep = Upkeep()
 
     async def start(self) -> None:

@@ -54,6 +54,20 @@ def test_clock_that_jumps_ahead_deletes_no_key_before_enough_sweeps_missed_it() 
     assert sweeps == UNUSED_SWEEPS + RETIRING_SWEEPS
 
 
+def test_time_that_a_wall_clock_wrote_keeps_no_key_for_ever_and_deletes_none_before_enough_sweeps() -> None:
+    life: KeyLife | None = KeyLife(2, 1_700_000_000_000)
+    for day in range(1, RETIRING_SWEEPS):
+        assert life is not None
+        life = after_sweep(life, is_in_use=False, now_ms=day * DAY_MS)
+
+    assert life is not None
+    assert after_sweep(life, is_in_use=False, now_ms=7 * DAY_MS) is None
+
+
+def test_key_that_retires_when_no_time_is_counted_yet_does_so() -> None:
+    assert after_sweep(KeyLife(1, 0), is_in_use=False, now_ms=0) == KeyLife(2, 1)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3 * DAY_MS))))
 def test_key_is_deleted_only_behind_nine_sweeps_without_a_use_over_a_week(
     sweeps: list[tuple[bool, int]],

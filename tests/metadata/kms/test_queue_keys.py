@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from harness.server_metadata import count_all
 
 from metadata.kms.support import (
     CONTENT,
@@ -20,10 +21,12 @@ from metadata.kms.support import (
 )
 from metadata.support import ACCOUNT, REGION, World, eventually, run
 from metadata.test_data_key_sweep import add_journals
+from quaymaster.coordination.interface import Put
 from quaymaster.core.values.errors import (
     KmsDisabled,
     KmsNotFound,
     NotNow,
+    QueueDoesNotExist,
     Unreachable,
     UnsupportedOperation,
 )
@@ -31,7 +34,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.metadata.kms import queue_keys
 from quaymaster.metadata.queue_registry import QueueRegistry
-from quaymaster.metadata.store.rows import QUEUE_KEYS, id_text
+from quaymaster.metadata.store.rows import QUEUE_KEYS, QueueKeyRow, encode_row, id_text
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes
 
@@ -376,6 +379,7 @@ def test_data_key_of_a_day_goes_when_no_message_needs_it_and_its_queue_is_served
         await sweeps.run_if_due()
         for _ in range(20):
             world.clock.pass_s(DAY_S)
+            await count_all(registry.counted_time)
             await sweeps.run_if_due()
         assert day_key in await data_key_rows(world)
         one.clock.s += DAY_S * 20
@@ -384,6 +388,7 @@ def test_data_key_of_a_day_goes_when_no_message_needs_it_and_its_queue_is_served
         world.journal.named[0] = set()
         for _ in range(9):
             world.clock.pass_s(DAY_S)
+            await count_all(registry.counted_time)
             await sweeps.run_if_due()
 
         assert day_key not in await data_key_rows(world)
@@ -395,5 +400,76 @@ def test_data_key_of_a_day_goes_when_no_message_needs_it_and_its_queue_is_served
         one.clock.s += DAY_S
         with pytest.raises(KmsDisabled):
             await one.receive(queue)
+
+    with_service(scenario, tmp_path)
+
+
+# Queues that are gone
+
+
+async def rows_of_queues(world: World) -> list[str]:
+    return [item.key for item in (await world.store.list_all(QUEUE_KEYS))[0]]
+
+
+def test_who_has_not_heard_of_a_deletion_makes_no_data_key_for_the_queue(tmp_path: Path) -> None:
+    async def scenario(world: World, one: FrontEnd, keys: StandInKeys) -> None:
+        queue = await one.queue("orders")
+        again = await one.queue("again")
+        await one.service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+        await one.service.queues.change(DeleteQueue(ACCOUNT, "again"))
+        await one.queue("again")
+        before = keys.asked.count("generate")
+
+        for gone in (queue, again):
+            with pytest.raises(QueueDoesNotExist):
+                await one.send(gone)
+
+        assert keys.asked.count("generate") == before
+        assert await rows_of_queues(world) == []
+
+    async def with_reuse(world: World) -> None:
+        keys = StandInKeys(KEY)
+        world.key_services = {"aws": keys}
+        async with front_end(world, queue_name_reuse_s=0) as one:
+            await scenario(world, one, keys)
+
+    run(with_reuse, tmp_path)
+
+
+def test_queue_that_is_deleted_while_its_data_key_is_made_leaves_no_row(tmp_path: Path) -> None:
+    async def scenario(world: World, one: FrontEnd, keys: StandInKeys) -> None:
+        queue = await one.queue("orders")
+        keys.held = asyncio.Event()
+        sending = asyncio.ensure_future(one.send(queue))
+        await eventually(lambda: "generate" in keys.asked)
+        await one.service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+
+        keys.held.set()
+
+        with pytest.raises(QueueDoesNotExist):
+            await sending
+        assert await rows_of_queues(world) == []
+
+    with_service(scenario, tmp_path)
+
+
+def test_rows_that_programs_of_before_left_of_deleted_queues_go_with_the_next_sweep(tmp_path: Path) -> None:
+    async def scenario(world: World, one: FrontEnd, keys: StandInKeys) -> None:
+        await add_journals(world, 0)
+        queue = await one.queue("kept")
+        await one.send(queue)
+        row = QueueKeyRow(1, "aws", KEY, world.clock())
+        left = [Put(QUEUE_KEYS + id_text(10**6 + number), encode_row(row)) for number in range(120)]
+        for first in range(0, 120, 60):
+            await world.memory.transaction([], left[first : first + 60])
+        registry = one.service.registry
+        assert isinstance(registry, QueueRegistry)
+
+        for _ in range(2):
+            await registry.data_key_sweep.run_if_due()
+            world.clock.pass_s(DAY_S)
+            await count_all(registry.counted_time)
+
+        assert await rows_of_queues(world) == [QUEUE_KEYS + id_text(queue.queue_id)]
 
     with_service(scenario, tmp_path)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 from harness.held_entries import held_entries
+from harness.server_metadata import count_all
 
 from metadata.cell import Cell, FrontEnd, run_cell
 from metadata.support import ACCOUNT, REGION, eventually, is_good
@@ -1105,6 +1106,7 @@ def test_nothing_is_left_in_nodes_and_front_ends_of_queues_that_were_deleted(
                 await nodes[0].registry.run_upkeep()
                 for _ in range(9):
                     cell.clock.pass_s(86_400)
+                    await count_all(nodes[0].registry.counted_time)
                     await nodes[0].registry.data_key_sweep.run_if_due()
                 kept = await a.queues.change(CreateQueue(ACCOUNT, f"kept-{first}"))
                 await b.look_up(lambda: b.queue(ACCOUNT, kept.name))

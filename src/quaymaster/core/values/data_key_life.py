@@ -7,11 +7,16 @@
 A sweep asks every journal's leader which data keys its segments name, and metadata which keys queues have. One sweep
 may miss a message that moves from a journal not asked yet to one already asked. It cannot miss it again and again:
 a message that has moved stays where it is.
+
+Times are of a clock that nobody sets. Where an older program has written the time of a wall clock, that lies far ahead;
+then the sweeps alone count, of which there is one a day.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
+from quaymaster.core.values.written_times import has_passed
 
 UNUSED_SWEEPS: Final = 2
 """After so many sweeps without a use a key is retiring."""
@@ -36,8 +41,8 @@ def after_sweep(life: KeyLife, *, is_in_use: bool, now_ms: int) -> KeyLife | Non
         return IN_USE
     unused_sweeps = life.unused_sweeps + 1
     if not life.retiring_since_ms:
-        return KeyLife(unused_sweeps, now_ms if unused_sweeps >= UNUSED_SWEEPS else 0)
-    is_over = now_ms - life.retiring_since_ms >= RETIRING_MS
+        return KeyLife(unused_sweeps, max(1, now_ms) if unused_sweeps >= UNUSED_SWEEPS else 0)
+    is_over = has_passed(life.retiring_since_ms, RETIRING_MS, now_ms)
     if is_over and unused_sweeps >= UNUSED_SWEEPS + RETIRING_SWEEPS:
         return None
     return KeyLife(unused_sweeps, life.retiring_since_ms)

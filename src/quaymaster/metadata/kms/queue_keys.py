@@ -23,9 +23,9 @@ from contextlib import suppress
 from typing import Final
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
-from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, Unreachable
+from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, QueueDoesNotExist, Unreachable
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn, split_group
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.messaging.lent_keys import LentKey
@@ -38,6 +38,7 @@ from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     DATA_KEYS,
     QUEUE_KEYS,
+    QUEUES,
     DataKeyRow,
     QueueKeyRow,
     encode_row,
@@ -246,10 +247,10 @@ class QueueKeys:
             done.exception()  # whoever waited may have gone
 
     async def _generate(self, definition: QueueDefinition) -> None:
-        """Make the data key of a queue's day, unless another front end does at the same time."""
+        """Make the data key of a queue's day, unless another front end does at the same time. QueueDoesNotExist."""
         queue_id, named = _queue_id(definition), definition.kms_master_key_id
         is_own = self._is_own(definition)
-        unchanged = [self._rows.compare(id_text(queue_id))]
+        unchanged = [self._rows.compare(id_text(queue_id)), await self._compare_queue(definition)]
         arn = str(QueueArn(self._region, definition.account_id, split_group(definition.name)[0]))
         now_ms = self._now_ms()
         # A service that refuses costs no id.
@@ -281,6 +282,16 @@ class QueueKeys:
             return  # the queue has another one, or the master key was rotated: who asked looks again
         if made is not None:
             self._keep(row, made.plaintext)
+
+    async def _compare_queue(self, definition: QueueDefinition) -> Compare:
+        """Return the condition that the queue stays: who makes a key may not have heard yet that it was deleted."""
+        key = f"{QUEUES}{definition.account_id}/{split_group(definition.name)[0]}"
+        row = await self._mirror.store.get(key)
+        if row is not None:
+            queue = decode_queue_definition(row.value)
+            if queue.queue_id == _queue_id(definition) and queue.state != "deleting":
+                return Compare(key, row.revision)
+        raise QueueDoesNotExist
 
     async def _new_key(self, named: str, account_id: str, context: Mapping[str, str]) -> GeneratedKey:
         if self._mode == LOCAL:

@@ -89,6 +89,10 @@ class KnownQueues(ActiveQueues):
             return None
         return journal_ids[partition]
 
+    def has_id(self, queue_id: int) -> bool:
+        """Tell whether there is a queue of an id, in whatever state."""
+        return queue_id in self._journals_of
+
     def active_logs(self) -> list[QueueDefinition]:
         """Return all active queues that are log-retained, of all accounts, in no order."""
         return list(self._logs.values())

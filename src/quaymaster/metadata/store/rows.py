@@ -204,8 +204,8 @@ class RoleRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A wrapped key that messages are encrypted with: those of one queue, or of up to 1,024 of an account.
 
-    `unused_sweeps` and `retiring_since_ms` are `core/values/data_key_life`. With a `service` (local, vault, aws) its
-    key `kms_key` wraps it, bound to the ARN of the queue; otherwise the store's wrapping key does.
+    `unused_sweeps` and `retiring_since_ms`, which is of counted time, are `core/values/data_key_life`. With a `service`
+    (local, vault, aws) its key `kms_key` wraps it, bound to the ARN of the queue; otherwise the store's wrapping key.
     """
 
     key_id: int
@@ -261,9 +261,10 @@ class KmsAliasRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The next look for unused data keys is due at this time."""
+    """The next look for unused data keys is due then: by counted time, and as older programs go by, by a wall clock."""
 
     due_ms: int
+    due_counted_ms: int | None = None
 
 
 class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
