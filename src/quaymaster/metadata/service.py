@@ -214,6 +214,7 @@ class MetadataService:
             mirror,
             self.master_keys,
             now_ms,
+            accounts=registry.accounts,
             region=options.region,
             cell_format=options.cell_format,
             counted_time=registry.counted_time,
@@ -375,7 +376,9 @@ class MetadataService:
         await self.session_keys.keep_up()
         await self.accounts.drop_stored_sessions()
         self.queue_keys.drop_expired()
+        await self.local_keys.schedule_those_of_deleted_accounts()
         await self.local_keys.drop_due()
+        await self.limits.drop_those_of_deleted_accounts()
         await self.accounts.drop_keys_of_deleted_accounts()
         await self.identities.drop_those_of_deleted_accounts()
         await self.accounts.drop_keys_of_deleted_users()

@@ -17,7 +17,10 @@ OTHER = "111111111111"
 def test_key_is_created_changed_and_listed_for_its_account() -> None:
     async def scenario() -> None:
         async with administered() as port:
-            made = await port.call("POST", "kms-keys", {"account_id": OTHER, "alias": "alias/orders"})
+            asked = {"account_id": OTHER, "alias": "alias/orders"}
+            assert error_of(await port.call("POST", "kms-keys", asked)) == (404, "ResourceNotFoundException")
+            await port.call("POST", "accounts", {"name": "other", "account_id": OTHER})
+            made = await port.call("POST", "kms-keys", asked)
             key_id = made.json["key_id"]
             path = f"kms-keys/{key_id}"
 

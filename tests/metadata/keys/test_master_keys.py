@@ -30,11 +30,14 @@ from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import (
+    DATA_KEYS,
     MASTER_KEY,
     WRAPPING_KEYS,
+    DataKeyRow,
     MasterKeyRow,
     WrappingKeyRow,
     encode_row,
+    id_text,
     row_decoder,
 )
 from quaymaster.net.routing.metadata_client import when_known
@@ -665,3 +668,23 @@ class Elsewhere(AskedProvider):
 
     def retire(self, key_id: str) -> None:
         raise AssertionError("it is not this one's")
+
+
+def test_look_for_secrets_under_the_old_key_lets_others_have_their_turns(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            wrapped = service.master_keys.wrap("data-key/1", b"k" * 32)
+            for first in range(10**6, 10**6 + 5_000, 50):
+                rows = (DataKeyRow(number, wrapped, 0) for number in range(first, first + 50))
+                puts = [Put(DATA_KEYS + id_text(row.key_id), encode_row(row)) for row in rows]
+                await world.memory.transaction([], puts)
+            looking = asyncio.ensure_future(service._rotation._left())
+            turns = 0
+            while not looking.done():
+                await asyncio.sleep(0)
+                turns += 1
+
+            assert await looking == []
+            assert turns >= 5
+
+    run(scenario, tmp_path)

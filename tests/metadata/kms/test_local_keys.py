@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from metadata.cell import Cell, run_cell
-from metadata.support import ACCOUNT, World, eventually, run
+from metadata.support import ACCOUNT, ActingStore, World, eventually, run
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.noted_acts import list_acts
 from quaymaster.core.values.errors import (
@@ -25,7 +25,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.metadata.kms import local_keys
 from quaymaster.metadata.kms.local_keys import DAY_MS
-from quaymaster.metadata.store.rows import AUTHORIZATION_FLOOR, KMS_KEYS, ROW_VERSION
+from quaymaster.metadata.store.rows import AUTHORIZATION_FLOOR, KMS_ALIASES, KMS_KEYS, ROW_VERSION
 
 CONTEXT = {"aws:sqs:arn": "arn:aws:sqs:us-east-1:000000000000:orders"}
 OTHER = "111111111111"
@@ -239,6 +239,7 @@ def test_alias_names_one_key_moves_and_goes(tmp_path: Path) -> None:
             two = await keys.create(ACCOUNT)
             with pytest.raises(InvalidParameterValue, match="Already exists"):
                 await keys.create(ACCOUNT, alias="alias/orders")
+            await service.accounts.create_account("other", OTHER)
             await keys.create(OTHER, alias="alias/orders")
 
             assert (await keys.set_alias(ACCOUNT, "alias/orders", two.key_id)).aliases == ("alias/orders",)
@@ -278,6 +279,7 @@ def test_accounts_have_so_many_keys_and_aliases(tmp_path: Path, monkeypatch: pyt
             with pytest.raises(LimitExceeded, match="has 2 aliases"):
                 await keys.set_alias(ACCOUNT, "c", key.key_id)
             await keys.set_alias(ACCOUNT, "b", key.key_id)
+            await service.accounts.create_account("other", OTHER)
             with pytest.raises(InvalidParameterValue, match="256 printable"):
                 await keys.create(OTHER, "x" * 257)
 
@@ -321,5 +323,53 @@ def test_key_that_is_taken_away_is_refused_by_front_ends_that_hear_of_nothing(tm
                 floors.append(await floor())
 
             assert [after > before for before, after in pairwise(floors)] == [True, False, True, False]
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("account_id", [OTHER, "", "x/y"])
+def test_key_of_an_account_that_does_not_exist_is_not_made(tmp_path: Path, account_id: str) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            with pytest.raises(ResourceNotFound, match="does not exist"):
+                await service.local_keys.create(account_id)
+
+            assert (await world.memory.list_all(KMS_KEYS))[0] == []
+
+    run(scenario, tmp_path)
+
+
+def test_key_that_is_made_while_its_account_is_deleted_is_not_made(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.store = world.memory = store = ActingStore()
+        async with world.service() as service:
+            await service.accounts.create_account("other", OTHER)
+            store.act_before(0, lambda: service.accounts.delete_account(OTHER))
+
+            with pytest.raises(ResourceNotFound, match="does not exist"):
+                await service.local_keys.create(OTHER)
+
+    run(scenario, tmp_path)
+
+
+def test_keys_and_aliases_of_a_deleted_account_go_after_their_time(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.accounts.create_account("other", OTHER)
+            for number in range(3):
+                await service.local_keys.create(OTHER, alias=f"alias/{number}")
+            kept = await service.local_keys.create(ACCOUNT)
+            await service.accounts.delete_account(OTHER)
+        async with world.service() as service:
+            await service.run_upkeep()
+            assert {key.state for key in service.local_keys.list_keys(OTHER)} == {"pending deletion"}
+            assert (await world.memory.list_all(KMS_ALIASES))[0] == []
+            world.clock.pass_s(30 * DAY_S + 61)
+
+            await service.run_upkeep()
+
+            assert service.local_keys.list_keys(OTHER) == []
+            assert service.local_keys.list_keys(ACCOUNT) == [kept]
+            assert not service.local_keys._of_deleted
 
     run(scenario, tmp_path)

@@ -95,6 +95,7 @@ def test_names_that_are_no_key_of_the_account_are_refused(
 
 def test_keys_of_other_accounts_are_refused_like_those_that_do_not_exist(tmp_path: Path) -> None:
     async def scenario(world: World, one: FrontEnd, key_id: str) -> None:
+        await one.service.accounts.create_account("other", "111111111111")
         other = await one.service.local_keys.create("111111111111")
         texts = []
         for number, name in enumerate((other.arn, other.arn[:-1] + "x")):

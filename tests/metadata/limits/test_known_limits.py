@@ -69,6 +69,25 @@ def test_a_deleted_account_takes_its_limits_with_it(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_limits_that_a_crash_left_of_a_deleted_account_go_with_the_next_upkeep(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.accounts.create_account("shop", SHOP)
+            await service.limits.set(NAME, Limit(50))
+            await service.limits.set(LimitName(ACCOUNT), Limit(50))
+            service.accounts._on_deleted = None  # killed right after the account's row was written
+            await service.accounts.delete_account(SHOP)
+        async with world.service() as service:
+            assert service.limits.table.get(NAME) is not None
+
+            await service.run_upkeep()
+
+            assert service.limits.table.get(NAME) is None
+            assert service.limits.table.get(LimitName(ACCOUNT)) is not None
+
+    run(scenario, tmp_path)
+
+
 def test_cells_of_older_formats_have_no_limits(tmp_path: Path) -> None:
     cell_format = CellFormat(5)
 

@@ -24,7 +24,7 @@ from quaymaster.metadata.keys.key_ages import begin_counting, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.ids import IdAllocator
-from quaymaster.metadata.store.mirror import Mirror, MirrorTable
+from quaymaster.metadata.store.mirror import LOOKED_AT_AT_A_TIME, Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     DATA_KEY_FLOOR,
@@ -296,7 +296,9 @@ class MasterKeyRotation:
         left: list[tuple[Compare, str, msgspec.Struct]] = []
         for prefix, decode in _WRAPPED_TABLES.items():
             items, _ = await self._mirror.store.list_all(prefix)
-            for item in items:
+            for number, item in enumerate(items, 1):
+                if not number % LOOKED_AT_AT_A_TIME:
+                    await asyncio.sleep(0)
                 row = decode(item.value)
                 if any(not self._master_keys.is_current(wrapped) for _, _, wrapped in _secrets_of(row)):
                     left.append((Compare(item.key, item.revision), item.key, row))

@@ -14,6 +14,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -36,6 +37,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS
 from quaymaster.metadata.keys.data_keys import kms_key_purpose
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.kms.key_names import ALIAS, is_alias_name, key_arn, not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
@@ -59,6 +61,8 @@ DELETION_DAYS_MIN: Final = 7
 DELETION_DAYS_MAX: Final = 30
 DAY_MS: Final = 86_400_000
 NOTICES_MAX: Final = 10
+ALIASES_AT_ONCE: Final = 50
+"""So many are deleted in one transaction."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _VERSION: Final = b"\x01"
@@ -88,6 +92,7 @@ class LocalKeys:
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
         *,
+        accounts: KnownAccounts,
         region: str,
         cell_format: CellFormat,
         counted_time: CountedTime,
@@ -98,6 +103,10 @@ class LocalKeys:
         self._region = region
         self._cell_format = cell_format
         self._time = counted_time
+        self._accounts = accounts
+        self._of_deleted: set[str] = set()
+        """Accounts that were deleted while aliases of theirs are left, or keys that are not to be deleted yet."""
+        accounts.listeners.append(self._note_account)
         self._keys: MirrorTable[KmsKeyRow] = mirror.table(KMS_KEYS, row_decoder(KmsKeyRow), self._on_key)
         self._aliases: MirrorTable[KmsAliasRow] = mirror.table(
             KMS_ALIASES, row_decoder(KmsAliasRow), self._on_alias
@@ -173,7 +182,10 @@ class LocalKeys:
     # Operators
 
     async def create(self, account_id: str, description: str = "", alias: str | None = None) -> LocalKey:
-        """Make a key, perhaps with an alias. InvalidParameterValue, LimitExceeded, UnsupportedOperation."""
+        """Make a key, perhaps with an alias.
+
+        InvalidParameterValue, LimitExceeded, ResourceNotFound: there is no such account; UnsupportedOperation.
+        """
         self._check_format()
         if len(description) > DESCRIPTION_CHARS_MAX or not (description == "" or description.isprintable()):
             raise InvalidParameterValue.of(
@@ -188,7 +200,13 @@ class LocalKeys:
             wrapped = self._master_keys.wrap(kms_key_purpose(key_id), os.urandom(_KEY_BYTES))
             row = KmsKeyRow(key_id, account_id, description, wrapped, self._now_ms())
             suffix = f"{account_id}/{key_id}"
-            compares = [self._master_keys.compare(), Compare(KMS_KEYS + suffix, 0)]
+            if self._accounts.account(account_id) is None:
+                raise ResourceNotFound(f"The account {account_id} does not exist.")
+            compares = [
+                self._master_keys.compare(),
+                self._accounts.rows.compare(account_id),
+                Compare(KMS_KEYS + suffix, 0),
+            ]
             puts = [Put(KMS_KEYS + suffix, encode_row(row))]
             if alias_put is not None:
                 compares.append(Compare(KMS_ALIASES + alias_put, 0))
@@ -198,7 +216,7 @@ class LocalKeys:
             except RevisionMismatch as mismatch:
                 if mismatch.key.startswith(KMS_ALIASES):
                     raise InvalidParameterValue.of("Alias", str(alias), "Already exists.") from None
-                continue  # the master key was rotated meanwhile
+                continue  # the master key was rotated meanwhile, or the account changed
             return self._shown(row)
 
     def list_keys(self, account_id: str) -> list[LocalKey]:
@@ -271,6 +289,25 @@ class LocalKeys:
             raise ResourceNotFound(f"The account {account_id} has no alias {alias}.")
         await self._mirror.transact([], [], [KMS_ALIASES + suffix])
 
+    async def schedule_those_of_deleted_accounts(self) -> None:
+        """Take the aliases of accounts that were deleted away, and have their keys deleted; part of the upkeep."""
+        for account_id in tuple(self._of_deleted):
+            aliases = [KMS_ALIASES + alias for alias in self._aliases_of.get(account_id, ())]
+            for first in range(0, len(aliases), ALIASES_AT_ONCE):
+                await self._mirror.transact([], [], aliases[first : first + ALIASES_AT_ONCE])
+            for suffix in tuple(self._keys_of.get(account_id, ())):
+                if suffix not in self._pending:
+                    with suppress(ResourceNotFound, UnsupportedOperation):  # another front end does the same
+                        await self.schedule_deletion(account_id, suffix.partition("/")[2], DELETION_DAYS_MAX)
+
+    def _note_account(self, account_id: str) -> None:
+        if self._accounts.is_deleted(account_id) and (
+            account_id in self._aliases_of or not self._keys_of.get(account_id, set()) <= self._pending
+        ):
+            self._of_deleted.add(account_id)
+        else:
+            self._of_deleted.discard(account_id)
+
     async def drop_due(self) -> None:
         """Delete keys whose time has passed; part of the upkeep."""
         if not self._pending:
@@ -294,7 +331,7 @@ class LocalKeys:
         unchanged = self._keys.compare(suffix)
         aliases = [KMS_ALIASES + alias for alias in self._aliases_to.get(suffix, ())]
         try:
-            await self._mirror.transact([unchanged], [event], [KMS_KEYS + suffix, *aliases[:50]])
+            await self._mirror.transact([unchanged], [event], [KMS_KEYS + suffix, *aliases[:ALIASES_AT_ONCE]])
         except RevisionMismatch:
             return  # another front end was first, or somebody keeps it
         except AccessDenied as error:  # a metadata node of before takes no events from here
@@ -394,6 +431,7 @@ class LocalKeys:
             self._pending.discard(suffix)
         if new is None:
             self._ciphers.pop(suffix, None)
+        self._note_account(_account_of(suffix))
 
     def _on_alias(self, suffix: str, old: KmsAliasRow | None, new: KmsAliasRow | None) -> None:
         account_id = _account_of(suffix)
@@ -401,6 +439,7 @@ class LocalKeys:
         for row in (old, new):
             if row is not None:
                 _note(self._aliases_to, f"{account_id}/{row.key_id}", suffix, is_there=row is new)
+        self._note_account(account_id)
 
 
 def local_name(row: KmsKeyRow) -> str:

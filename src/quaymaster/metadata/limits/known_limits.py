@@ -29,6 +29,9 @@ class KnownLimits:
         self._mirror = mirror
         self._accounts = accounts
         self._cell_format = cell_format
+        self._of_deleted: set[str] = set()
+        """Accounts that were deleted while limits of theirs are left."""
+        accounts.listeners.append(self._note_account)
         self._rows: MirrorTable[LimitRow] = mirror.table(LIMITS, row_decoder(LimitRow), self._on_limit)
 
     async def set(self, name: LimitName, limit: Limit) -> None:
@@ -63,6 +66,17 @@ class KnownLimits:
         for at in range(0, len(keys), DROPPED_AT_A_TIME):
             await self._mirror.transact([], deletes=keys[at : at + DROPPED_AT_A_TIME])
 
+    async def drop_those_of_deleted_accounts(self) -> None:
+        """Remove what processes left that were killed right after they deleted an account; part of the upkeep."""
+        for account_id in tuple(self._of_deleted):
+            await self.drop_all_of(account_id)
+
+    def _note_account(self, account_id: str) -> None:
+        if self._accounts.is_deleted(account_id) and self.table.count(account_id):
+            self._of_deleted.add(account_id)
+        else:
+            self._of_deleted.discard(account_id)
+
     def _check_account(self, account_id: str) -> Compare:
         """Return the condition that an account stays as it is; ResourceNotFound where there is none."""
         if self._accounts.account(account_id) is None:
@@ -71,4 +85,6 @@ class KnownLimits:
 
     def _on_limit(self, suffix: str, old: LimitRow | None, new: LimitRow | None) -> None:
         limit = None if new is None else Limit(new.requests, new.bytes)
-        self.table.set(LimitName.parse(suffix), limit)
+        name = LimitName.parse(suffix)
+        self.table.set(name, limit)
+        self._note_account(name.account_id)

@@ -168,9 +168,9 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A user of an account, with its identity policies by their names.
 
-    `sessions_generation` is in all session tokens of the user; set to another number, those made before are refused. It
-    is no time, for tokens are made by clocks that differ, and random, for a store that went back would count to the
-    same number again. It begins with 0; older programs counted.
+    `sessions_generation` is in all session tokens of the user; those with another number are refused. It is
+    no time, for tokens are made by clocks that differ, and random, for a store that went back would count to the same
+    number again. It begins with 0; older programs counted.
     """
 
     account_id: str
@@ -205,7 +205,8 @@ class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A wrapped key that messages are encrypted with: those of one queue, or of up to 1,024 of an account.
 
     `unused_sweeps` and `retiring_since_ms`, which is of counted time, are `core/values/data_key_life`. With a `service`
-    (local, vault, aws) its key `kms_key` wraps it, bound to the ARN of the queue; otherwise the store's wrapping key.
+    (local, vault, aws) its key `kms_key` wraps it, bound to the ARN of the queue; otherwise the store's wrapping key
+    does.
     """
 
     key_id: int

@@ -118,7 +118,7 @@ class Known:
 
     def account_of(self, key: str) -> str:
         """Return whose a key is that has connections."""
-        return self._accounts[key]
+        return self._account_of[key]
 
     def remove(self, connection: KnownConnection) -> None:
         """Note that it is a stranger's, or closed."""
