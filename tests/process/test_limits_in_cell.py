@@ -75,8 +75,14 @@ def test_front_ends_share_a_limit_by_demand_also_when_its_owner_is_killed(tmp_pa
             "limit", "set", *options, "--requests", str(REQUESTS_PER_S), "--json"
         )
         assert done.returncode == 0, done.stderr
-        time.sleep(1)  # all front ends follow it
         senders = [Sender(cell.connection(name), url) for name in FRONT_ENDS]
+        asked = {"QueueUrl": url, "AttributeNames": ["EffectiveLimits"]}
+        wait_until(
+            lambda: all(
+                str(REQUESTS_PER_S) in str(sender.connection.call("GetQueueAttributes", asked).fields)
+                for sender in senders
+            )
+        )
         began_s = time.monotonic()
 
         def let_through() -> int:
