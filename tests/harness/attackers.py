@@ -13,11 +13,14 @@ import random
 import subprocess
 import sys
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from harness.proxied import PROXY_ADDRESS, SSL_TLV, header_v2, tlv
 
 MIB: Final = 1 << 20
 PAUSE_S: Final = 0.02
@@ -89,6 +92,14 @@ async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
     await writer.drain()
     if writer.is_closing():
         raise ConnectionError
+
+
+async def read_answer(reader: asyncio.StreamReader) -> None:
+    """Read an answer to its end."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    at = head.find(b"content-length:")
+    if at >= 0:
+        await reader.readexactly(int(head[at + 15 :].split(b"\r\n")[0]))
 
 
 async def dribble_chunks(target: Target) -> None:
@@ -182,9 +193,7 @@ async def change_agents(target: Target) -> None:
         for _ in range(200):
             agent = f"user-agent: {random.getrandbits(128):x}"
             await send(writer, f"GET /?Action=ListQueues HTTP/1.1\r\nhost: q\r\n{agent}\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            at = head.lower().index(b"content-length:")
-            await reader.readexactly(int(head[at + 15 :].split(b"\r\n")[0]))
+            await read_answer(reader)
             await asyncio.sleep(PAUSE_S)
 
 
@@ -194,10 +203,7 @@ async def pipeline(target: Target, address: str, request: Callable[[], str]) -> 
         for _ in range(50):
             await send(writer, "".join(request() for _ in range(PIPELINED)).encode())
             for _ in range(PIPELINED):
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                at = head.find(b"content-length:")
-                if at >= 0:
-                    await reader.readexactly(int(head[at + 15 :].split(b"\r\n")[0]))
+                await read_answer(reader)
 
 
 async def pipeline_preflights(target: Target) -> None:
@@ -219,6 +225,58 @@ async def pipeline_agents(target: Target) -> None:
         return f"GET /?Action=ListQueues HTTP/1.1\r\nhost: q\r\n{agent}\r\n\r\n"
 
     await pipeline(target, f"127.0.{random.randrange(PEERS)}.3", request)
+
+
+def _token(claims: int) -> str:
+    """Return a web identity token that says much, and that no issuer has made."""
+    parts = (
+        b'{"alg":"RS256","kid":"k"}',
+        b'{"iss":"https://e%x.example",%b}'
+        % (random.getrandbits(32), b",".join(b'"%d":1' % number for number in range(claims))),
+        bytes(256),
+    )
+    return ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
+
+
+async def send_web_identities(target: Target) -> None:
+    """Ask for sessions of a role with tokens that are much to read, from many addresses."""
+    async with target.connected(f"127.0.{random.randrange(PEERS)}.4") as (reader, writer):
+        for _ in range(50):
+            body = (
+                "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleSessionName=one"
+                f"&RoleArn=arn:aws:iam::000000000000:role/worker&WebIdentityToken={_token(1_600)}"
+            ).encode()
+            head = (
+                "POST / HTTP/1.1\r\nhost: q\r\ncontent-type: application/x-www-form-urlencoded\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
+            )
+            await send(writer, head.encode() + body)
+            await read_answer(reader)
+            await asyncio.sleep(PAUSE_S)
+
+
+async def come_by_proxy(target: Target) -> None:
+    """Connect as a proxy does for its clients: with a header, half of one, and what is none."""
+    async with target.connected(PROXY_ADDRESS) as (reader, writer):
+        client = f"10.0.{random.randrange(256)}.{random.randrange(256)}"
+        if random.random() < 0.3:
+            client = f"2001:db8:{random.getrandbits(16):x}:{random.getrandbits(16):x}::1"
+        header = header_v2(client, random.choice([b"", SSL_TLV, tlv(0xE0, bytes(200))]))
+        match random.randrange(4):
+            case 0:
+                await send(writer, header[: random.randrange(len(header))])
+                async with asyncio.timeout(HOLD_S):
+                    await reader.read()
+            case 1:
+                await send(
+                    writer, random.choice([random.randbytes(200), header[:14] + b"\xff\xff" + bytes(70_000)])
+                )
+                await reader.read()
+            case _:
+                await send(writer, header)
+                for _ in range(PIPELINED):
+                    await send(writer, b"GET /?Action=ListQueues HTTP/1.1\r\nhost: q\r\n\r\n")
+                    await read_answer(reader)
 
 
 async def send_garbage(target: Target) -> None:
@@ -252,9 +310,13 @@ KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
     "agents": change_agents,
     "preflights": pipeline_preflights,
     "pipelined-agents": pipeline_agents,
+    "web-identities": send_web_identities,
     "garbage": send_garbage,
     "unread": read_nothing,
 }
+
+BY_PROXY: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {"proxied": come_by_proxy}
+"""On the port for proxies (`edge_listen`), with headers of the PROXY protocol."""
 
 
 async def attack(kind: str, target: Target, connections: int) -> None:
@@ -263,7 +325,7 @@ async def attack(kind: str, target: Target, connections: int) -> None:
     async def again_and_again() -> None:
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-                await KINDS[kind](target)
+                await (KINDS | BY_PROXY)[kind](target)
             await asyncio.sleep(PAUSE_S)
 
     attackers = [asyncio.create_task(again_and_again()) for _ in range(connections)]
@@ -278,7 +340,8 @@ def attacking(kind: str, port: int, key_id: str, connections: int, *, niceness: 
     """Have a port attacked while the block runs."""
     numbers = [str(connections), str(niceness)]
     command = [sys.executable, "-m", "harness.attackers", kind, str(port), key_id, *numbers]
-    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    tests = Path(__file__).parents[1]
+    path = {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "src")])}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | path) as child:
         try:
             yield

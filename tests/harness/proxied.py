@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 
 from quaymaster.protocol.proxy_header import SIGNATURE
+
+PROXY_ADDRESS: Final = "127.0.0.9"
+"""Where a proxy on this machine connects from."""
+
+
+def edge_settings(port: int) -> dict[str, str]:
+    """Return the settings of a server that takes such headers at a port."""
+    return {"edge_listen": f"127.0.0.1:{port}", "trusted_proxies": PROXY_ADDRESS}
 
 
 def tlv(kind: int, value: bytes) -> bytes:

@@ -1,9 +1,9 @@
-"""Sends nonsense to both ports of a real server while signed clients work next to it, and judges what came of that.
+"""Sends nonsense to the ports of a real server while signed clients work next to it, and judges what came of that.
 
     python -m process.fuzz_ports --minutes 120 [--seed N] [--keep DIR]      (with tests/ on the path)
 
 ```
-    a sensible request ──▶ mutate ──▶ sign, or not ──▶ mutate bytes ──▶ cut ──▶ SQS port | admin port
+    a sensible request ──▶ mutate ──▶ sign, or not ──▶ mutate bytes ──▶ cut ──▶ SQS port | admin port | port for proxies
 ```
 
 What is signed is so with the key of an account of its own, and on the admin port only asks: so nonsense that means
@@ -30,7 +30,8 @@ from typing import Any, Final
 import msgspec
 from harness.checker import check
 from harness.load import Load, SQSConnection
-from harness.process import Environment, QuaymasterProcess
+from harness.process import Environment, QuaymasterProcess, free_port
+from harness.proxied import PROXY_ADDRESS, SSL_TLV, edge_settings, header_v2, tlv
 
 from process.strangers import resident_bytes
 from quaymaster.cli.client import AdminClient
@@ -119,6 +120,17 @@ class Nonsense:
         if random.random() < 0.4:
             data = self.mutated(data)
         return data
+
+    def proxied(self, port: int) -> bytes:
+        """Return what one connection of a proxy sends for a client."""
+        random = self._random
+        client = random.choice(["10.1.2.3", "2001:db8::7", f"10.0.0.{random.randrange(256)}"])
+        header = header_v2(
+            client, random.choice([b"", SSL_TLV, tlv(random.randrange(256), random.randbytes(20))])
+        )
+        if random.random() < 0.3:
+            header = self.mutated(header)
+        return header + self.stream(port, is_admin=False)
 
     def mutated(self, data: bytes) -> bytes:
         """Return bytes with some of them changed."""
@@ -253,6 +265,7 @@ class Fuzzer:
         self.statuses: Counter[int] = Counter()
         self.findings: list[str] = []
         self._process = process
+        self._edge_port = int(process.settings["edge_listen"].rpartition(":")[2])
         self._random = Random(seed)
         self._sqs = Nonsense(self._random, environment)
         self._admin = Nonsense(self._random, operator)
@@ -270,21 +283,28 @@ class Fuzzer:
 
     def _run(self) -> None:
         while not self._is_ending:
-            is_admin = self._random.random() < 0.3
-            port = self._process.admin_port if is_admin else self._process.listen_port
-            data = (self._admin if is_admin else self._sqs).stream(port, is_admin=is_admin)
-            replies = self._send(port, data)
+            chance = self._random.random()
+            if chance < 0.3:
+                port, source = self._process.admin_port, "127.0.0.1"
+                data = self._admin.stream(port, is_admin=True)
+            elif chance < 0.45:
+                port, source = self._edge_port, PROXY_ADDRESS
+                data = self._sqs.proxied(port)
+            else:
+                port, source = self._process.listen_port, "127.0.0.1"
+                data = self._sqs.stream(port, is_admin=False)
+            replies = self._send(port, data, source)
             self.sent += 1
             for status in statuses_of(replies):
                 self.statuses[status] += 1
                 if status == 500 and len(self.findings) < FINDINGS_MAX:
                     self.findings.append(f"the server failed: {replies[:2000]!r} to {data[:20_000]!r}")
 
-    def _send(self, port: int, data: bytes) -> bytes:
+    def _send(self, port: int, data: bytes, source: str) -> bytes:
         random = self._random
         replies = b""
         try:
-            with socket.create_connection(("127.0.0.1", port), 5) as connected:
+            with socket.create_connection(("127.0.0.1", port), 5, (source, 0)) as connected:
                 connected.settimeout(REPLY_TIMEOUT_S)
                 pieces = random.choice([1, 1, 2, 7])
                 step = max(1, -(-len(data) // pieces))
@@ -313,7 +333,7 @@ def statuses_of(replies: bytes) -> list[int]:
 
 def fuzz(directory: Path, *, seconds: float, seed: int) -> Outcome:
     """Fuzz a new server for so long, and judge what its signed clients saw."""
-    process = QuaymasterProcess(directory / "data", settings=SETTINGS)
+    process = QuaymasterProcess(directory / "data", settings=SETTINGS | edge_settings(free_port()))
     process.start()
     try:
         operator = process.env()

@@ -1,4 +1,4 @@
-"""Signed clients while strangers attack both ports of a real server: what it costs them, and what the server keeps.
+"""Signed clients while strangers attack the ports of a real server: what it costs them, and what the server keeps.
 
     python -m process.strangers [--seconds 10] [--kinds chunks,idle] [--json FILE]     (with tests/ on the path)
 
@@ -17,13 +17,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
-from harness.attackers import KINDS, MIB, attacking
+from harness.attackers import BY_PROXY, KINDS, MIB, attacking
 from harness.load import SQSConnection
-from harness.process import QuaymasterProcess
+from harness.process import QuaymasterProcess, free_port
+from harness.proxied import edge_settings
 
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
@@ -32,7 +33,13 @@ CLIENTS = 4
 TURNS = 4
 BODY = "m" * 300_000
 """As large as what was refused for minutes."""
-CONNECTIONS = {"idle": 2_000, "whole-bodies": 4, "preflights": 100, "pipelined-agents": 100}
+CONNECTIONS = {
+    "idle": 2_000,
+    "whole-bodies": 4,
+    "preflights": 100,
+    "pipelined-agents": 100,
+    "web-identities": 60,
+}
 CONNECTIONS_ELSE = 20
 SETTLE_S = 0.5
 NICENESS = 19
@@ -193,13 +200,16 @@ def pause_cpu_ms(process: QuaymasterProcess, seconds: float) -> float:
 def measure(
     process: QuaymasterProcess, kinds: list[str], *, seconds: float, turns: int = TURNS, niceness: int = 0
 ) -> list[Result]:
-    """Measure each kind of attack on each port, `seconds` of it and of quiet each; `niceness` is the attackers'."""
+    """Measure each kind of attack on the ports it is for, `seconds` of it and of quiet each, by so nice attackers."""
     results = []
     signed = Signed(process)
     key_id = process.env().access_key_id
     with signed.running():
         for kind in kinds:
             result = Result(kind, Figures(), Figures())
+            ports = [process.listen_port, process.admin_port]
+            if kind in BY_PROXY:
+                ports = [int(process.settings["edge_listen"].rpartition(":")[2])]
             connections = CONNECTIONS.get(kind, CONNECTIONS_ELSE)
             for _ in range(turns):
                 signed.count_into(result.quiet)
@@ -209,10 +219,11 @@ def measure(
                 result.quiet.pause_cpu_ms = max(
                     result.quiet.pause_cpu_ms, pause_cpu_ms(process, seconds / turns)
                 )
-                with (
-                    attacking(kind, process.listen_port, key_id, connections // 2, niceness=niceness),
-                    attacking(kind, process.admin_port, key_id, connections // 2, niceness=niceness),
-                ):
+                with ExitStack() as stack:
+                    for port in ports:
+                        stack.enter_context(
+                            attacking(kind, port, key_id, connections // len(ports), niceness=niceness)
+                        )
                     time.sleep(SETTLE_S)
                     signed.count_into(result.attacked)
                     with result.attacked.counting_cpu(process.pid):
@@ -225,17 +236,22 @@ def measure(
     return results
 
 
+def attacked_settings() -> dict[str, str]:
+    """Return settings that open whatever may be attacked."""
+    return {"oidc_issuers": "true", **edge_settings(free_port())}
+
+
 def main() -> None:
     """Measure, and print what came of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="attacks, separated by commas")
+    parser.add_argument("--kinds", default=",".join(KINDS | BY_PROXY), help="attacks, separated by commas")
     parser.add_argument("--json", type=Path, help="write all figures here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        process = QuaymasterProcess(Path(directory) / "data")
+        process = QuaymasterProcess(Path(directory) / "data", settings=attacked_settings())
         process.start()
         processors = sorted(os.sched_getaffinity(0))
         if (

@@ -14,13 +14,13 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
-from harness.attackers import KINDS, MIB
+from harness.attackers import BY_PROXY, KINDS, MIB
 from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
 from harness.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
-from process.strangers import Result, measure
+from process.strangers import Result, attacked_settings, measure
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.frontend.usage.recorder import REFUSED_KINDS_MAX
@@ -45,10 +45,10 @@ MEMORY_BESIDE_MAX = 64 * MIB
 
 
 def test_signed_clients_are_served_whatever_strangers_do(tmp_path: Path) -> None:
-    process = QuaymasterProcess(tmp_path / "data", settings=SETTINGS)
+    process = QuaymasterProcess(tmp_path / "data", settings=SETTINGS | attacked_settings())
     with running(process):
         began_s = time.monotonic()
-        results = measure(process, list(KINDS), seconds=SECONDS, turns=max(1, round(SECONDS / 3)))
+        results = measure(process, [*KINDS, *BY_PROXY], seconds=SECONDS, turns=max(1, round(SECONDS / 3)))
         seconds = time.monotonic() - began_s
         samples = samples_of(process)
         process.stop()
