@@ -91,6 +91,11 @@ class Clients:
         client.close()
 
     @property
+    def connections(self) -> int:
+        """How many connections they have: each thread its own."""
+        return len(self._threads)
+
+    @property
     def lost(self) -> set[str]:
         """What was acknowledged and never came."""
         return self.acknowledged - self.received

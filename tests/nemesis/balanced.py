@@ -57,12 +57,12 @@ class BalancedCell(ZonedCell):
 
     @classmethod
     @contextmanager
-    def balanced(cls, directory: Path) -> Iterator[Self]:
-        """Give a cell whose virtual IPs are served, each by its own balancer."""
+    def balanced(cls, directory: Path, settings: Mapping[str, object]) -> Iterator[Self]:
+        """Give a cell with these settings, whose virtual IPs are served, each by its own balancer."""
         for program in (haproxy_or_skip, keepalived_or_skip, dnsmasq_or_skip):
             program()
         ensure_self_signed(directory / "certificates", NAME)
-        with cls.in_zones(directory, others=(*BALANCERS, DNS), settings={"drain_notice_s": 1}) as cell:
+        with cls.in_zones(directory, others=(*BALANCERS, DNS), settings=settings) as cell:
             eventually(cell.is_settled, "each balancer to have its own virtual IP, and to keep it")
             yield cell
 
