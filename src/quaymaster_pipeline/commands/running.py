@@ -300,22 +300,29 @@ def _take_all(run: Run, job: BronzeJob, background: Background, layers: Turns) -
 
 
 def _wait_for_more(run: Run, job: BronzeJob, background: Background, took_s: float) -> None:
-    """Wait until the next batch is due and there is something to take, or it is time to look at everything again."""
+    """Wait until the next batch is due and there is something to take, or it is time to look at everything again.
+
+    Until it is due, only a full batch is something.
+    """
     from pyspark_quaymaster.errors import QuaymasterError
 
-    waited_s = run.rest_s(took_s)
-    background.pause(waited_s)
+    rest_s = run.rest_s(took_s)
     if run.interval_s is not None:
+        background.pause(rest_s)
         return
-    while waited_s < IDLE_S:
+    waited_s = 0.0
+    while waited_s < max(rest_s, IDLE_S):
+        step_s = min(LOOK_S, rest_s - waited_s) if waited_s < rest_s else LOOK_S
+        background.pause(step_s)
+        waited_s += step_s
         try:
-            if job.lag_blocks():
-                return
+            lag_blocks = job.lag_blocks()
         except QuaymasterError:
             # The next look at everything tells.
+            background.pause(max(0.0, rest_s - waited_s))
             return
-        background.pause(LOOK_S)
-        waited_s += LOOK_S
+        if job.is_full(lag_blocks) or (lag_blocks and waited_s >= rest_s):
+            return
 
 
 class Refining:

@@ -151,6 +151,10 @@ class BronzeJob:
         """Return how many blocks the feed has that bronze has not."""
         return lag_of(self._warehouse, self._feed)
 
+    def is_full(self, lag_blocks: int) -> bool:
+        """Return whether so many blocks are as much as a batch may take, by how large the last ones were."""
+        return lag_blocks >= (self._sizes or bronze.BlockSizes()).full_batch
+
 
 class RefineJob:
     """Brings what bronze has into silver and gold, and tells the feed how far all tables are.

@@ -240,8 +240,12 @@ class BlockSizes(NamedTuple):
     @property
     def blocks_max(self) -> int:
         """How many blocks the next batch may have."""
-        grown = max(BLOCKS_UNSEEN_MAX, BATCH_GROWTH * self.blocks)
-        return max(1, min(BATCH_BLOCKS_MAX, grown, BATCH_BYTES_MAX // max(1, self.block_bytes)))
+        return min(self.full_batch, max(BLOCKS_UNSEEN_MAX, BATCH_GROWTH * self.blocks))
+
+    @property
+    def full_batch(self) -> int:
+        """How many blocks of this size are as much as any batch may have."""
+        return max(1, min(BATCH_BLOCKS_MAX, BATCH_BYTES_MAX // max(1, self.block_bytes)))
 
 
 def plan_batch(
