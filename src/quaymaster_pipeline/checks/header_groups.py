@@ -1,14 +1,17 @@
 """Headers of the blocks of some front ends, with their marks, coverage and what has expired, as tasks read them.
 
-Front ends are divided into groups by a hash of their names, so that a task has all blocks of each in memory.
+Front ends are divided into groups by a hash of their names, so that a task has all blocks of each group in memory. An
+item of work is many groups: its task reads all files once, and keeps the rows of its front ends on its disk, by group.
+So what tasks read grows with the headers and with the cores, not with the number of groups.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +24,7 @@ from quaymaster_pipeline.usage.expired import LINE_COLUMNS
 from quaymaster_pipeline.usage.sequences import CoverageLine, IncarnationId
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, TableSpec
+from quaymaster_pipeline.warehouse.spools import GroupSpool
 
 CHAIN_COLUMNS: Final = (
     *("batch_id", "log_partition", "log_offset", *BLOCK_RANGE_COLUMNS),
@@ -40,10 +44,28 @@ CHAIN_BLOCKS: Final = 250_000
 """About so many headers a task has in memory, of some front ends each."""
 
 
-def plan_groups(blocks: Iterable[DataFile]) -> list[str]:
-    """Return items of work: groups of front ends, as many as the headers of these files need."""
-    count = max(1, -(-sum(file.rows for file in blocks) // CHAIN_BLOCKS))
-    return [json.dumps([group, count]) for group in range(count)]
+class GroupItem(NamedTuple):
+    """Which front ends an item of work is about: those of one of so many shares. They are divided into groups again."""
+
+    share: int
+    shares: int
+    groups: int
+
+    def groups_of(self, names: Any) -> Any:
+        """Return of which group each front end is, -1 if it is of another share. No name is one, too."""
+        different = pc.unique(names)
+        hashes = [zlib.crc32((name or "").encode()) for name in different.to_pylist()]
+        numbers = [
+            one // self.shares % self.groups if one % self.shares == self.share else -1 for one in hashes
+        ]
+        return pa.array(numbers, pa.int32()).take(pc.index_in(names, different))
+
+
+def plan_groups(blocks: Iterable[DataFile], cores: int) -> list[str]:
+    """Return items of work: each reads all files, so there are no more than cores, nor than the headers need."""
+    groups = max(1, -(-sum(file.rows for file in blocks) // CHAIN_BLOCKS))
+    shares = max(1, min(groups, cores))
+    return [json.dumps(GroupItem(share, shares, -(-groups // shares))) for share in range(shares)]
 
 
 class PartOfTable(NamedTuple):
@@ -54,15 +76,26 @@ class PartOfTable(NamedTuple):
     paths: Sequence[str]
     columns: Sequence[str]
 
-    def read(self, group: int, groups: int) -> Any:
-        """Return the rows of the front ends of a group."""
-        found = [pa.schema([self.spec.schema.field(name) for name in self.columns]).empty_table()]
-        for path in self.paths:
-            found += [
-                rows.filter(are_of_group(rows.column("front_end"), group, groups))
-                for rows in read_row_groups(self.place, self.spec, path, self.columns)
-            ]
-        return pa.concat_tables(found)
+    def spool(self, item: GroupItem) -> GroupSpool:
+        """Return the rows of the front ends of an item, on disk if they are many. Used with `with`."""
+        spool = GroupSpool(pa.schema([self.spec.schema.field(name) for name in self.columns]))
+        try:
+            for path in self.paths:
+                for rows in read_row_groups(self.place, self.spec, path, self.columns):
+                    spool.add(rows, item.groups_of(rows.column("front_end")))
+        except BaseException:
+            spool.close()
+            raise
+        return spool
+
+
+def read_groups(tables: Sequence[PartOfTable], item: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that each table has of the front ends of a group, group by group of an item. In a task."""
+    wanted = GroupItem(*json.loads(item))
+    with contextlib.ExitStack() as stack:
+        spools = [stack.enter_context(table.spool(wanted)) for table in tables]
+        for group in range(wanted.groups):
+            yield tuple(spool.read(group) for spool in spools)
 
 
 def are_of_group(names: Any, group: int, groups: int) -> Any:

@@ -144,7 +144,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     """
     seen = _look_between_expiries(warehouse)
     files = _plan_files(seen)
-    groups = plan_groups(seen.blocks)
+    groups = plan_groups(seen.blocks, workers.cores)
     days = plan_days(seen.events, seen.hours, seen.expired_usage)
     closed = plan_closed_files(seen.closes, seen.daily)
     steps = Steps(len(files) + len(groups) + len(days) + len(closed), watch)

@@ -39,6 +39,7 @@ from quaymaster_pipeline.checks.header_groups import (
     chained_blocks,
     coverage_lines,
     expired_chains,
+    read_groups,
 )
 from quaymaster_pipeline.checks.silver_checks import (
     NO_EVENTS,
@@ -191,7 +192,7 @@ class _FileCheck:
 
 
 def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: check the chains of the front ends of a group, marks of their blocks, and coverage."""
+    """Return what a task does: check the chains of the front ends of an item, marks of their blocks, and coverage."""
     expired, silver_batch, coverage_batch = seen.expired, seen.silver_batch, seen.coverage_batch
     tables = [
         PartOfTable(BLOCKS, seen.places[BLOCKS.name], [file.path for file in seen.blocks], CHAIN_COLUMNS),
@@ -206,7 +207,10 @@ def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
     passed = passed_in(seen.note)
 
     def work(item: str) -> Iterator[Any]:
-        blocks, marks, coverage, gone = (table.read(*json.loads(item)) for table in tables)
+        for blocks, marks, coverage, gone in read_groups(tables, item):
+            yield from judge(blocks, marks, coverage, gone)
+
+    def judge(blocks: Any, marks: Any, coverage: Any, gone: Any) -> Iterator[Any]:
         blocks_of, marks_of, lines_of, expired_of = (
             chained_blocks(blocks),
             block_marks(in_batches(marks, expired.through + 1, silver_batch)),

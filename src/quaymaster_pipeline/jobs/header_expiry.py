@@ -12,7 +12,6 @@ Killed after the first commit, the next run does the others; readers leave those
 from __future__ import annotations
 
 import datetime
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from quaymaster_pipeline.checks.header_groups import (
     expired_chains,
     expired_rows,
     plan_groups,
+    read_groups,
 )
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import PLACES, UNLINKED
@@ -202,7 +202,7 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         PartOfTable(EXPIRED_BLOCKS, before.place, before.paths, EXPIRED_BLOCKS.schema.names),
     )
     of_chains = workers.over(
-        plan_groups(plan.files), _chains_work(tables, before, plan.through, passed_in(note))
+        plan_groups(plan.files, workers.cores), _chains_work(tables, before, plan.through, passed_in(note))
     )
     findings, unlinked = Findings(), Findings(what=UNLINKED)
     findings.take(of_chains)
@@ -256,10 +256,13 @@ def _places_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
 def _chains_work(
     tables: Sequence[PartOfTable], before: ExpiredBlocks, through: int, passed: dict[int, Any]
 ) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does: judge the blocks of the front ends of a group, and write what stays known of them."""
+    """Return what a task does: judge the blocks of the front ends of an item, and write what stays known of them."""
 
     def work(item: str) -> Iterator[Any]:
-        blocks, marks, gone = (table.read(*json.loads(item)) for table in tables)
+        for blocks, marks, gone in read_groups(tables, item):
+            yield from judge(blocks, marks, gone)
+
+    def judge(blocks: Any, marks: Any, gone: Any) -> Iterator[Any]:
         blocks_of, expired_of = chained_blocks(blocks), expired_chains(gone)
         marks_of = block_marks(in_batches(marks, before.through + 1, through))
         findings, unlinked, chains = Findings(), Findings(what=UNLINKED), []
