@@ -18,9 +18,8 @@ import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import Overloaded
-from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.messaging.lent_keys import KeyIsLent
-from quaymaster.metadata.keys.key_ages import begin_counting, is_older
+from quaymaster.metadata.keys.key_ages import begin_counting, is_known_everywhere, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.ids import IdAllocator
@@ -217,11 +216,9 @@ class DataKeys:
             row.key_id: self._master_keys.unwrap(receipt_key_purpose(row.key_id), row.wrapped)
             for _, row in self._receipt_keys.items()
         }
-        now_ms, lead_ms = self._now_ms(), self._receipt_key_lead_ms
+        now_ms, lead_ms = self._time.known_ms, self._receipt_key_lead_ms
         ready = [
-            row.key_id
-            for _, row in self._receipt_keys.items()
-            if has_passed(row.created_ms, lead_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+            row.key_id for _, row in self._receipt_keys.items() if is_known_everywhere(row, lead_ms, now_ms)
         ]
         if self._handles is None:
             self._handles = ReceiptHandles(keys, max(ready, default=min(keys)))

@@ -18,9 +18,8 @@ from typing import Final
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import InvalidClientTokenId, NotNow
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
-from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.data_keys import KEY_BYTES, session_key_purpose
-from quaymaster.metadata.keys.key_ages import begin_counting, is_older
+from quaymaster.metadata.keys.key_ages import begin_counting, is_known_everywhere, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -132,12 +131,8 @@ class SessionKeys:
         keys = {
             row.key_id: self._master_keys.unwrap(session_key_purpose(row.key_id), row.wrapped) for row in rows
         }
-        now_ms = self._now_ms()
-        ready = [
-            row.key_id
-            for row in rows
-            if has_passed(row.created_ms, self._lead_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
-        ]
+        now_ms = self._time.known_ms
+        ready = [row.key_id for row in rows if is_known_everywhere(row, self._lead_ms, now_ms)]
         self._tokens.set_keys(keys, max(ready, default=min(keys, default=None)))
 
     async def _add(self, key_id: int) -> bool:
