@@ -61,12 +61,13 @@ class Way:
         body: bytes = b"{}",
         more: Headers = (),
         signer: Signer | None = None,
+        age_s: int = 0,
     ) -> bytes:
-        """Return the bytes of a request; `more` is added after it was signed."""
+        """Return the bytes of a request that was signed so long ago; `more` is added after it was signed."""
         every = sign(
             UnsignedRequest(method, path, query, [self.host, *headers], body),
             signer or self.signer,
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=time.time_ns() // 1_000_000 - age_s * 1000,
         )
         return render(method, path + (b"?" + query if query else b""), [*every, *more], body)
 

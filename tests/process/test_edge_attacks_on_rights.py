@@ -128,14 +128,17 @@ def count_of(way: Way, url: str) -> int:
 # Requests that were seen and are sent again.
 
 
-def test_a_send_that_is_replayed_as_a_retry_is_stored_once(way: Way) -> None:
+@pytest.mark.parametrize("attempt", [b"attempt=1", b"attempt=2; max=3"])
+def test_a_send_that_is_replayed_is_stored_once(way: Way, attempt: bytes) -> None:
     url = queue_of(way)
     headers = (
         (b"x-amz-target", b"AmazonSQS.SendMessage"),
         TYPE,
         (b"amz-sdk-invocation-id", uuid.uuid4().hex.encode()),
+        (b"amz-sdk-request", attempt),
     )
-    request = way.signed(headers, body=json.dumps({"QueueUrl": url, "MessageBody": "once"}).encode())
+    body = json.dumps({"QueueUrl": url, "MessageBody": "once"}).encode()
+    request = way.signed(headers, body=body, age_s=5)
 
     answers = [way.ask(request) for _ in range(3)]
 

@@ -153,7 +153,7 @@ def make_front_end(
         region=settings.region,
         standing=Standing(floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
     )
-    preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0)
+    preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0, now_ms=now_ms)
     messages = MessageActions(
         preparation,
         cipher,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -27,10 +27,13 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import Call
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.protocol.actions import message_rules, transaction_shapes
+from quaymaster.protocol.sqs.canonical_requests import render_time
 from quaymaster.protocol.sqs.checksums import attributes_md5, md5_digest
 from quaymaster.protocol.sqs.shapes import MessageAttributeValue
 
 MESSAGE_IDS_PER_BLOCK: Final = 256
+REPLAYED_AFTER_S: Final = 2
+"""A first attempt that was signed longer ago may have been seen on its way, and sent again."""
 _FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
 _FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
     None: False,
@@ -91,11 +94,18 @@ class Prepared(msgspec.Struct, gc=False):
 
 
 class MessagePreparation:
-    """Prepares the messages of a front end. `remembers_sends`: brokers know a repeated send by its retry hash."""
+    """Prepares the messages of a front end.
 
-    def __init__(self, cipher: MessageCipher, *, remembers_sends: bool) -> None:
+    `remembers_sends`: brokers know a repeated send by its retry hash. `now_ms` is the wall clock.
+    """
+
+    def __init__(self, cipher: MessageCipher, *, remembers_sends: bool, now_ms: Callable[[], int]) -> None:
         self._cipher = cipher
         self._remembers_sends = remembers_sends
+        self._now_ms = now_ms
+        self._second = 0
+        self._old_before = b""
+        """Dates of requests that are less than this are too old for a first attempt, in this second."""
         self._next_message_id = MessageIds().next
 
     def prepare(
@@ -179,7 +189,17 @@ class MessagePreparation:
         is_first = _FIRST_ATTEMPTS.get(attempt)
         if is_first is None:
             is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
-        return Invocation(invocation_id.decode("latin-1"), not is_first)
+        return Invocation(
+            invocation_id.decode("latin-1"), not is_first or self._is_old(fields.get(b"x-amz-date"))
+        )
+
+    def _is_old(self, date: bytes | None) -> bool:
+        """Tell whether a request was signed earlier than first attempts are, or at an unknown time."""
+        second = self._now_ms() // 1000
+        if second != self._second:
+            self._second = second
+            self._old_before = render_time((second - REPLAYED_AFTER_S) * 1000).encode()
+        return date is None or date < self._old_before
 
 
 def _trace_header(call: Call) -> str | None:
