@@ -8,10 +8,17 @@ from typing import cast
 import msgspec
 import pytest
 
-from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
+from quaymaster.coordination.cell_keys import (
+    BrokerRegistration,
+    configuration_key,
+    encode_configuration,
+    encode_registration,
+    registration_key,
+)
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import Unreachable
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node import front_ends_behind
 from quaymaster.node.front_ends_behind import FrontEndsBehind
@@ -53,6 +60,13 @@ class Brokers:
         row = BrokerRegistration(name, "z", f"127.0.0.1:{port}")
         await self.store.transaction([], [Put(registration_key(name), encode_registration(row))])
 
+    async def lead(self, *names: str) -> None:
+        """Have these brokers lead a journal each."""
+        for number, name in enumerate(names):
+            member = f"{name}@disk"
+            row = encode_configuration(JournalConfiguration(1, member, (member,), (), activated=True))
+            await self.store.transaction([], [Put(configuration_key(number), row)])
+
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +82,7 @@ def test_front_ends_that_follow_less_at_any_broker_are_named_and_so_are_silent_b
         assert await brokers.behind.wait(6) == []
         assert await brokers.behind.wait(7) == ["f1"]
         await brokers.register("b3", 3, None)
+        await brokers.lead("b1", "b2", "b3")
         assert await brokers.behind.wait(8) == [
             "f1",
             "f2",
@@ -76,6 +91,22 @@ def test_front_ends_that_follow_less_at_any_broker_are_named_and_so_are_silent_b
         ]
         await brokers.behind.close()
         assert all(client.is_closed for client in brokers.clients.values())
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_is_down_and_leads_nothing_holds_nothing_up() -> None:
+    async def scenario() -> None:
+        brokers = Brokers()
+        await brokers.register("b1", 1, {"f1": 7})
+        await brokers.register("b2", 2, None)
+        await brokers.lead("b1", "b2")
+        assert await brokers.behind.wait(7) == ["front ends of broker b2, which does not answer"]
+
+        await brokers.lead("b1", "b1")
+
+        assert await brokers.behind.wait(7) == []
+        assert await brokers.behind.wait(8) == ["f1"]
 
     asyncio.run(scenario())
 

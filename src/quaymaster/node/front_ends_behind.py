@@ -1,6 +1,6 @@
 """Which front ends of a cell do not know of a revocation yet: each broker says how far those follow that use it.
 
-A front end that no broker knows can serve no messages.
+A front end that no broker knows can serve no messages, and neither can a broker that leads no journal.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from quaymaster.coordination.cell_keys import BROKERS, decode_registration
+from quaymaster.coordination.cell_keys import BROKERS, JOURNALS, decode_configuration, decode_registration
 from quaymaster.coordination.interface import Coordination
+from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, decode_followers
@@ -38,7 +39,7 @@ class FrontEndsBehind:
     async def wait(self, revision: int) -> list[str]:
         """Return when all front ends follow a floor; the names of those that do not after WAIT_S.
 
-        A broker that does not answer is named, too: what front ends it knows cannot be said.
+        A broker that leads, and does not answer, is named, too: what front ends it knows cannot be said.
         """
         ends_s = time.monotonic() + WAIT_S
         while True:
@@ -51,8 +52,10 @@ class FrontEndsBehind:
         try:
             async with asyncio.timeout(ASK_MS / 1000):
                 rows, _ = await self._store.list_all(BROKERS)
+                configurations, _ = await self._store.list_all(JOURNALS)
         except (NotNow, TimeoutError):
             return {"front ends that only the coordination store would tell of"}
+        leaders = {broker_of(decode_configuration(row.value).leader) for row in configurations}
         brokers = [decode_registration(row.value) for row in rows]
         for address in self._clients.keys() - {broker.address for broker in brokers}:
             client = self._clients.pop(address, None)  # a broker may have another one after each start
@@ -61,10 +64,10 @@ class FrontEndsBehind:
         answers = await asyncio.gather(*(self._ask(broker.name, broker.address) for broker in brokers))
         behind: set[str] = set()
         for broker, followed in zip(brokers, answers, strict=True):
-            if followed is None:
-                behind.add(f"front ends of broker {broker.name}, which does not answer")
-            else:
+            if followed is not None:
                 behind |= {name for name, follows in followed.items() if follows < revision}
+            elif broker.name in leaders:
+                behind.add(f"front ends of broker {broker.name}, which does not answer")
         return behind
 
     async def _ask(self, name: str, address: str) -> dict[str, int] | None:
