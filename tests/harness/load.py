@@ -126,6 +126,8 @@ class SQSConnection:
         self._rest = b""
         self.clock_offset_ms = 0
         """Added to the time in signatures: for a server whose clock is wrong on purpose."""
+        self.token: str | None = None
+        """Of a session."""
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -147,7 +149,7 @@ class SQSConnection:
         ]
         signed = sign(
             UnsignedRequest(b"POST", b"/", b"", unsigned, body),
-            Signer(environment.access_key_id, environment.secret_access_key, environment.region),
+            Signer(environment.access_key_id, environment.secret_access_key, environment.region, self.token),
             now_ms=time.time_ns() // 1_000_000 + self.clock_offset_ms,
         )
         lines = [b"POST / HTTP/1.1", *(b"%b: %b" % header for header in (*signed, *headers))]

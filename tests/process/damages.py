@@ -8,17 +8,35 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.load import SQSConnection
-from harness.process import SOCKETS, ProcessFailed, QuaymasterProcess
+from harness.process import SOCKETS, Environment, ProcessFailed, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from .support import EXIT_UNUSABLE, Client, bodies
 
-SETTINGS = {"usage": "false", "block_build_interval_s": "0", "segment_bytes_max": str(2 << 20)}
+SETTINGS = {
+    "usage": "false",
+    "kms": "local",
+    "block_build_interval_s": "0",
+    "segment_bytes_max": str(2 << 20),
+}
+POLICY = {
+    "Version": "2012-10-17",
+    "Statement": {
+        "Effect": "Allow",
+        "Action": ["sqs:GetQueueUrl", "sqs:GetQueueAttributes"],
+        "Resource": "*",
+    },
+}
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": "000000000000"}},
+}
 LEFT_OUT = ("lock", "client.json")
 """Files that say nothing of what was stored, and are written anew at each start."""
 
@@ -87,10 +105,12 @@ class World:
                 changed = client.call("SetQueueAttributes", "kept", Attributes={"VisibilityTimeout": "77"})
                 assert changed.status == 200, changed
             made = command_of(self.data, "key", "create", "--json")
-            self.deleted_key = str(made["access_key_id"])
-            self.deleted_secret = str(made["secret_access_key"])
+            self.deleted = credentials_of(made)
+            self._make_identities(process, directory)
             process.restart()  # there is a snapshot, and records behind it
-            command_of(self.data, "key", "delete", self.deleted_key)
+            command_of(self.data, "key", "delete", self.deleted.key_id)
+            command_of(self.data, "user", "revoke-sessions", "clerk")
+            command_of(self.data, "user", "delete", "former")
             with closing(Client(process)) as client:
                 client.send("sent-later", bodies(20, "second"))
             if not killed:
@@ -98,6 +118,28 @@ class World:
         finally:
             if process.is_running:
                 process.kill9()
+
+    def _make_identities(self, process: QuaymasterProcess, directory: Path) -> None:
+        """Make users, one with a session, a role, a limit, and keys of KMS that queues name, one of them disabled."""
+        policy, trust = directory / "policy.json", directory / "trust.json"
+        policy.write_text(json.dumps(POLICY))
+        trust.write_text(json.dumps(TRUST))
+        self.clerk = credentials_of(command_of(self.data, "user", "create", "clerk", "--json"))
+        self.former = credentials_of(command_of(self.data, "user", "create", "former", "--json"))
+        for user in ("clerk", "former"):
+            command_of(self.data, "user", "put-policy", user, "reads", str(policy))
+        self.revoked = credentials_of(command_of(self.data, "key", "session", self.clerk.key_id, "--json"))
+        assert rights_of(process, process.env(), self.revoked) == (200, 403)
+        command_of(self.data, "role", "create", "auditor", "--trust", str(trust))
+        for alias, queue in (("alias/orders", "sealed"), ("alias/old", "locked")):
+            key = command_of(self.data, "kms", "create", "--alias", alias, "--json")
+            with closing(Client(process)) as client:
+                client.create(queue, KmsMasterKeyId=alias)
+                client.send(queue, bodies(10, queue))
+        command_of(self.data, "kms", "disable", key["key_id"])
+        command_of(
+            self.data, "limit", "set", "--account", "000000000000", "--action", "TagQueue", "--requests", "7"
+        )
 
     def outcome(self, damage: Damage, directory: Path) -> str:
         """Harm a copy, start a server from it, and say what came of that: `refused` or `served`.
@@ -131,13 +173,47 @@ class World:
             assert client.take_all("kept") == bodies(20, "kept"), damage
             wanted = sorted(bodies(20, "sent-later") + bodies(20, "second"))
             assert client.take_all("sent-later") == wanted, damage
+            assert client.take_all("sealed") == bodies(10, "sealed"), damage
+            locked = client.call("SendMessage", "locked", MessageBody="x")
+            assert locked.status == 400, (damage, locked)
+            assert "disabled" in str(locked.fields), (damage, locked)
             client.create("new")
             assert client.take_all("new") == [], damage
-        deleted = process.env()._replace(
-            access_key_id=self.deleted_key, secret_access_key=self.deleted_secret
-        )
-        with closing(SQSConnection(deleted, process.listen_port)) as connection:
-            assert connection.call("GetQueueUrl", {"QueueName": "kept"}).status == 403, damage
+        env = process.env()
+        for credentials, status in {
+            self.clerk: 200,
+            self.deleted: 403,
+            self.former: 403,
+            self.revoked: 403,
+        }.items():
+            assert rights_of(process, env, credentials) == (status, 403), (damage, credentials)
+        roles = command_of(process.data, "role", "list", "--json")
+        assert [role["name"] for role in roles["roles"]] == ["auditor"], (damage, roles)
+        limits = command_of(process.data, "limit", "list", "--json")
+        assert [limit["action"] for limit in limits["limits"]] == ["TagQueue"], (damage, limits)
+
+
+class Credentials(NamedTuple):
+    """Of a key, or of a session, which has a token."""
+
+    key_id: str
+    secret: str
+    token: str
+
+
+def credentials_of(made: Mapping[str, Any]) -> Credentials:
+    """Return the credentials that a command printed."""
+    return Credentials(made["access_key_id"], made["secret_access_key"], made.get("session_token", ""))
+
+
+def rights_of(process: QuaymasterProcess, env: Environment, credentials: Credentials) -> tuple[int, int]:
+    """Return the answers to what POLICY allows, and to what it does not. `env`: of the process."""
+    own = env._replace(access_key_id=credentials.key_id, secret_access_key=credentials.secret)
+    with closing(SQSConnection(own, process.listen_port)) as connection:
+        connection.token = credentials.token or None
+        looked = connection.call("GetQueueUrl", {"QueueName": "kept"})
+        created = connection.call("CreateQueue", {"QueueName": "of-a-clerk"})
+    return looked.status, created.status
 
 
 def why_refused(process: QuaymasterProcess) -> str | None:
@@ -149,7 +225,7 @@ def why_refused(process: QuaymasterProcess) -> str | None:
     return None
 
 
-def command_of(data: Path, *arguments: str) -> dict[str, object]:
+def command_of(data: Path, *arguments: str) -> dict[str, Any]:
     """Run a command for the server of a directory, and return what it printed with `--json`."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("quaymaster")), *arguments, "--data", str(data)],
@@ -159,7 +235,7 @@ def command_of(data: Path, *arguments: str) -> dict[str, object]:
         check=False,
     )
     assert done.returncode == 0, done
-    found: dict[str, object] = json.loads(done.stdout) if "--json" in arguments else {}
+    found: dict[str, Any] = json.loads(done.stdout) if "--json" in arguments else {}
     return found
 
 

@@ -18,7 +18,11 @@ USER = {
     "created_ms": 1_700_000_000_000,
     "policies": {"send": POLICY, "old": "{"},
     "problems": {"old": "It is not a JSON object."},
-    "keys": [{"access_key_id": "AK1", "enabled": True}, {"access_key_id": "AK2", "enabled": False}],
+    "keys": [
+        {"access_key_id": "AK1", "enabled": True, "last_used_ms": 1_700_000_000_000},
+        {"access_key_id": "AK2", "enabled": False, "last_used_ms": None},
+        {"access_key_id": "AK3", "enabled": True},
+    ],
 }
 ROLE = {
     **{name: value for name, value in USER.items() if name != "keys"},
@@ -70,8 +74,9 @@ def test_a_user_is_shown_with_policies_and_what_is_wrong_with_them(
 
     shown = run("user", "show", "ada", "--account", ACCOUNT, "--data", data).out
 
-    assert "key\tAK1\n" in shown
-    assert "key\tAK2 (disabled)\n" in shown
+    assert "key\tAK1, last used: 2023-11-14 22:13:20Z\n" in shown
+    assert "key\tAK2 (disabled), last used: never\n" in shown
+    assert "key\tAK3, last used: unknown\n" in shown  # the store did not say
     assert 'send:\n{\n  "Statement": []\n}\n' in shown
     assert "old: cannot be evaluated, and denies: It is not a JSON object.\n{\n" in shown
 
