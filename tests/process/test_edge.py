@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import boto3
 import pytest
@@ -158,9 +159,11 @@ def test_health_and_metrics_of_haproxy_are_shown(edge: EdgeProcess, server: Quay
 
 
 def test_a_full_server_gets_no_new_clients_and_keeps_its_long_polls(tmp_path: Path) -> None:
-    connections_max = 5
+    polls_max, busy_max = 3, 5
+    connections_max = polls_max + busy_max
     limits = {
         "http_connections_max": str(connections_max),
+        "http_account_connections_percent": "100",
         "http_key_connections_percent": "100",
         "http_unsigned_connections_max": str(connections_max),
         "http_unsigned_peer_connections_max": str(connections_max),
@@ -175,19 +178,31 @@ def test_a_full_server_gets_no_new_clients_and_keeps_its_long_polls(tmp_path: Pa
             until(lambda: edge.health()[0] == 200)
 
             clients = [edge.client() for _ in range(connections_max)]
+            has_ended = threading.Event()
+
+            def keep_busy(client: Any) -> None:
+                while not has_ended.is_set():
+                    client.get_queue_url(QueueName="jobs")
+
             polls = [
                 pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=FULL_S)
-                for client in clients
+                for client in clients[:polls_max]
             ]
-            until(lambda: edge.health() == (404, b"takes-nothing-new"))
-            # Of these, HAProxy would have ended all after six checks.
-            answers = [poll.result()["ResponseMetadata"]["HTTPStatusCode"] for poll in polls]
+            busy = [pool.submit(keep_busy, client) for client in clients[polls_max:]]
+            try:
+                until(lambda: edge.health() == (404, b"takes-nothing-new"))
+                # Of these, HAProxy would have ended all after six checks.
+                answers = [poll.result()["ResponseMetadata"]["HTTPStatusCode"] for poll in polls]
+            finally:
+                has_ended.set()
+            for one in busy:
+                one.result()
             for client in clients:
                 client.close()
             until(lambda: edge.health()[0] == 200)
     finally:
         server.stop()
-    assert answers == [200] * connections_max
+    assert answers == [200] * polls_max
 
 
 # The standard library leaves a socket that was reset before its handshake to the garbage collector.

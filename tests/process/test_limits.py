@@ -13,10 +13,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from harness.process import Environment, QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from .support import running
 
-REQUESTS_PER_S = 50
+REQUESTS_PER_S = 10
+"""Few: one client has to send more, on a machine with other work, too."""
 SECONDS = 4.0
 
 
@@ -29,7 +31,7 @@ def quaymaster(process: QuaymasterProcess, *arguments: str) -> Any:
         str(process.data),
         "--json",
     ]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
     return json.loads(done.stdout)
 
 
@@ -56,7 +58,8 @@ def test_a_client_that_sends_as_fast_as_it_can_gets_its_limit_through(tmp_path: 
         sent = throttled = 0
         refusal: dict[str, Any] = {}
         began_s = time.monotonic()
-        while time.monotonic() - began_s < SECONDS:
+        while not throttled or time.monotonic() - began_s < SECONDS:
+            assert time.monotonic() - began_s < PATIENCE_S, "never more than the limit was sent"
             try:
                 sqs.send_message(QueueUrl=url, MessageBody="hello")
                 sent += 1
@@ -83,7 +86,8 @@ def test_a_client_that_sends_as_fast_as_it_can_gets_its_limit_through(tmp_path: 
     assert refusal["Error"]["Code"] == "RequestThrottled"
     headers = refusal["ResponseMetadata"]["HTTPHeaders"]
     assert (
-        headers["x-quaymaster-limit"] == f"account={environment.account_id}; action=SendMessage; requests=50"
+        headers["x-quaymaster-limit"]
+        == f"account={environment.account_id}; action=SendMessage; requests={REQUESTS_PER_S}"
     )
 
 
