@@ -11,12 +11,14 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from harness.process import QuaymasterProcess
+from harness.process import Environment, QuaymasterProcess
 
 
-def operate(process: QuaymasterProcess, method: str, path: str, fields: Any = None) -> Any:
-    """Ask the admin API as the server's operator."""
-    env = process.env()
+def operate(
+    process: QuaymasterProcess, method: str, path: str, fields: Any = None, *, env: Environment | None = None
+) -> Any:
+    """Ask the admin API as the server's operator. `env`: of the process, where it was asked for already."""
+    env = env or process.env()
     body = b"" if fields is None else json.dumps(fields).encode()
     url = f"{process.admin_url}/admin/v1/{path}"
     request = AWSRequest(method, url, data=body, headers={"Content-Type": "application/json"})

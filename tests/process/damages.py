@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.load import SQSConnection
+from harness.operators import operate
 from harness.process import SOCKETS, Environment, ProcessFailed, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
@@ -179,7 +180,7 @@ class World:
             assert "disabled" in str(locked.fields), (damage, locked)
             client.create("new")
             assert client.take_all("new") == [], damage
-        env = process.env()
+        env = client.environment
         for credentials, status in {
             self.clerk: 200,
             self.deleted: 403,
@@ -187,9 +188,9 @@ class World:
             self.revoked: 403,
         }.items():
             assert rights_of(process, env, credentials) == (status, 403), (damage, credentials)
-        roles = command_of(process.data, "role", "list", "--json")
+        roles = operate(process, "GET", "roles", env=env)
         assert [role["name"] for role in roles["roles"]] == ["auditor"], (damage, roles)
-        limits = command_of(process.data, "limit", "list", "--json")
+        limits = operate(process, "GET", "limits", env=env)
         assert [limit["action"] for limit in limits["limits"]] == ["TagQueue"], (damage, limits)
 
 

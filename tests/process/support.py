@@ -21,7 +21,8 @@ class Client:
     """Calls of one server by hand, on one connection, with one queue in mind."""
 
     def __init__(self, process: QuaymasterProcess, *, clock_offset_ms: int = 0) -> None:
-        self._use(process.env(), process.listen_port)
+        self.environment = process.env()
+        self._use(self.environment, process.listen_port)
         self.connection.clock_offset_ms = clock_offset_ms
 
     def _use(self, environment: Environment, port: int) -> None:
