@@ -1,4 +1,4 @@
-"""How long a store has been watched, by clocks that nobody sets: the row `/counted_time`, in ms.
+"""How long a store has been watched, by monotonic clocks: the row `/counted_time`, in ms.
 
     process that has the store's rows: unchanged for 20 s or more, by its monotonic clock ──▶ row + that, 60 s at most
                                        another one was first ──▶ it begins to count again

@@ -1,4 +1,4 @@
-"""Notes when access keys are used, for those who look for keys that nobody uses any more.
+"""Notes when access keys are used, for those who look for keys that are not used any more.
 
     verified signature ──note──▶ first of its key in this hour ──▶ due ──every FLUSH_S, some──▶ rows key_uses/
                                     others: nothing

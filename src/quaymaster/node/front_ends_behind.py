@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quaymaster.coordination.cell_keys import BROKERS, JOURNALS, decode_configuration, decode_registration
-from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.interface import Coordination, KeyValue
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.net.rpc import RPCClient
@@ -50,27 +50,39 @@ class FrontEndsBehind:
 
     async def _behind(self, revision: int) -> set[str]:
         try:
-            async with asyncio.timeout(ASK_MS / 1000):
-                rows, _ = await self._store.list_all(BROKERS)
-                configurations, _ = await self._store.list_all(JOURNALS)
+            return await self._look(revision)
         except (NotNow, TimeoutError):
             return {"front ends that only the coordination store would tell of"}
-        leaders = {broker_of(decode_configuration(row.value).leader) for row in configurations}
-        brokers = [decode_registration(row.value) for row in rows]
+
+    async def _look(self, revision: int) -> set[str]:
+        brokers = [decode_registration(row.value) for row in await self._list(BROKERS)]
         for address in self._clients.keys() - {broker.address for broker in brokers}:
             client = self._clients.pop(address, None)  # a broker may have another one after each start
             if client is not None:
                 await client.close()
-        answers = await asyncio.gather(*(self._ask(broker.name, broker.address) for broker in brokers))
+        answers = await asyncio.gather(*(self._ask(broker.address) for broker in brokers))
         behind: set[str] = set()
+        silent: list[str] = []
         for broker, followed in zip(brokers, answers, strict=True):
-            if followed is not None:
+            if followed is None:
+                silent.append(broker.name)
+            else:
                 behind |= {name for name, follows in followed.items() if follows < revision}
-            elif broker.name in leaders:
-                behind.add(f"front ends of broker {broker.name}, which does not answer")
+        if silent:
+            leaders = {
+                broker_of(decode_configuration(row.value).leader) for row in await self._list(JOURNALS)
+            }
+            behind |= {
+                f"front ends of broker {name}, which does not answer" for name in silent if name in leaders
+            }
         return behind
 
-    async def _ask(self, name: str, address: str) -> dict[str, int] | None:
+    async def _list(self, prefix: str) -> Sequence[KeyValue]:
+        async with asyncio.timeout(ASK_MS / 1000):
+            rows, _ = await self._store.list_all(prefix)
+        return rows
+
+    async def _ask(self, address: str) -> dict[str, int] | None:
         try:
             client = self._clients.get(address)
             if client is None:

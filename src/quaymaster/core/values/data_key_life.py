@@ -8,7 +8,7 @@ A sweep asks every journal's leader which data keys its segments name, and metad
 may miss a message that moves from a journal not asked yet to one already asked. It cannot miss it again and again:
 a message that has moved stays where it is.
 
-Times are of a clock that nobody sets. Where an older program has written the time of a wall clock, that lies far ahead;
+Times are counted by monotonic clocks. Where an older program has written the time of a wall clock, that lies far ahead;
 then the sweeps alone count, of which there is one a day.
 """
 

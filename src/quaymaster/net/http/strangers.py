@@ -60,7 +60,7 @@ class UnsignedTime:
         self._known_at_s = now_s
 
     def charge(self, used_s: float, now_s: float, *, is_late: bool) -> None:
-        """Have newcomers, or late ones, rest after so much processor time that nobody signed for.
+        """Have newcomers, or late ones, rest after so much unsigned processor time.
 
         What they used while they rest, by actions that were begun before, makes the rest longer.
         """
@@ -306,22 +306,23 @@ def _of_largest_peer(holders: Iterable[Stranger]) -> Stranger:
 
 def peer_name(address: str) -> str:
     """Return what an address is counted as."""
-    if ":" not in address:
-        return address
-    found = ipaddress.IPv6Address(address)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> 64 << 64)) + "/64"
+    return _of_prefix(address, 64)
 
 
 def network_name(address: str) -> str:
     """Return the network that an address is of where one client may have more than what `peer_name` says: a /48."""
+    return _of_prefix(address, 48)
+
+
+def _of_prefix(address: str, bits: int) -> str:
+    """Return an IPv4 address as it is, and of IPv6 the network with a prefix of so many bits."""
     if ":" not in address:
         return address
     found = ipaddress.IPv6Address(address)
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> 80 << 80)) + "/48"
+    rest = 128 - bits
+    return f"{ipaddress.IPv6Address(int(found) >> rest << rest)}/{bits}"
 
 
 def _oldest(connections: Iterable[Stranger]) -> Stranger | None:
