@@ -13,7 +13,7 @@ from quaymaster.metadata.store.counted_time import CountedTime
 
 async def count_all(counted_time: CountedTime) -> None:
     """Count all the time that has passed, as if it had been counted while it passed."""
-    passed_ms = int((counted_time._monotonic_s() - counted_time._unchanged_since_s) * 1000)
+    passed_ms = int((counted_time._mirror.monotonic_s() - counted_time._unchanged_since_s) * 1000)
     if passed_ms:
         put = Put(COUNTED_TIME, encode_counted(counted_time.known_ms + passed_ms))
         with suppress(RevisionMismatch):  # another one has done so

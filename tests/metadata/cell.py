@@ -138,25 +138,34 @@ class Cell:
         self,
         name: str,
         store: Coordination | None = None,
+        *,
+        now_ms: Callable[[], int] | None = None,
         **options: Any,
     ) -> AsyncIterator[MetadataNode]:
-        """Start a metadata node. `options`: fields of `MetadataOptions`."""
+        """Start a metadata node. `now_ms`: its wall clock. `options`: fields of `MetadataOptions`."""
         node = MetadataNode(
             store or self.store,
             MetadataOptions(REGION, ACCOUNT, beat_interval_ms=20, upkeep_interval_ms=3_600_000, **options),
             name=name,
-            now_ms=self.clock,
+            now_ms=now_ms or self.clock,
             monotonic_ms=lambda: time.monotonic() * 1000,
         )
+        # Beats and limits go by time as it passes; what waits for minutes by the test's.
+        node.registry.mirror.monotonic_s = self.clock.monotonic_s
+        node.registry.counted_time._unchanged_since_s = self.clock.elapsed_s
         await node.start(self.journal)
-        counted = node.registry.counted_time
-        counted._monotonic_s, counted._unchanged_since_s = self.clock.monotonic_s, self.clock.elapsed_s
         self.nodes[name] = node
         self.calls[name] = MetadataCalls(node)
         try:
             yield node
         finally:
             await self.kill(name)
+
+    async def pass_s(self, seconds: float) -> None:
+        """Let time pass, once all nodes have heard of everything."""
+        for node in self.nodes.values():
+            await node.registry.mirror.reached(await node.beat())
+        self.clock.pass_s(seconds)
 
     async def kill(self, name: str) -> None:
         """End a node."""

@@ -1,4 +1,4 @@
-"""What a node with a clock that was ahead has written keeps no other, and not itself, waiting until that time comes."""
+"""What waits in metadata waits for its time, whatever the clock of a node or front end shows, and not longer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from metadata.cell import Cell, FrontEnd, run_cell
-from metadata.support import ACCOUNT, Clock, World, eventually, is_good, run
+from metadata.support import ACCOUNT, START_MS, Clock, World, eventually, is_good, run
 from quaymaster.coordination.interface import Put
 from quaymaster.core.values.errors import (
     JournalStopped,
+    NotNow,
     PurgeQueueInProgress,
     QueueDeletedRecently,
     UnsupportedOperation,
@@ -22,49 +23,139 @@ from quaymaster.core.values.errors import (
 from quaymaster.metadata.keys.data_keys import RECEIPT_KEY_KEPT_MS
 from quaymaster.metadata.keys.session_keys import SESSION_KEY_KEPT_MS
 from quaymaster.metadata.other_front_ends import GONE_MS
-from quaymaster.metadata.store.rows import READERS, RECEIPT_KEYS, ROW_VERSION, SESSION_KEYS
+from quaymaster.metadata.queues import deletion
+from quaymaster.metadata.store.rows import (
+    DELETED,
+    PENDING,
+    READERS,
+    RECEIPT_KEYS,
+    ROW_VERSION,
+    SESSION_KEYS,
+    DeletedRow,
+    PendingRow,
+    encode_row,
+)
 from quaymaster.protocol.rpc.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
 
 YEAR_S = 365 * 86_400
+OFF_S = [160, 14 * 3_600, 30 * 86_400, YEAR_S, -160, -14 * 3_600, -30 * 86_400, -YEAR_S]
 
 
-def test_name_of_a_queue_that_was_deleted_in_the_future_may_be_used_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_a_name_rests_for_a_minute_whatever_the_clock_shows_then(tmp_path: Path, off_s: int) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
-            world.clock.set_s(-YEAR_S)
-
-            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
-
-    run(scenario, tmp_path)
-
-
-def test_a_name_rests_though_the_clock_that_wrote_its_end_is_a_little_ahead(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
-            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
-            world.clock.set_s(-30)
-
+            world.clock.set_s(off_s)
+            world.clock.pass_s(59)
             with pytest.raises(QueueDeletedRecently):
                 await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
+            world.clock.pass_s(1)
+
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+
     run(scenario, tmp_path)
 
 
-def test_queue_that_was_purged_in_the_future_may_be_purged_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_purges_are_a_minute_apart_whatever_the_clock_shows_then(tmp_path: Path, off_s: int) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             purge = BeginPurge(queue.account_id, queue.name, queue.queue_id)
             await service.queues.change(purge)
-            world.clock.set_s(-YEAR_S)
+            world.clock.set_s(off_s)
+            world.clock.pass_s(59)
+            await service.registry.queues.reconcile()
+            with pytest.raises(PurgeQueueInProgress):
+                await service.queues.change(purge)
+
+            world.clock.pass_s(1)
 
             await service.queues.change(purge)
 
-            with pytest.raises(PurgeQueueInProgress):
-                await service.queues.change(purge)
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_a_node_whose_clock_is_wrong_drops_no_deletion_and_finishes_nothing_of_others_before_a_minute_is_over(
+    tmp_path: Path, off_s: int
+) -> None:
+    async def scenario(cell: Cell) -> None:
+        wrong = Clock()
+        wrong.set_s(off_s)
+        async with (
+            cell.node("right"),
+            cell.node("wrong", now_ms=wrong) as astray,
+            cell.front_end("a", nodes=("right",)) as a,
+        ):
+            await a.queues.change(CreateQueue(ACCOUNT, "gone"))
+            await a.queues.change(DeleteQueue(ACCOUNT, "gone"))
+            cell.journal.error = JournalStopped()
+            with pytest.raises(NotNow):
+                await a.queues.change(CreateQueue(ACCOUNT, "half"))
+            cell.journal.error = None
+            await cell.pass_s(59)
+            await astray.registry.run_upkeep()
+            for prefix in (DELETED, PENDING):
+                assert len((await cell.store.list_all(prefix))[0]) == 1
+
+            await cell.pass_s(1)
+            await astray.registry.run_upkeep()
+
+            for prefix in (DELETED, PENDING):
+                assert not (await cell.store.list_all(prefix))[0]
+            assert astray.queues.queue(ACCOUNT, "half").state == "active"
+
+    run_cell(scenario, tmp_path)
+
+
+def test_deletions_and_pending_changes_that_a_store_brings_wait_for_a_minute_whatever_their_rows_say(
+    tmp_path: Path,
+) -> None:
+    """Programs of before have written the time of their clock, and a restored store has rows of long ago."""
+
+    async def scenario(world: World) -> None:
+        async with world.service():
+            pass  # which makes the first keys
+        for number, at_ms in enumerate((0, START_MS, 2 * START_MS)):
+            rows = ((DELETED, DeletedRow(number, at_ms)), (PENDING, PendingRow(number, at_ms)))
+            for prefix, row in rows:
+                await world.store.transaction([], [Put(f"{prefix}{ACCOUNT}/q{number}", encode_row(row))])
+        async with world.service() as service:
+            for passed_s, left in ((0, 3), (59, 3), (1, 0)):
+                world.clock.pass_s(passed_s)
+                await service.registry.run_upkeep()
+                for prefix in (DELETED, PENDING):
+                    assert len((await world.store.list_all(prefix))[0]) == left
+
+    run(scenario, tmp_path)
+
+
+def test_a_deletion_that_comes_while_old_ones_are_dropped_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "DROPPED_AT_ONCE", 1)
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            for name in ("first", "orders"):
+                await service.queues.change(CreateQueue(ACCOUNT, name))
+                await service.queues.change(DeleteQueue(ACCOUNT, name))
+            world.clock.pass_s(60)
+
+            async def use_and_delete_again() -> None:
+                world.journal.before = None
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+                await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+
+            world.journal.before = use_and_delete_again
+            await service.registry.queues.reconcile()
+
+            with pytest.raises(QueueDeletedRecently):
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run(scenario, tmp_path)
 
@@ -87,37 +178,6 @@ def test_what_was_cut_in_half_in_the_future_is_finished(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_marks_that_were_written_in_the_future_are_dropped(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
-            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
-            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
-            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            world.clock.set_s(-YEAR_S)
-
-            await service.registry.queues.reconcile()
-
-            assert (await world.memory.list_prefix("/purges/")).items == ()
-            assert (await world.memory.list_prefix("/deleted/")).items == ()
-
-    run(scenario, tmp_path)
-
-
-def test_a_deleted_queue_is_remembered_where_clocks_differ_by_minutes(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        async with world.service() as service:
-            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
-            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            world.clock.set_s(-600)
-
-            await service.registry.queues.reconcile()
-
-            assert len((await world.memory.list_prefix("/deleted/")).items) == 1
-
-    run(scenario, tmp_path)
-
-
 def test_a_session_that_was_made_in_the_future_has_ended(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
@@ -130,9 +190,6 @@ def test_a_session_that_was_made_in_the_future_has_ended(tmp_path: Path) -> None
             assert not is_good(service, session)
 
     run(scenario, tmp_path)
-
-
-OFF_S = [160, 14 * 3_600, 30 * 86_400, YEAR_S, -160, -14 * 3_600, -30 * 86_400, -YEAR_S]
 
 
 @asynccontextmanager

@@ -140,9 +140,10 @@ def test_nodes_that_create_set_delete_reconcile_and_die_leave_metadata_and_journ
                 await asyncio.gather(*work, return_exceptions=True)
                 world.clock.pass_s(chance.choice([0, 1, 61]))
 
-            world.clock.pass_s(3600)
             last = chance.choice(nodes)
-            for _ in range(2):
+            for _ in range(3):
+                await last.registry.mirror.refresh_all("/")
+                world.clock.pass_s(3600)
                 await reconcile(last)
 
         async with world.service() as fresh:

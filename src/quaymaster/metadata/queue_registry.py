@@ -63,8 +63,8 @@ class QueueRegistry:
         """`source` follows the store, unless the store itself does. `node`: its name, among all of this store."""
         self._store = store
         self._options = options
-        self.mirror = Mirror(store, source or store)
-        self.counted_time = CountedTime(self.mirror, monotonic_s)
+        self.mirror = Mirror(store, source or store, monotonic_s)
+        self.counted_time = CountedTime(self.mirror)
         self.floor = FollowedFloor(self.mirror)
         self.accounts = KnownAccounts(self.mirror)
         self.limits = KnownLimits(self.mirror, self.accounts, options.cell_format)

@@ -423,7 +423,7 @@ def test_node_that_is_asked_next_knows_of_the_change_before(tmp_path: Path) -> N
                 if number % 2:
                     await a.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": str(number)}))
                     await a.queues.change(DeleteQueue(ACCOUNT, "orders"))
-                    cell.clock.pass_s(61)
+                    await cell.pass_s(61)
                 else:
                     await a.queues.change(CreateQueue(ACCOUNT, "orders"))
 
@@ -751,7 +751,7 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
                             )
                         case _:
                             await a.queues.change(DeleteQueue(ACCOUNT, name))
-                            cell.clock.pass_s(61)
+                            await cell.pass_s(61)
                 if not chance.randrange(3):
                     with suppress(NotNow):
                         await b.look_up(lambda n=name: b.find_queue(ACCOUNT, n))  # type: ignore[misc]

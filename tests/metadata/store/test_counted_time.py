@@ -24,8 +24,8 @@ from quaymaster.metadata.store.rows import is_counted
 
 
 def on_one_store(store: MemoryCoordination, clock: Clock) -> tuple[CountedTime, Mirror]:
-    mirror = Mirror(store, store)
-    return CountedTime(mirror, clock.monotonic_s), mirror
+    mirror = Mirror(store, store, clock.monotonic_s)
+    return CountedTime(mirror), mirror
 
 
 def test_counting_is_no_change_that_a_store_must_not_lose() -> None:

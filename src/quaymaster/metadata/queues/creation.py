@@ -30,7 +30,6 @@ from quaymaster.core.values.queue_definitions import (
     replace_definition,
 )
 from quaymaster.core.values.queue_names import check_group_name, split_group
-from quaymaster.core.values.written_times import has_passed
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target
@@ -120,7 +119,7 @@ class Creation:
         unchanged = [*unchanged, self._accounts.check_open(account_id)]
         check_given_target(queues, queues.arn_of(account_id, name), attributes, request.attributes)
         predecessor = queues.deleted.get(f"{account_id}/{name}")
-        self._check_name_has_rested(predecessor)
+        self._check_name_has_rested(f"{account_id}/{name}")
         if not is_internal(account_id, name):
             queues.quotas.check_queue(account_id, has_policy=POLICY.name in attributes)
         policy = attributes.get(POLICY.name)
@@ -270,7 +269,8 @@ class Creation:
         log.info("queue created queue=%s queue_id=%d", suffix, active.queue_id)
         return active
 
-    def _check_name_has_rested(self, deleted: DeletedRow | None) -> None:
+    def _check_name_has_rested(self, suffix: str) -> None:
         reuse_s = self._queues.options.queue_name_reuse_s
-        if deleted is not None and not has_passed(deleted.deleted_ms, reuse_s * 1000, self._queues.now_ms()):
+        deleted = self._queues.deleted
+        if deleted.get(suffix) is not None and deleted.unchanged_ms(suffix) < reuse_s * 1000:
             raise QueueDeletedRecently(reuse_s)

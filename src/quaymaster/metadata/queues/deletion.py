@@ -17,7 +17,6 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.queue_marks import identity_of
-from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.queues.known_queues import journal_ids_of
 from quaymaster.metadata.queues.queue_journals import LATE_SET_MS, QueueJournals
 from quaymaster.metadata.queues.stored_queues import (
@@ -105,23 +104,21 @@ class Deletion:
     async def drop_old_rows(self) -> None:
         """Drop the rows of names that have rested."""
         queues = self._queues
-        now_ms = queues.now_ms()
         rest_ms = max(queues.options.queue_name_reuse_s * 1000, LATE_SET_MS)
-        deleted = [
-            (key, row)
+        deleted = [  # what is dropped is what was looked at, not a later deletion of the name
+            (queues.deleted.compare(key), row)
             async for key, row in queues.deleted.in_turns()
-            if has_passed(row.deleted_ms, rest_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+            if queues.deleted.unchanged_ms(key) >= rest_ms
         ]
         for some in batched(deleted, DROPPED_AT_ONCE):
             # Once more: a node that died while it set the queue may have told the journal after the deletion.
-            compares = [queues.deleted.compare(key) for key, _ in some]
             try:
                 for _, row in some:
                     await self._journals.delete_queue(row.queue_id)
             except NotNow as error:
                 log.warning("queues not deleted again queues=%d error=%s", len(some), error)
                 break
-            await queues.drop(compares)
+            await queues.drop([compare for compare, _ in some])
 
 
 class Purges:
@@ -129,7 +126,7 @@ class Purges:
 
     def __init__(self, queues: StoredQueues) -> None:
         self._queues = queues
-        self._rows: MirrorTable[PurgeRow] = queues.mirror.table(PURGES, row_decoder(PurgeRow))
+        self._rows: MirrorTable[PurgeRow] = queues.mirror.table(PURGES, row_decoder(PurgeRow), is_timed=True)
 
     async def begin(self, request: BeginPurge) -> QueueDefinition:
         """Note that a purge begins; PurgeQueueInProgress when it is too soon after the one before."""
@@ -139,12 +136,11 @@ class Purges:
         if not interval_s:
             return definition
         suffix = id_text(definition.queue_id)
-        now_ms = self._queues.now_ms()
-        purged = self._rows.get(suffix)
-        if purged is None or has_passed(purged.purged_ms, interval_s * 1000, now_ms):
+        if self._rows.get(suffix) is None or self._rows.unchanged_ms(suffix) >= interval_s * 1000:
+            row = PurgeRow(self._queues.now_ms())
             try:
                 await self._queues.mirror.transact(
-                    [self._rows.compare(suffix)], [Put(PURGES + suffix, encode_row(PurgeRow(now_ms)))]
+                    [self._rows.compare(suffix)], [Put(PURGES + suffix, encode_row(row))]
                 )
             except RevisionMismatch:
                 pass  # another purge came first
@@ -162,12 +158,11 @@ class Purges:
 
     async def drop_old_rows(self) -> None:
         """Drop the rows of purges that keep no other waiting."""
-        now_ms = self._queues.now_ms()
         interval_ms = self._queues.options.purge_interval_s * 1000
         purged = [
             self._rows.compare(key)
-            async for key, row in self._rows.in_turns()
-            if has_passed(row.purged_ms, interval_ms, now_ms)
+            async for key, _ in self._rows.in_turns()
+            if self._rows.unchanged_ms(key) >= interval_ms
         ]
         for marks in batched(purged, DROPPED_AT_ONCE):
             await self._queues.drop(marks)

@@ -55,7 +55,7 @@ class KnownQueues(ActiveQueues):
         )
         """Queues in whatever state."""
         self.deleted: MirrorTable[DeletedRow] = mirror.table(
-            DELETED, row_decoder(DeletedRow), self._on_deleted
+            DELETED, row_decoder(DeletedRow), self._on_deleted, is_timed=True
         )
         """Queues whose names rest."""
         # Active queues only:

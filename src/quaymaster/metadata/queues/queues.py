@@ -21,7 +21,6 @@ from typing import Final
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
-from quaymaster.core.values.written_times import has_passed
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.name_binding import NameBinding
@@ -173,11 +172,10 @@ class Queues(StoredQueues):
         At the start everything pending was cut in half; later only what is older than any request lasts. What
         the journal cannot take now stays pending. Some are finished at a time: their writes go together.
         """
-        now_ms = self.now_ms()
         waiting = [
             suffix
-            async for suffix, row in self.pending.in_turns()
-            if has_passed(row.since_ms, older_than_ms, now_ms)
+            async for suffix, _ in self.pending.in_turns()
+            if self.pending.unchanged_ms(suffix) >= older_than_ms
         ]
         # Logs before their consumer groups, whose names go on behind theirs.
         logs = [suffix for suffix in waiting if not split_group(suffix)[1]]

@@ -39,7 +39,7 @@ class StoredQueues(KnownQueues):
         self.mirror = mirror
         self.options = options
         self.now_ms = now_ms
-        self.pending: MirrorTable[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
+        self.pending: MirrorTable[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow), is_timed=True)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager

@@ -6,8 +6,6 @@ without: these begin to wait when one that does sees them first (`set_fields`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -31,10 +29,9 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 class CountedTime:
     """How long the store has been watched, in ms."""
 
-    def __init__(self, mirror: Mirror, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
-        self._monotonic_s = monotonic_s
-        self._unchanged_since_s = monotonic_s()
+        self._unchanged_since_s = mirror.monotonic_s()
         self._row: MirrorTable[int] = mirror.table(COUNTED_TIME, decode_counted, self._on_row)
 
     @property
@@ -52,7 +49,7 @@ class CountedTime:
 
     async def count(self) -> None:
         """Add the time for which the row has not changed; to be asked again and again. Raises NotNow."""
-        passed_ms = int((self._monotonic_s() - self._unchanged_since_s) * 1000)
+        passed_ms = int((self._mirror.monotonic_s() - self._unchanged_since_s) * 1000)
         if passed_ms < COUNTED_AT_ONCE_MIN_MS:
             return
         counted_ms = self.known_ms + min(passed_ms, COUNTED_AT_ONCE_MAX_MS)
@@ -61,7 +58,7 @@ class CountedTime:
             await self._mirror.transact([self._row.compare("")], [put])
 
     def _on_row(self, suffix: str, old: int | None, new: int | None) -> None:
-        self._unchanged_since_s = self._monotonic_s()
+        self._unchanged_since_s = self._mirror.monotonic_s()
 
 
 async def set_fields(mirror: Mirror, table: MirrorTable[Row], suffix: str, **fields: int | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -54,7 +55,7 @@ class MirrorTable(Generic[T]):
     """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent.
 
     With a `capacity`, the rows that came first leave when there are more: absent then does not mean that the store
-    has no such row.
+    has no such row. With `monotonic_s` it is known for how long each row has been as it is.
     """
 
     def __init__(
@@ -63,9 +64,12 @@ class MirrorTable(Generic[T]):
         decode: Callable[[bytes], T],
         on_change: Callable[[str, T | None, T | None], None] | None = None,
         capacity: int | None = None,
+        monotonic_s: Callable[[], float] | None = None,
     ) -> None:
         self.prefix = prefix
         self.capacity = capacity
+        self._monotonic_s = monotonic_s
+        self._since_s: dict[str, float] = {}
         self._decode = decode
         self._on_change = on_change
         self._rows: dict[str, tuple[int, T]] = {}
@@ -88,6 +92,15 @@ class MirrorTable(Generic[T]):
     def compare(self, suffix: str) -> Compare:
         """Return the condition that the row is still as it is here."""
         return Compare(self.prefix + suffix, self.revision(suffix))
+
+    def unchanged_ms(self, suffix: str) -> int:
+        """Return for how long this process has had a row as it is, by its monotonic clock; 0 for none.
+
+        So long it has been like that for certain: no wall clock, no restored store and no restart makes it longer.
+        """
+        assert self._monotonic_s is not None, "the table was made to know it"
+        since_s = self._since_s.get(suffix)
+        return 0 if since_s is None else int((self._monotonic_s() - since_s) * 1000)
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Iterate over a copy of the rows, of which there are few."""
@@ -116,8 +129,11 @@ class MirrorTable(Generic[T]):
             self._rows.pop(suffix, None)
             self._gone[suffix] = revision
             self._gone.move_to_end(suffix)
+            self._since_s.pop(suffix, None)
         else:
             self._rows[suffix] = (revision, new)
+            if self._monotonic_s is not None:
+                self._since_s[suffix] = self._monotonic_s()
         if self._on_change and (old is not None or new is not None):
             self._on_change(suffix, old, new)
         if self.capacity is not None and len(self._rows) > self.capacity:
@@ -126,6 +142,7 @@ class MirrorTable(Generic[T]):
     def _evict(self) -> None:
         suffix = next(iter(self._rows))
         _, row = self._rows.pop(suffix)
+        self._since_s.pop(suffix, None)
         if self._on_change:
             self._on_change(suffix, row, None)
 
@@ -145,8 +162,11 @@ class MirrorTable(Generic[T]):
 class Mirror:
     """The tables, the store behind them, and the task that follows it."""
 
-    def __init__(self, store: RowStore, source: RowSource) -> None:
+    def __init__(
+        self, store: RowStore, source: RowSource, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.store = store
+        self.monotonic_s = monotonic_s
         self._source = source
         self._tables: dict[str, MirrorTable[Any]] = {}
         self._follower = RowFollower("metadata mirror", source, take=self._take, list_again=self._list)
@@ -162,9 +182,14 @@ class Mirror:
         decode: Callable[[bytes], T],
         on_change: Callable[[str, T | None, T | None], None] | None = None,
         capacity: int | None = None,
+        *,
+        is_timed: bool = False,
     ) -> MirrorTable[T]:
-        """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on, up to its capacity."""
-        table = MirrorTable(prefix, decode, on_change, capacity)
+        """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on, up to its capacity.
+
+        `is_timed`: it tells how long rows have been as they are.
+        """
+        table = MirrorTable(prefix, decode, on_change, capacity, self._elapsed_s if is_timed else None)
         self._tables[prefix] = table
         return table
 
@@ -217,6 +242,9 @@ class Mirror:
         items, _ = await self.store.list_all(prefix)
         for item in items:
             self._apply(item.key, item.value, item.revision)
+
+    def _elapsed_s(self) -> float:
+        return self.monotonic_s()
 
     def _table_of(self, key: str) -> tuple[MirrorTable[Any] | None, str]:
         end = key.find("/", 1) + 1

@@ -100,14 +100,17 @@ class QueueRows:
 
 
 class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Something was decided about a queue that its journal may not have heard of."""
+    """Something was decided about a queue that its journal may not have heard of. Older programs read `since_ms`."""
 
     queue_id: int
     since_ms: int
 
 
 class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A queue of this name was deleted at this time; its partitions were in these journals, by their numbers."""
+    """A queue of this name was deleted; its partitions were in these journals, by their numbers.
+
+    Older programs read `deleted_ms`.
+    """
 
     queue_id: int
     deleted_ms: int
@@ -115,7 +118,7 @@ class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The queue's last purge began at this time."""
+    """The queue's last purge began. Older programs read `purged_ms`."""
 
     purged_ms: int
 
