@@ -10,7 +10,8 @@ import pytest
 
 from frontend.support import ACCOUNT, Client, serving_recorded, until
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.key_uses import KEY_USES, decode_use
+from quaymaster.coordination.key_uses import KEY_USES
+from quaymaster.coordination.number_rows import number_of
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend import key_uses
@@ -210,7 +211,7 @@ def test_uses_go_with_their_keys() -> None:
             for key in (one, of_user, of_account):
                 uses.note(key.access_key_id)
             await uses.flush()
-            assert [decode_use(row.value) for row in (await store.list_all(KEY_USES))[0]] == [START_MS] * 3
+            assert [number_of(row) for row in (await store.list_all(KEY_USES))[0]] == [START_MS] * 3
 
             await accounts.delete_access_key(one.access_key_id)
             await identities.delete_user(ACCOUNT, "ada")

@@ -27,6 +27,7 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.noted_acts import NotedAct, put_act
+from quaymaster.coordination.number_rows import encode_number, number_of
 from quaymaster.coordination.presence import Presence, list_alive
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.values.errors import NotNow
@@ -106,7 +107,7 @@ class CellMember:
                 return
         newest = min(one.format_max for one in await list_alive(store))
         with contextlib.suppress(RevisionMismatch):  # somebody else was first
-            await store.compare_and_swap(FORMAT_KEY, ABSENT, str(newest).encode())
+            await store.compare_and_swap(FORMAT_KEY, ABSENT, encode_number(newest))
 
     def _on_row(self, key: str, value: bytes | None) -> None:
         if key != FORMAT_KEY or value is None:
@@ -124,7 +125,7 @@ class CellMember:
 async def read_format(store: Coordination) -> int:
     """Return the format that the cell writes."""
     found = await store.get(FORMAT_KEY)
-    return FIRST_FORMAT if found is None else int(found.value)
+    return FIRST_FORMAT if found is None else number_of(found)
 
 
 async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = None) -> bool:
@@ -136,7 +137,7 @@ async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = 
     version it is when it comes back.
     """
     found = await store.get(FORMAT_KEY)
-    now = FIRST_FORMAT if found is None else int(found.value)
+    now = FIRST_FORMAT if found is None else number_of(found)
     if now == wanted:
         return False
     if wanted < now:
@@ -159,7 +160,7 @@ async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = 
     try:
         await store.transaction(
             [Compare(FORMAT_KEY, found.revision if found is not None else ABSENT)],
-            [Put(FORMAT_KEY, str(wanted).encode()), *([] if act is None else [put_act(act)])],
+            [Put(FORMAT_KEY, encode_number(wanted)), *([] if act is None else [put_act(act)])],
         )
     except RevisionMismatch:
         raise FormatRefused("The format was changed meanwhile: look again.") from None

@@ -8,13 +8,21 @@ faster than time passes, however many count, and whatever their wall clocks say.
 what may happen only after a time waits until the row has grown by as much as that. It may wait for longer, and never
 for less when the 60 s that may not be counted yet are added where it begins. The row is in the store, and goes back
 with it, as does what was written down in it.
+
+A row that waits has a field with the counted time at which that began. Programs that did not know of it have left rows
+without: these begin to wait when one that does sees them first (`begin_counting`).
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol, TypeVar
 
-from quaymaster.coordination.interface import KeyValue, StoreUnusable
+import msgspec
+
+from quaymaster.coordination.interface import Compare, KeyValue, Put, RevisionMismatch
+from quaymaster.coordination.number_rows import number_of
 
 COUNTED_TIME: Final = "/counted_time"
 COUNTED_AT_ONCE_MIN_MS: Final = 20_000
@@ -23,25 +31,40 @@ COUNTED_AT_ONCE_MAX_MS: Final = 60_000
 """More is never added, also where a process stood still for long: what began meanwhile must not be over at once."""
 
 
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
 class ReadsRows(Protocol):
     """The part of `Coordination` that is needed here."""
 
     async def get(self, key: str) -> KeyValue | None: ...
 
 
-def encode_counted(counted_ms: int) -> bytes:
-    """Return the row's bytes."""
-    return str(counted_ms).encode()
-
-
-def decode_counted(data: bytes) -> int:
-    """Return what `encode_counted` was given; StoreUnusable when it is something else."""
-    if not data.isdigit():
-        raise StoreUnusable(f"the row {COUNTED_TIME} in the metadata store is damaged.")
-    return int(data)
-
-
 async def read_counted(store: ReadsRows) -> int:
     """Return the counted time as it is in the store. Raises NotNow."""
-    row = await store.get(COUNTED_TIME)
-    return 0 if row is None else decode_counted(row.value)
+    return number_of(await store.get(COUNTED_TIME))
+
+
+async def read_beginning(store: ReadsRows) -> int:
+    """Return from when on is waited for what begins now: what may not be counted yet does not count for it."""
+    return await read_counted(store) + COUNTED_AT_ONCE_MAX_MS
+
+
+async def begin_counting(
+    store: ReadsRows,
+    transact: Callable[[Sequence[Compare], Sequence[Put]], Awaitable[object]],
+    unchanged: Compare,
+    row: Row,
+    field: str,
+    encode: Callable[[Row], bytes],
+    *,
+    length_ms: int = 0,
+) -> None:
+    """Let a row without a counted time begin to wait now, or note when its wait of `length_ms` is over.
+
+    Nothing is done when it is not `unchanged`. Raises NotNow.
+    """
+    since_ms = await read_beginning(store)
+    begun = msgspec.structs.replace(row, **{field: since_ms + length_ms})
+    with suppress(RevisionMismatch):  # it is gone, or another process has changed it
+        await transact([unchanged], [Put(unchanged.key, encode(begun))])

@@ -20,10 +20,13 @@ from quaymaster.coordination.interface import (
     TRANSACTION_OPERATIONS_MAX,
     Compare,
     Coordination,
+    KeyValue,
     Put,
     RevisionMismatch,
+    StoreUnusable,
 )
-from quaymaster.coordination.key_uses import KEY_USES, decode_use, encode_use
+from quaymaster.coordination.key_uses import KEY_USES
+from quaymaster.coordination.number_rows import encode_number, number_of
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.monitoring.logs import log_event
@@ -93,7 +96,7 @@ class KeyUses:
                 rows, _ = await self._store.read([KEY_USES + key for key in some])
                 for row in rows:
                     key = row.key.removeprefix(KEY_USES)
-                    found[key] = max(decode_use(row.value), found.get(key, 0))
+                    found[key] = max(_hour_of(row), found.get(key, 0))
         except NotNow:
             return None
         return found
@@ -129,11 +132,11 @@ class KeyUses:
         puts: list[Put] = []
         for key, at_ms in uses.items():
             own, use = found.get(self._keys + key), found.get(KEY_USES + key)
-            if own is None or (use is not None and decode_use(use.value) >= at_ms):
+            if own is None or _hour_of(use) >= at_ms:
                 continue
             compares.append(Compare(own.key, own.revision))
             compares.append(Compare(KEY_USES + key, 0 if use is None else use.revision))
-            puts.append(Put(KEY_USES + key, encode_use(at_ms)))
+            puts.append(Put(KEY_USES + key, encode_number(at_ms)))
         if puts:
             await self._store.transaction(compares, puts)
 
@@ -148,3 +151,10 @@ class KeyUses:
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
+
+
+def _hour_of(row: KeyValue | None) -> int:
+    """Return when the hour of the last use began; 0 where no row says so, also of one that is damaged."""
+    with suppress(StoreUnusable):
+        return number_of(row)
+    return 0

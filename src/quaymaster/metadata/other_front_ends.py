@@ -14,7 +14,7 @@ from typing import Final
 from quaymaster.coordination.interface import Put
 from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable
 from quaymaster.metadata.options import UPKEEP_INTERVAL_MS
-from quaymaster.metadata.store.counted_time import CountedTime, set_fields
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import READERS, ReaderRow, encode_row, row_decoder
 
@@ -49,10 +49,7 @@ class OtherFrontEnds:
 
     async def begin_counting(self) -> None:
         """Let those whose programs are of before be there until they are not heard of for long."""
-        for name, row in self._readers.items():
-            if row.seen_counted_ms is None:
-                seen_ms = await self._time.read_ms()
-                await set_fields(self._mirror, self._readers, name, seen_counted_ms=seen_ms)
+        await self._time.begin_counting_all(self._readers, "seen_counted_ms")
 
     def count_alive(self) -> int:
         """Return how many front ends were heard of lately, with this one."""

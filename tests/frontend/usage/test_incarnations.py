@@ -11,8 +11,9 @@ from harness.waiting import PATIENCE_S
 
 from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
-from quaymaster.coordination.counted_time import COUNTED_TIME, encode_counted, read_counted
+from quaymaster.coordination.counted_time import COUNTED_AT_ONCE_MAX_MS, COUNTED_TIME, read_counted
 from quaymaster.coordination.interface import Put
+from quaymaster.coordination.number_rows import encode_number
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
 from quaymaster.frontend.usage.incarnations import (
@@ -40,7 +41,7 @@ class Clock:
         """Let time pass that is counted, too."""
         self.set_s(seconds)
         counted_ms = await read_counted(store) + seconds * 1_000
-        await store.transaction([], [Put(COUNTED_TIME, encode_counted(counted_ms))])
+        await store.transaction([], [Put(COUNTED_TIME, encode_number(counted_ms))])
 
     def set_s(self, seconds: int) -> None:
         """Set the wall clock."""
@@ -229,7 +230,7 @@ async def test_a_front_end_whose_program_does_not_know_counted_time_is_gone_when
         await one.feed.keep_incarnations()
         with pytest.raises(UnsupportedOperation, match=r"'old' ran 0 s ago"):
             await FrontEndIncarnations(store, now_us=clock).seal("old")
-        await clock.pass_s(DAY_S, store)
+        await clock.pass_s(DAY_S + COUNTED_AT_ONCE_MAX_MS // 1_000, store)
 
         await one.feed.keep_incarnations()
 

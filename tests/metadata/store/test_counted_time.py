@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.support import START_MS, Clock, World, run
-from quaymaster.coordination.counted_time import (
-    COUNTED_TIME,
-    decode_counted,
-    encode_counted,
-    read_counted,
-)
-from quaymaster.coordination.interface import Put, StoreUnusable
+from quaymaster.coordination.counted_time import COUNTED_TIME, read_counted
+from quaymaster.coordination.interface import Put
+from quaymaster.coordination.number_rows import encode_number
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror
@@ -30,13 +25,6 @@ def on_one_store(store: MemoryCoordination, clock: Clock) -> tuple[CountedTime, 
 
 def test_counting_is_no_change_that_a_store_must_not_lose() -> None:
     assert not is_counted(COUNTED_TIME)
-
-
-def test_damaged_row_is_told() -> None:
-    assert decode_counted(encode_counted(17)) == 17
-    for damaged in (b"", b"-1", b"x"):
-        with pytest.raises(StoreUnusable, match="damaged"):
-            decode_counted(damaged)
 
 
 def test_time_that_several_count_is_counted_once_whatever_their_wall_clocks_show(tmp_path: Path) -> None:
@@ -90,7 +78,7 @@ def test_time_in_which_nothing_ran_is_not_counted_and_what_was_counted_stays(tmp
 
 def test_store_that_has_only_counted_time_is_a_new_one(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        await world.memory.transaction([], [Put(COUNTED_TIME, encode_counted(20_000))])
+        await world.memory.transaction([], [Put(COUNTED_TIME, encode_number(20_000))])
 
         async with world.service() as service:
             assert service.master_key_id

@@ -159,6 +159,7 @@ async def _why_refused(settings: Settings) -> str | None:
 async def _force_store(settings: Settings) -> None:
     from quaymaster.coordination.interface import Put
     from quaymaster.coordination.noted_acts import act_of_user, put_act
+    from quaymaster.coordination.number_rows import encode_number
     from quaymaster.coordination.store_witness import decide_to_continue
     from quaymaster.core.values.errors import NotNow
     from quaymaster.metadata.store.rows import ACCEPTED
@@ -166,7 +167,7 @@ async def _force_store(settings: Settings) -> None:
 
     store = open_etcd(settings)
     try:
-        accepted = Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())
+        accepted = Put(ACCEPTED, encode_number(time.time_ns() // 1_000_000))
         act = act_of_user("ForceStore", {"etcd_prefix": settings.etcd_prefix})
         await decide_to_continue(store, [accepted, put_act(act)])
     except NotNow as error:

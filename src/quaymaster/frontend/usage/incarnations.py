@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.coordination.counted_time import read_counted
-from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
+from quaymaster.coordination.counted_time import begin_counting, read_counted
+from quaymaster.coordination.interface import ABSENT, Compare, Coordination, RevisionMismatch
 from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, EncodedBlock, Seal, encode_block
 from quaymaster.protocol.usage.usage_rows import NO_ROWS
@@ -98,7 +98,10 @@ class FrontEndIncarnations:
             return max(0, now_ms - row.seen_counted_ms)
         found, revision = await self._read(front_end)
         if found == row:
-            await self._write(front_end, revision, msgspec.structs.replace(row, seen_counted_ms=now_ms))
+            unchanged = Compare(INCARNATIONS + front_end, revision)
+            await begin_counting(
+                self._store, self._store.transaction, unchanged, row, "seen_counted_ms", msgspec.json.encode
+            )
         return 0
 
     async def seal(self, front_end: str, *, unseen_ms: int = ALIVE_MS) -> Incarnation:

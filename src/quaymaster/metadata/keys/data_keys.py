@@ -17,9 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.number_rows import number_of
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.messaging.lent_keys import KeyIsLent
-from quaymaster.metadata.keys.key_ages import begin_counting, is_known_everywhere, is_older
+from quaymaster.metadata.keys.key_ages import is_known_everywhere, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.ids import IdAllocator
@@ -122,9 +123,9 @@ class DataKeys:
     async def next_id(self) -> int:
         """Return the id of a new data key, which the store has not given before; Overloaded."""
         for _ in range(IDS_TRIED_MAX):
-            floor = await self._mirror.store.get(DATA_KEY_FLOOR)
+            floor = number_of(await self._mirror.store.get(DATA_KEY_FLOOR))
             key_id = await self._ids.next_id()
-            if floor is None or key_id > int(floor.value):
+            if key_id > floor:
                 return key_id
             self.drop_ids()  # the store that set them aside has gone back
         raise Overloaded
@@ -175,7 +176,7 @@ class DataKeys:
     async def drop_old_receipt_keys(self) -> int:
         """Delete the receipt keys no handle can need any more; return how many."""
         now_ms = await self._time.read_ms()
-        await begin_counting(self._mirror, self._receipt_keys, self._time)
+        await self._time.begin_counting_all(self._receipt_keys, "since_counted_ms")
         rows = sorted((row for _, row in self._receipt_keys.items()), key=lambda row: row.key_id)
         dropped = [
             row for row, successor in pairwise(rows) if is_older(successor, RECEIPT_KEY_KEPT_MS, now_ms)

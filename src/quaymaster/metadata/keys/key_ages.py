@@ -5,20 +5,7 @@ What a key protects is lost with it for the clients of all front ends. So no wal
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from quaymaster.metadata.store.counted_time import CountedTime, set_fields
-from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import ReceiptKeyRow, SessionKeyRow
-
-KeyRow = TypeVar("KeyRow", SessionKeyRow, ReceiptKeyRow)
-
-
-async def begin_counting(mirror: Mirror, table: MirrorTable[KeyRow], counted_time: CountedTime) -> None:
-    """Let keys that a program of before has made be as new as they are seen."""
-    for suffix, row in table.items():
-        if row.since_counted_ms is None:
-            await set_fields(mirror, table, suffix, since_counted_ms=await counted_time.begin_ms())
 
 
 def is_older(row: SessionKeyRow | ReceiptKeyRow, age_ms: int, now_ms: int) -> bool:

@@ -19,7 +19,7 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import InvalidClientTokenId, NotNow
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.keys.data_keys import KEY_BYTES, session_key_purpose
-from quaymaster.metadata.keys.key_ages import begin_counting, is_known_everywhere, is_older
+from quaymaster.metadata.keys.key_ages import is_known_everywhere, is_older
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -116,7 +116,7 @@ class SessionKeys:
     async def keep_up(self) -> None:
         """Make a new key when the newest is a week old, and delete those that no token can need any more."""
         now_ms = await self._time.read_ms()
-        await begin_counting(self._mirror, self._rows, self._time)
+        await self._time.begin_counting_all(self._rows, "since_counted_ms")
         rows = self._sorted()
         if self._may_be_made and (not rows or is_older(rows[-1], SESSION_KEY_RENEWED_MS, now_ms)):
             await self._add(self._newest_id() + 1)

@@ -42,7 +42,7 @@ from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.kms.key_names import ALIAS, is_alias_name, key_arn, not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
 from quaymaster.metadata.store.authorization_floor import raised_floor
-from quaymaster.metadata.store.counted_time import CountedTime, set_fields
+from quaymaster.metadata.store.counted_time import CountedTime
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     KMS_ALIASES,
@@ -317,11 +317,10 @@ class LocalKeys:
             row = self._keys.get(suffix)
             if row is None or row.deletion_ms is None:
                 continue
-            if (
-                row.due_counted_ms is None
-            ):  # by a program that counted no time: how long it was to wait is not known
-                due_ms = await self._time.begin_ms() + DELETION_DAYS_MAX * DAY_MS
-                await set_fields(self._mirror, self._keys, suffix, due_counted_ms=due_ms)
+            if row.due_counted_ms is None:  # by a program of before: how long it was to wait is not known
+                await self._time.begin_counting(
+                    self._keys, suffix, "due_counted_ms", length_ms=DELETION_DAYS_MAX * DAY_MS
+                )
             elif now_ms >= row.due_counted_ms:
                 await self._delete(suffix, row)
 

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Final
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.number_rows import encode_number, number_of
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import Versions
 from quaymaster.core.values.queue_marks import TOLD_MAX, QueueMarks
@@ -129,15 +130,14 @@ class IdGuard:
             await self.raise_to(marks)
             await self._store.transaction([], [], [ACCEPTED])
             log.warning("store accepted queue_id=%d data_key_id=%d", marks.queue_id, marks.data_key_id)
-        floor = await self._store.get(DATA_KEY_FLOOR)
-        self.data_key_floor = int(floor.value) if floor is not None else 0
+        self.data_key_floor = number_of(await self._store.get(DATA_KEY_FLOOR))
         self.problem = None
 
     async def raise_to(self, marks: QueueMarks) -> None:
         """Give no ids that a journal has seen: it was decided to go on with a store that is behind it."""
         await self._queue_ids.raise_to(marks.queue_id)
         await self._data_key_ids.raise_to(marks.data_key_id)
-        await self._store.transaction([], [Put(DATA_KEY_FLOOR, str(marks.data_key_id).encode())])
+        await self._store.transaction([], [Put(DATA_KEY_FLOOR, encode_number(marks.data_key_id))])
 
     async def _is_accepted(self) -> bool:
         return await self._store.get(ACCEPTED) is not None

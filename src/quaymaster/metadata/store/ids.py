@@ -13,6 +13,7 @@ import asyncio
 from typing import Final
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
+from quaymaster.coordination.number_rows import encode_number, number_of
 from quaymaster.metadata.store.mirror import RowStore
 from quaymaster.metadata.store.rows import IDS
 
@@ -51,19 +52,18 @@ class IdAllocator:
 
     async def last(self) -> int:
         """Return the highest number that was set aside, as the store has it now."""
-        row = await self._store.get(self._key)
-        return int(row.value) if row else 0
+        return number_of(await self._store.get(self._key))
 
     async def raise_to(self, last: int) -> bool:
         """Give no number from here on that is not above `last`; return whether the store was behind that."""
         while True:
             row = await self._store.get(self._key)
-            if (row is not None and int(row.value) >= last) or last == 0:
+            if number_of(row) >= last:
                 return False
             try:
                 await self._store.transaction(
                     [Compare(self._key, row.revision if row else ABSENT)],
-                    [Put(self._key, str(last).encode())],
+                    [Put(self._key, encode_number(last))],
                 )
             except RevisionMismatch:
                 continue
@@ -73,9 +73,9 @@ class IdAllocator:
     async def _set_aside(self) -> None:
         while True:
             row = await self._store.get(self._key)
-            last, revision = (int(row.value), row.revision) if row else (0, ABSENT)
+            last, revision = number_of(row), row.revision if row else ABSENT
             assert last + BLOCK <= ID_MAX, "64-bit ids are used up"
-            end = str(last + BLOCK).encode()
+            end = encode_number(last + BLOCK)
             try:
                 self._block_revision = await self._store.transaction(
                     [Compare(self._key, revision)], [Put(self._key, end), Put(self.block_key, end)]
