@@ -20,7 +20,7 @@ from quaymaster.settings import (
     unknown_variables,
 )
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def write(tmp_path: Path, text: str) -> Path:
