@@ -22,7 +22,7 @@ from unittest import mock
 import typer
 
 from bench.fleet_blocks import KeptBlocks
-from quaymaster.cli.loading import run_process, settings_to_serve
+from quaymaster.cli.shared.loading import run_process, settings_to_serve
 from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.usage.spool_files import SpooledBlock
 from quaymaster.frontend.usage.usage_shipper import UsageShipper

@@ -29,9 +29,9 @@ from bench import load, processes
 from bench.load import Load, MakeWork
 from bench.requests import Endpoint, call
 from bench.work import BATCH, Fields, Receive, Send, no_fields
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import read_client_file
-from quaymaster.cli.failures import NoServer
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import read_client_file
+from quaymaster.cli.shared.failures import NoServer
 
 POLL_S = 5.0
 START_TIMEOUT_S = 120.0

@@ -19,7 +19,7 @@ from harness.table_specs import all_specs
 
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
 from quaymaster.cli.edge.layout import EdgeLayout
-from quaymaster.cli.profile_files import PROFILE_VARIABLE
+from quaymaster.cli.shared.profile_files import PROFILE_VARIABLE
 from quaymaster.core.values.attributes import ATTRIBUTES
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.table import SQS_ACTIONS

@@ -32,7 +32,7 @@ ASKED = {
     "ACCEPT_CLOCK": {"AcceptClock"},
 }
 """Calls of the RPC, whose processes note the act."""
-CLIENTS = "quaymaster.cli.client"
+CLIENTS = "quaymaster.cli.shared.client"
 """How SQS and the admin API are asked: what for, the commands say."""
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
 PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("bench",)}

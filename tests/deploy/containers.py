@@ -25,7 +25,7 @@ from harness.etcd import etcd_or_skip
 from harness.process import ProcessFailed, free_port
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.tools import find_haproxy, tools_directory
+from quaymaster.cli.shared.tools import find_haproxy, tools_directory
 
 from .support import DEPLOY, TOOLS, instructions, mounted
 

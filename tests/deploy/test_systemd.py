@@ -16,7 +16,7 @@ from harness.process import QuaymasterProcess, free_port
 from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.tools import find_haproxy
+from quaymaster.cli.shared.tools import find_haproxy
 from quaymaster.net.listener import BACKLOG
 from quaymaster.node.roles import CELL_ROLES, SERVER
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from quaymaster.cli.edge.files import EdgeFiles
-from quaymaster.cli.tools import find_haproxy
+from quaymaster.cli.shared.tools import find_haproxy
 
 from .process import QuaymasterProcess, free_port
 from .waiting import PATIENCE_S

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import ServerConnection
-from quaymaster.cli.failures import CommandFailed, told_at_the_end
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import ServerConnection
+from quaymaster.cli.shared.failures import CommandFailed, told_at_the_end
 
 from .cell import ADMIN_PORTS, Cell
 from .victims import USES_OF_EACH, WAYS, Uses, Victim

@@ -21,9 +21,9 @@ from harness.load import Address
 from harness.process import Environment
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.client import AdminClient, SQSClient
-from quaymaster.cli.connection import ServerConnection
-from quaymaster.cli.failures import CommandFailed, CommandRefused
+from quaymaster.cli.shared.client import AdminClient, SQSClient
+from quaymaster.cli.shared.connection import ServerConnection
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 Operation = Literal["send", "poll", "get url", "get attributes", "assume"]

@@ -34,8 +34,8 @@ from harness.process import Environment, QuaymasterProcess, free_port
 from harness.proxied import PROXY_ADDRESS, SSL_TLV, edge_settings, header_v2, tlv
 
 from process.strangers import resident_bytes
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import find_connection
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS, STS_ACTIONS
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 

@@ -26,8 +26,8 @@ from harness.load import SQSConnection
 from harness.process import QuaymasterProcess, free_port
 from harness.proxied import edge_settings
 
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import find_connection
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 
 CLIENTS = 4
 TURNS = 4

@@ -12,7 +12,7 @@ from harness.running_cell import RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S
 from harness.wall_clock import WallClock
 
-from quaymaster.cli.failures import EXIT_NO_SERVER
+from quaymaster.cli.shared.failures import EXIT_NO_SERVER
 
 from .support import CellClient
 

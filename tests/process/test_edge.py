@@ -28,7 +28,7 @@ from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.edge.reload import reload_edge
-from quaymaster.cli.tools import tools_directory
+from quaymaster.cli.shared.tools import tools_directory
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 ROTATIONS = 40

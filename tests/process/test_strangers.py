@@ -22,8 +22,8 @@ from harness.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from process.strangers import Result, attacked_settings, measure
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import find_connection
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 from quaymaster.frontend.usage.recorder import REFUSED_KINDS_MAX
 from quaymaster.net.http.body import SMALL_CHUNKS_MAX, ChunkedBody
 from quaymaster.net.http.connection import UNREAD_BYTES_MAX

@@ -17,7 +17,7 @@ from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
-from quaymaster.cli.doctor import OK, check_permissions
+from quaymaster.cli.host.doctor import OK, check_permissions
 from quaymaster.protocol.usage.usage_blocks import UsageBlock, decode_block, parse_block_text
 
 KILLS = 3

@@ -14,9 +14,9 @@ from harness.usage_blocks import write_blocks
 
 from process.support import Client, running
 from process.test_usage import read_blocks
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused
 from quaymaster.protocol.usage.usage_blocks import decode_header
 from quaymaster_pipeline.checks.brokers.allowances import SKEW_US
 from quaymaster_pipeline.checks.brokers.broker_counts import (

@@ -28,11 +28,11 @@ from process.support import running_thread
 from process.test_usage import UNSYNCED_S, check_incarnations
 from process.test_usage_and_brokers import compare_usage
 from pyspark_quaymaster import DefaultSource
-from quaymaster.cli.client import AdminClient
-from quaymaster.cli.connection import find_connection
 from quaymaster.cli.local.cluster import read_cluster
 from quaymaster.cli.local.plan import ETCD_PREFIX
 from quaymaster.cli.local.status import COORDINATION_TIMEOUT_MS
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 from quaymaster.coordination.stores.etcd import EtcdCoordination
 from quaymaster.coordination.stores.etcd_gateway import EtcdAccess
 from quaymaster.metadata.store.rows import QueueRows

@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.doctor import OK, check_permissions
+from quaymaster.cli.host.doctor import OK, check_permissions
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = PATIENCE_S

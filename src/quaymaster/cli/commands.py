@@ -1,6 +1,6 @@
 """Which commands there are, and where. A module of commands is imported when one of them is asked for.
 
-    quaymaster queue list ──COMMANDS["queue"]──▶ import quaymaster.cli.queue, and nothing of the others
+    quaymaster queue list ──COMMANDS["queue"]──▶ import quaymaster.cli.queues.queue, and nothing of the others
 
 Commands of other packages are looked for only when a name is not one of these, or when all are wanted: for help,
 completion, the reference page. Modules of commands, for their part, import only what their options need; what does the
@@ -18,16 +18,16 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from quaymaster.cli.options import new_group
-from quaymaster.cli.profile_files import name_profile
+from quaymaster.cli.shared.options import new_group
+from quaymaster.cli.shared.profile_files import name_profile
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "serve": "quaymaster.cli.server:serve",
+    "serve": "quaymaster.cli.host.server:serve",
     "run": "quaymaster.cli.cells.roles:app",
-    "env": "quaymaster.cli.server:env",
-    "queue": "quaymaster.cli.queue:app",
-    "policy": "quaymaster.cli.policy:app",
-    "message": "quaymaster.cli.message:app",
+    "env": "quaymaster.cli.host.server:env",
+    "queue": "quaymaster.cli.queues.queue:app",
+    "policy": "quaymaster.cli.queues.policy:app",
+    "message": "quaymaster.cli.queues.message:app",
     "group": "quaymaster.cli.admin.group:app",
     "account": "quaymaster.cli.admin.account:app",
     "user": "quaymaster.cli.admin.user:app",
@@ -37,14 +37,14 @@ COMMANDS: Final[Mapping[str, str]] = {
     "limit": "quaymaster.cli.admin.limit:app",
     "oidc": "quaymaster.cli.admin.oidc:app",
     "kms": "quaymaster.cli.admin.kms:app",
-    "profile": "quaymaster.cli.profile:app",
+    "profile": "quaymaster.cli.host.profile:app",
     "edge": "quaymaster.cli.edge.commands:app",
     "local": "quaymaster.cli.local.commands:app",
-    "backup": "quaymaster.cli.server:backup",
-    "restore": "quaymaster.cli.server:restore",
-    "doctor": "quaymaster.cli.server:doctor",
-    "settings": "quaymaster.cli.server:show_settings",
-    "config": "quaymaster.cli.config:app",
+    "backup": "quaymaster.cli.host.server:backup",
+    "restore": "quaymaster.cli.host.server:restore",
+    "doctor": "quaymaster.cli.host.server:doctor",
+    "settings": "quaymaster.cli.host.server:show_settings",
+    "config": "quaymaster.cli.host.config:app",
     "bench": "quaymaster.cli.bench.bench:bench",
     "master-key": "quaymaster.cli.admin.key:master_key_app",
     "receipt-key": "quaymaster.cli.admin.key:receipt_key_app",
@@ -54,8 +54,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "cell": "quaymaster.cli.cells.cell:app",
     "broker": "quaymaster.cli.cells.brokers:app",
     "journal": "quaymaster.cli.cells.journals:app",
-    "ca": "quaymaster.cli.ca:app",
-    "force-start": "quaymaster.cli.server:force_start",
+    "ca": "quaymaster.cli.host.ca:app",
+    "force-start": "quaymaster.cli.host.server:force_start",
     "force-store": "quaymaster.cli.cells.cell:force_store",
 }
 """Each command, or group of commands, in the order of the help: MODULE:NAME of a function, or of a group."""

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
-from quaymaster.cli.failures import CommandFailed
+from quaymaster.cli.shared.failures import CommandFailed
 
 GROUP: Final = "quaymaster.commands"
 

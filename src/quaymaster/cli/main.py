@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 import quaymaster
-from quaymaster.cli.failures import (
+from quaymaster.cli.shared.failures import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CommandFailed,
@@ -65,7 +65,7 @@ def main() -> None:
     import typer
 
     from quaymaster.cli.commands import app
-    from quaymaster.cli.profile_files import name_profile
+    from quaymaster.cli.shared.profile_files import name_profile
 
     # What Typer raises for any wrong command line; it has no public name.
     usage_error = cast("type[typer.BadParameter]", typer.BadParameter.__base__)

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence
-from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory, find_connection
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage, as_sentence
+from quaymaster.cli.shared.output import (
+    bytes_as_text,
+    note,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+)
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,

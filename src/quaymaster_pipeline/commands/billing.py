@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory, find_connection
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage, reason_of
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
@@ -276,7 +276,7 @@ def accounts(
 
     store = BillingStore(open_warehouse(data_directory(data), warehouse, storage_option))
     if sync:
-        from quaymaster.cli.client import AdminClient
+        from quaymaster.cli.shared.client import AdminClient
 
         with AdminClient(find_connection(data, None), admin_url) as admin:
             # An account that was deleted has invoices to come for what it used.

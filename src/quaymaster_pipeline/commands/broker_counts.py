@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.output import note
-from quaymaster.cli.profile_files import named_profile
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.output import note
+from quaymaster.cli.shared.profile_files import named_profile
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
@@ -70,7 +70,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
         NoServer: it cannot be reached.
         CommandRefused: it does not tell.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
     from quaymaster.protocol.sqs.internal_queues import is_internal
     from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
     from quaymaster_pipeline.jobs.queues import kind_of_queue

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory
-from quaymaster.cli.failures import CommandRefused
-from quaymaster.cli.output import note, print_json, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory
+from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.output import note, print_json, print_table
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.warehouse import need_tables, open_warehouse
 

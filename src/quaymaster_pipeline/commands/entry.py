@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quaymaster.cli.extensions import Extension
-from quaymaster.cli.failures import CommandFailed, CommandRefused
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused
 from quaymaster_pipeline.warehouse.errors import (
     BrokenTable,
     CommitConflict,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory
-from quaymaster.cli.failures import CommandRefused
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory
+from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
 from quaymaster_pipeline.commands.upkeep import ContentDays, UsageDays, delete_old_files_of_others

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.close import close
 from quaymaster_pipeline.commands.operators import backfill, compact, reconcile, verify

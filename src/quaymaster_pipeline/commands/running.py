@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from quaymaster.cli.failures import CommandRefused, NoServer, as_sentence
-from quaymaster.cli.output import note, progress_bar
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, as_sentence
+from quaymaster.cli.shared.output import note, progress_bar
 from quaymaster_pipeline.commands.upkeep import Upkeep
 from quaymaster_pipeline.commands.warehouse import write_metrics_of
 from quaymaster_pipeline.jobs.turns import Background, Turns

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import WrongUsage
 from quaymaster_pipeline.commands.warehouse import StorageOptions, WarehouseURI, need_tables
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory
-from quaymaster.cli.output import note, print_json, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import data_directory
+from quaymaster.cli.shared.output import note, print_json, print_table
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,

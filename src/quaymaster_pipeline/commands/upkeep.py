@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli.output import note
+from quaymaster.cli.shared.output import note
 from quaymaster_pipeline.commands.broker_counts import count_brokers
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS, Retention
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer

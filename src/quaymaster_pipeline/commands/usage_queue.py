@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from quaymaster.cli.connection import read_client_file, read_server_file
-from quaymaster.cli.failures import NoServer
+from quaymaster.cli.shared.connection import read_client_file, read_server_file
+from quaymaster.cli.shared.failures import NoServer
 
 PIPELINE_FILE = Path("keys", "pipeline.json")
 FRONT_ENDS = Path("frontend-*")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, reason_of
-from quaymaster.cli.output import note
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage, reason_of
+from quaymaster.cli.shared.output import note
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.warehouse.tables import Warehouse

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quaymaster.cli.admin.identity_plan import Kind, Step, parse_identities, plan_changes
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared.failures import WrongUsage
 
 POLICY = '{"Statement": {"Effect": "Allow"}}'
 FILE = """

@@ -7,7 +7,7 @@ from harness.command_line import Run
 
 from quaymaster.cli.admin import clock
 from quaymaster.cli.cells import brokers, cell, journals
-from quaymaster.cli.failures import NoServer
+from quaymaster.cli.shared.failures import NoServer
 
 
 def test_a_drain_says_what_keeps_it_waiting_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

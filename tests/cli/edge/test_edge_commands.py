@@ -11,12 +11,12 @@ import pytest
 from harness.command_line import Run, run
 from harness.edge import haproxy_or_skip
 
-from quaymaster.cli import tools
 from quaymaster.cli.edge import commands
 from quaymaster.cli.edge.certificates import read_bundles, write_bundles
 from quaymaster.cli.edge.files import EdgeFiles, front_end_admin
 from quaymaster.cli.edge.self_signed import ensure_self_signed
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared import tools
+from quaymaster.cli.shared.failures import WrongUsage
 from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
 from quaymaster.settings import EDGE_SOCKET, Address
 

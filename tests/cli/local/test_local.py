@@ -21,7 +21,6 @@ from harness.etcd import etcd_or_skip
 from harness.waiting import PATIENCE_S
 
 from cli.local.test_local_ports import holdable
-from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.local import cluster as local_cluster
 from quaymaster.cli.local import commands as local
 from quaymaster.cli.local import ports as local_ports
@@ -31,7 +30,8 @@ from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local.plan import BLOCK, ClusterPlan, ProcessId, Programs
 from quaymaster.cli.local.ports import PortBlock
 from quaymaster.cli.local.processes import Condition, condition, stop
-from quaymaster.cli.tools import find_haproxy
+from quaymaster.cli.shared.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
+from quaymaster.cli.shared.tools import find_haproxy
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]

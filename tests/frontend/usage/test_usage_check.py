@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frontend.usage.test_usage_spool import open_spool, taken
-from quaymaster.cli.doctor import OK, PROBLEM, WARNING, check_spool
+from quaymaster.cli.host.doctor import OK, PROBLEM, WARNING, check_spool
 from quaymaster.frontend.usage.spool_files import SPOOL_FILE_SUFFIX
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool

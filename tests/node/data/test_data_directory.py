@@ -16,7 +16,7 @@ import pytest
 from harness.process import SOCKETS
 from harness.waiting import INTERVAL_S, PATIENCE_S
 
-from quaymaster.cli.server import force_start
+from quaymaster.cli.host.server import force_start
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.data.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of

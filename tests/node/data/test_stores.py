@@ -12,7 +12,7 @@ from harness.etcd import EtcdCluster
 from harness.process import ProcessFailed, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.doctor import check_etcd
+from quaymaster.cli.host.doctor import check_etcd
 from quaymaster.coordination.interface import CoordinationUnavailable, StoreUnusable
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination

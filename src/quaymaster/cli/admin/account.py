@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused
-from quaymaster.cli.output import (
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.output import (
     ask_before_deletion,
     note,
     print_json,
@@ -31,7 +31,7 @@ def list_accounts(
     as_json: options.AsJSON = False,
 ) -> None:
     """List all accounts."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         accounts = list(admin.accounts(deleted=deleted))
@@ -63,7 +63,7 @@ def create(
     as_json: options.AsJSON = False,
 ) -> None:
     """Create an account with a first access key, whose secret is shown only now."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     fields = {"name": name}
     if account_id is not None:
@@ -117,7 +117,7 @@ def delete(
 
     Usage, audit events and invoices stay, so the id is never given again.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     if confirm is None:
         note(f"This deletes the account {account_id} and its access keys for good.")
@@ -137,7 +137,7 @@ def delete(
 def _switch(
     account_id: str, verb: str, data: options.Data, admin_url: options.AdminURL, as_json: bool
 ) -> None:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("POST", "accounts", account_id, verb)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.cells.cell_links import Managers, ask, ask_status
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import NoServer
-from quaymaster.cli.loading import Config, Overrides, load_for
-from quaymaster.cli.output import print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import NoServer
+from quaymaster.cli.shared.loading import Config, Overrides, load_for
+from quaymaster.cli.shared.output import print_json, print_line
 
 app = options.new_group("Say that clocks are right.")
 
@@ -39,7 +39,7 @@ def accept(
     if is_cell or managers or config is not None or overrides:
         _accept_in_cell(managers, config, overrides, as_json=as_json)
         return
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         answer = admin.call("POST", "clock", "accept")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import print_json, print_line, print_table, time_as_text
 
 app = options.new_group("List front ends that recorded usage, and give up one that is gone.")
 
@@ -18,7 +18,7 @@ def list_front_ends(
     data: options.Data = None, admin_url: options.AdminURL = None, as_json: options.AsJSON = False
 ) -> None:
     """List front ends that ever recorded usage, and when each last said that it runs."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         found = admin.call("GET", "front-ends")
@@ -51,7 +51,7 @@ def retire(
     What it had shipped counts. What it had recorded and not shipped is not billed, unless its disk comes back. Its last
     incarnation is sealed in the usage queue within a minute or two. A front end that runs is refused.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         row = admin.call("POST", "front-ends", name, "seal", fields={})

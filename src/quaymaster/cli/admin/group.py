@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused
-from quaymaster.cli.output import print_json, print_line, print_table
-from quaymaster.cli.queue import name_of
+from quaymaster.cli.queues.queue import name_of
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.output import print_json, print_line, print_table
 
 app = options.new_group(
     "List, create, reset and delete consumer groups of log-retained queues; commit their offsets."
@@ -23,7 +23,7 @@ Start = "earliest, latest, offset:NUMBER, or timestamp:MILLISECONDS since 1970"
 def _call(
     data: Any, admin_url: str | None, method: str, *path: str, fields: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         return admin.call(method, "queues", *path, fields=fields)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import Admin, read_policy_file
-from quaymaster.cli.failures import WrongUsage
-from quaymaster.cli.output import note, print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import WrongUsage
+from quaymaster.cli.shared.output import note, print_json, print_line
 
 app = options.new_group("Users and roles from a file.")
 

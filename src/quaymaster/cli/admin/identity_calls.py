@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import print_json, print_line, print_table, time_as_text
 
 if TYPE_CHECKING:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
 Kind = Literal["users", "roles"]
 
@@ -31,7 +31,7 @@ class Admin:
     """The admin API of one command, for one account."""
 
     def __init__(self, data: Path | None, admin_url: str | None, account: str | None) -> None:
-        from quaymaster.cli.client import AdminClient
+        from quaymaster.cli.shared.client import AdminClient
 
         connection = find_connection(data, None)
         self.account_id = account or connection.account_id

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Literal, NamedTuple
 
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared.failures import WrongUsage
 
 Kind = Literal["users", "roles"]
 KINDS: Final[tuple[Kind, ...]] = ("users", "roles")

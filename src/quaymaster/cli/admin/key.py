@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import last_use_of
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
 ROTATION_WAIT_MS = 600_000
 
@@ -35,7 +35,7 @@ def list_keys(
 
     Temporary credentials made of them are stored nowhere, so they cannot be listed.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
     with AdminClient(connection, admin_url) as admin:
@@ -72,7 +72,7 @@ def create(
     as_json: options.AsJSON = False,
 ) -> None:
     """Create an access key, of a user or of the account's root. Its secret is shown only now."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
     account_id = account or connection.account_id
@@ -91,7 +91,7 @@ def rotate(
     as_json: options.AsJSON = False,
 ) -> None:
     """Give a key a new secret, which is shown only now. Its temporary credentials end."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("POST", "keys", access_key_id, "rotate")
@@ -110,7 +110,7 @@ def session(
 
     They end with their time, or when the key is disabled, rotated or deleted.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("POST", "keys", access_key_id, "session", fields={"duration_s": seconds})
@@ -204,7 +204,7 @@ def _change(
     access_key_id: str,
     *verb: str,
 ) -> None:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call(method, "keys", access_key_id, *verb)
@@ -215,7 +215,7 @@ def _change(
 def _rotate(
     data: options.Data, admin_url: options.AdminURL, as_json: bool, what: str, label: str
 ) -> dict[str, Any]:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with (
         AdminClient(find_connection(data, None), admin_url) as admin,

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused
-from quaymaster.cli.output import print_json, print_line, print_table, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.output import print_json, print_line, print_table, time_as_text
 
 app = options.new_group("Create, list, disable and delete keys that queues name, where kms is local.")
 
@@ -147,7 +147,7 @@ def set_alias(
     if key is not None:
         _change(data, admin_url, as_json, key, account, "alias", {"alias": alias})
         return
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("DELETE", "kms-aliases", query={"account_id": account, "alias": alias})
@@ -196,7 +196,7 @@ def _call(
     account: str | None = None,
     fields: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         return admin.call(method, *path, query={"account_id": account}, fields=fields)

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table
 
 app = options.new_group("Set, list, show and remove limits of accounts and queues.")
 
@@ -65,7 +65,7 @@ def list_limits(
     as_json: options.AsJSON = False,
 ) -> None:
     """List the limits that are set."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         limits = list(admin.limits(account_id or ""))
@@ -119,7 +119,7 @@ def remove(
 
 
 def _call(data: Any, admin_url: str | None, method: str, *path: str, **given: Any) -> dict[str, Any]:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         return admin.call(method, *path, **given)

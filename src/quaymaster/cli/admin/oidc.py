@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import print_done
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_table, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import print_json, print_table, time_as_text
 
 app = options.new_group("Set the issuers of web identity tokens: of pods, of CI jobs.")
 
@@ -20,7 +20,7 @@ def list_issuers(
     data: options.Data = None, admin_url: options.AdminURL = None, as_json: options.AsJSON = False
 ) -> None:
     """List the issuers."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         found = admin.call("GET", "oidc")
@@ -70,7 +70,7 @@ def set_issuer(
     With neither --keys nor --keys-url, front ends find its keys by its discovery document.
     Roles whose trust policies name it can then be assumed with its tokens, where the setting `oidc_issuers` is on.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     fields: dict[str, object] = {"issuer": issuer, "audiences": audience}
     if keys is not None:
@@ -90,7 +90,7 @@ def delete(
     as_json: options.AsJSON = False,
 ) -> None:
     """Refuse the tokens of an issuer from now on. Sessions that were given for them stay until they end."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("DELETE", "oidc", name.removeprefix("https://"))

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import (
     Admin,
     NamePath,
@@ -19,7 +18,8 @@ from quaymaster.cli.admin.identity_calls import (
     print_listed,
     read_policy_file,
 )
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import WrongUsage
 
 TrustFile = Annotated[
     Path,

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.admin.identity_calls import (
     Admin,
     NamePath,
@@ -18,7 +17,8 @@ from quaymaster.cli.admin.identity_calls import (
     print_listed,
     read_policy_file,
 )
-from quaymaster.cli.output import print_json, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.output import print_json, print_table
 
 app = options.new_group("Create and delete users, and say what they may do.")
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_line, print_table, progress_bar
-from quaymaster.cli.queue import delete_queue
+from quaymaster.cli.queues.queue import delete_queue
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.output import print_json, print_line, print_table, progress_bar
 
 
 def bench(
@@ -32,8 +32,8 @@ def bench(
     import asyncio
 
     from quaymaster.cli.bench.load import Load, LoadPlan
-    from quaymaster.cli.client import SQSClient
-    from quaymaster.cli.failures import WrongUsage
+    from quaymaster.cli.shared.client import SQSClient
+    from quaymaster.cli.shared.failures import WrongUsage
 
     if size * batch > 1_048_576:
         raise WrongUsage(f"A batch of {batch} messages of {size} bytes is more than SQS's 1048576 bytes.")

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from quaymaster.cli.client import JSON_TYPE, TARGET_PREFIX
-from quaymaster.cli.connection import ServerConnection
-from quaymaster.cli.failures import CommandRefused, NoServer
+from quaymaster.cli.shared.client import JSON_TYPE, TARGET_PREFIX
+from quaymaster.cli.shared.connection import ServerConnection
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 CALL_TIMEOUT_S = 30.0

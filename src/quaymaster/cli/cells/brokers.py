@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.cells.cell_links import Managers, ask_managers, ask_status
-from quaymaster.cli.loading import Config, Overrides
-from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.loading import Config, Overrides
+from quaymaster.cli.shared.output import bytes_as_text, note, print_json, print_line, print_table
 
 DRAIN_LOOK_S = 1.0
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.cells import cell_backups
 from quaymaster.cli.cells.brokers import print_brokers
 from quaymaster.cli.cells.cell_links import Managers, ask_status
 from quaymaster.cli.cells.journals import print_journals
-from quaymaster.cli.failures import EXIT_REFUSED, CommandRefused, NoServer
-from quaymaster.cli.loading import Config, Overrides, load_for
-from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import EXIT_REFUSED, CommandRefused, NoServer
+from quaymaster.cli.shared.loading import Config, Overrides, load_for
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from quaymaster.settings import Settings

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.loading import Config, Overrides, load_for
-from quaymaster.cli.output import print_done, progress_bar
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.loading import Config, Overrides, load_for
+from quaymaster.cli.shared.output import print_done, progress_bar
 
 
 def cell_backup(

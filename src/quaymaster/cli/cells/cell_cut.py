@@ -34,10 +34,10 @@ from quaymaster.broker.cell.backup_calls import (
 from quaymaster.broker.copies.backup import STORE_NAME, JournalCopy, JournalDamaged, backup
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
 from quaymaster.cli.cells.cell_links import client_of
-from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.cli.local.cluster import read_cluster
 from quaymaster.cli.local.plan import CELL, ETCD_PREFIX
-from quaymaster.cli.output import note, print_done, progress_bar
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
+from quaymaster.cli.shared.output import note, print_done, progress_bar
 from quaymaster.coordination.cell_keys import (
     BROKERS,
     JOURNALS,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.loading import load_for
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.loading import load_for
 
 if TYPE_CHECKING:
     from quaymaster.net.rpc import RPCClient

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.cells.cell_links import RECOVERIES, Managers, ask, ask_status
-from quaymaster.cli.failures import CommandRefused, NoServer
-from quaymaster.cli.loading import Config, Overrides, load_for
-from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
+from quaymaster.cli.shared.loading import Config, Overrides, load_for
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from quaymaster.coordination.interface import Coordination, KeyValue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quaymaster.cli import options
-from quaymaster.cli.loading import (
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.loading import (
     Admin,
     Config,
     Listen,

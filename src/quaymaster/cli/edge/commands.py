@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quaymaster.cli import options
 from quaymaster.cli.edge import render
-from quaymaster.cli.failures import NoServer, WrongUsage
-from quaymaster.cli.loading import Config, Overrides, warn_of_unknown_variables
-from quaymaster.cli.output import note, print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import NoServer, WrongUsage
+from quaymaster.cli.shared.loading import Config, Overrides, warn_of_unknown_variables
+from quaymaster.cli.shared.output import note, print_json, print_line
 
 if TYPE_CHECKING:
     from quaymaster.cli.edge.files import EdgeFiles, EdgeState
@@ -62,7 +62,7 @@ def run(
     from quaymaster.cli.edge.reload import write_configuration
     from quaymaster.cli.edge.self_signed import CA_FILE, ensure_self_signed
     from quaymaster.cli.edge.supervisor import supervise
-    from quaymaster.cli.tools import find_haproxy
+    from quaymaster.cli.shared.tools import find_haproxy
 
     find_haproxy()  # all is imported before root becomes another user, who may not be able to read it
     settings, origins, files, directory = _asked(data, bind, certificates, config, overrides)
@@ -142,8 +142,8 @@ def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
 
 
 def _files(data: Path | None) -> EdgeFiles:
-    from quaymaster.cli.connection import data_directory
     from quaymaster.cli.edge.files import EdgeFiles
+    from quaymaster.cli.shared.connection import data_directory
 
     return EdgeFiles(data_directory(data).absolute())
 
@@ -173,7 +173,7 @@ def _plan(settings: Settings, origins: Mapping[str, str], directory: Path) -> Ed
     """Return how it will run. Raises NoServer where it cannot."""
     from quaymaster.cli.edge.files import EdgeState, place_text
     from quaymaster.cli.edge.supervisor import check_port
-    from quaymaster.cli.tools import find_haproxy, get_program, haproxy_version
+    from quaymaster.cli.shared.tools import find_haproxy, get_program, haproxy_version
 
     check_port(settings.edge_bind_address, "edge_bind")
     program, problem = get_program("haproxy", find_haproxy)

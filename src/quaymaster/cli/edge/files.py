@@ -20,9 +20,9 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.cli.connection import read_client_file
 from quaymaster.cli.edge.host import HostProxy, render_host
-from quaymaster.cli.failures import CommandFailed, CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.connection import read_client_file
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer, WrongUsage
 from quaymaster.settings import UNIX_PREFIX, Address, parse_address, parse_edge_listen
 
 RUN: Final = "run"

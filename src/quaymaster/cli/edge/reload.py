@@ -12,7 +12,7 @@ from typing import Final
 from quaymaster.cli.edge.certificates import CertificatesUnusable, bundles_in, read_bundles, write_bundles
 from quaymaster.cli.edge.control import ControlFailed, replace_certificate, worker_pid
 from quaymaster.cli.edge.files import EdgeFiles, EdgeState
-from quaymaster.cli.failures import CommandRefused, NoServer
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
 
 RELOAD_TIMEOUT_S: Final = 20.0
 CHECK_TIMEOUT_S: Final = 30.0

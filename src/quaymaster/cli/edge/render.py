@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
-from quaymaster.cli.loading import Overrides, load_settings_of
-from quaymaster.cli.output import print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage, reason_of
+from quaymaster.cli.shared.loading import Overrides, load_settings_of
+from quaymaster.cli.shared.output import print_json, print_line
 
 if TYPE_CHECKING:
     from quaymaster.cli.edge.layout import EdgeLayout

@@ -25,8 +25,8 @@ from quaymaster.cli.edge.certificates import write_private
 from quaymaster.cli.edge.control import ControlFailed, worker_pid
 from quaymaster.cli.edge.files import EdgeFiles, EdgeState
 from quaymaster.cli.edge.reload import reload_edge
-from quaymaster.cli.failures import CommandFailed, CommandRefused, NoServer
-from quaymaster.cli.output import note
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer
+from quaymaster.cli.shared.output import note
 from quaymaster.settings import Address
 
 START_TIMEOUT_S: Final = 20.0

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.local.plan import (
     BLOCK,
     START_STAGES,
@@ -41,6 +40,7 @@ from quaymaster.cli.local.processes import (
     stop,
     wait_until_ended,
 )
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
 
 RECORD_FILE = "cluster.json"
 LOCK_FILE = "lock"

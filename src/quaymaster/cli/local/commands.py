@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import ServerConnection, connection_fields
-from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import ServerConnection, connection_fields
+from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster.node.data.client_file import CLIENT_FILE
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
     import msgspec
 
     from quaymaster.cli.local.plan import ClusterOptions, settings_of_environment
-    from quaymaster.cli.options import parse_assignments
+    from quaymaster.cli.shared.options import parse_assignments
     from quaymaster.settings import ENVIRONMENT_PREFIX, Settings, SettingsError, load_settings
 
     before = known.options if known is not None else ClusterOptions()
@@ -248,7 +248,7 @@ def _programs() -> Programs:
     """Return what a cluster is made of, got from the system's packages where it is missing."""
     from quaymaster.cli.local.etcd import find_etcd
     from quaymaster.cli.local.plan import Programs
-    from quaymaster.cli.tools import find_haproxy, get_program
+    from quaymaster.cli.shared.tools import find_haproxy, get_program
 
     etcd, problem = get_program("etcd", find_etcd)
     if etcd is None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quaymaster.cli.tools import tools_directory
+from quaymaster.cli.shared.tools import tools_directory
 
 HEARTBEAT_MS = 100
 ELECTION_MS = 1_000

@@ -10,11 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
-from quaymaster.cli.client import SQSClient
-from quaymaster.cli.connection import ServerConnection, connection_fields, read_client_file
 from quaymaster.cli.edge.certificates import read_bundles, write_private
 from quaymaster.cli.edge.self_signed import ensure_self_signed
-from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.cli.local.cluster import POLL_S, START_TIMEOUT_S, Cluster, Progress
 from quaymaster.cli.local.plan import (
     BLOCK,
@@ -35,6 +32,9 @@ from quaymaster.cli.local.plan import (
 from quaymaster.cli.local.ports import NoPorts, PortBlock
 from quaymaster.cli.local.processes import is_port_free
 from quaymaster.cli.local.status import are_journals_led
+from quaymaster.cli.shared.client import SQSClient
+from quaymaster.cli.shared.connection import ServerConnection, connection_fields, read_client_file
+from quaymaster.cli.shared.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.node.data.client_file import CLIENT_FILE
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quaymaster.cli.local.cluster import Cluster, read_cluster
 from quaymaster.cli.local.status import ClusterStatus, look
-from quaymaster.cli.output import print_line
+from quaymaster.cli.shared.output import print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

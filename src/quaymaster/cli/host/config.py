@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.failures import WrongUsage
-from quaymaster.cli.output import print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import WrongUsage
+from quaymaster.cli.shared.output import print_json, print_line
 
 app = options.new_group("Check files of settings.")
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from quaymaster.broker.storage.disk import RealDisk
-from quaymaster.cli.connection import read_client_file
-from quaymaster.cli.failures import NoServer
-from quaymaster.cli.output import bytes_as_text
+from quaymaster.cli.shared.connection import read_client_file
+from quaymaster.cli.shared.failures import NoServer
+from quaymaster.cli.shared.output import bytes_as_text
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.usage.spool_head import SpoolUnusable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage
-from quaymaster.cli.output import print_json, print_line, print_table, progress_bar
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
+from quaymaster.cli.shared.output import print_json, print_line, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
 BATCH_ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 1_048_576
@@ -87,7 +87,7 @@ def send(given: SendOptions) -> None:
     if given.attribute:
         fields["MessageAttributes"] = dict(map(parse_message_attribute, given.attribute))
 
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
     with SQSClient(find_connection(given.data, given.endpoint_url)) as sqs:
         url = sqs.queue_url(given.queue)
@@ -132,7 +132,7 @@ class ReceiveOptions:
 @options.gathered
 def receive(given: ReceiveOptions) -> None:
     """Receive messages and print them; with --delete, delete them then."""
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
     with SQSClient(find_connection(given.data, given.endpoint_url)) as sqs:
         url = sqs.queue_url(given.queue)
@@ -172,7 +172,7 @@ def delete_messages(
     as_json: options.AsJSON = False,
 ) -> None:
     """Delete received messages by their receipt handles."""
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
     with SQSClient(find_connection(data, endpoint_url)) as sqs:
         _delete(sqs, sqs.queue_url(queue), receipt_handles)

@@ -12,9 +12,9 @@ import pytest
 from harness.command_line import PlayedServer, Run
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli import output
 from quaymaster.cli.commands import COMMANDS, whole_command
 from quaymaster.cli.main import FIRST_STEPS
+from quaymaster.cli.shared import output
 
 
 def on_terminal(*arguments: str) -> str:
@@ -164,7 +164,7 @@ def test_a_command_imports_no_other_command() -> None:
 
     imported = modules_after("message", "--help")
 
-    assert imported & places == {"quaymaster.cli.message"}
+    assert imported & places == {"quaymaster.cli.queues.message"}
     assert not any(name.startswith("quaymaster_pipeline") for name in imported)
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage
-from quaymaster.cli.output import print_json, print_line
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
+from quaymaster.cli.shared.output import print_json, print_line
 
 app = options.new_group("Check policies of queues, users and roles.")
 
@@ -79,7 +79,7 @@ def check(
 
 
 def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None) -> list[Checked]:
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
     from quaymaster.core.values.attributes import POLICY
 
     checked = []
@@ -99,7 +99,7 @@ def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None
 
 def _check_all_accounts(data: Path | None, admin_url: str | None) -> list[Checked]:
     """Check the policies of all queues. Places are `ACCOUNT/QUEUE`; accounts that are disabled are checked, too."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         return [

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.connection import chosen_profile
-from quaymaster.cli.failures import WrongUsage
-from quaymaster.cli.output import note
-from quaymaster.cli.profile_files import PROFILE_VARIABLE, read_profile
+from quaymaster.cli.shared.connection import chosen_profile
+from quaymaster.cli.shared.failures import WrongUsage
+from quaymaster.cli.shared.output import note
+from quaymaster.cli.shared.profile_files import PROFILE_VARIABLE, read_profile
 
 if TYPE_CHECKING:
     from quaymaster.settings import Settings
@@ -70,7 +70,7 @@ def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
 
     What a profile says weighs less than flags and variables.
     """
-    from quaymaster.cli.options import parse_assignments
+    from quaymaster.cli.shared.options import parse_assignments
     from quaymaster.settings import ENVIRONMENT_PREFIX, settings_file
 
     profile = chosen_profile(os.environ)
@@ -109,7 +109,7 @@ def load_settings_of(
     overrides: list[str] | None,
 ) -> tuple[Settings, dict[str, str]]:
     """Return the settings, and for each where its value is from."""
-    from quaymaster.cli.options import parse_assignments
+    from quaymaster.cli.shared.options import parse_assignments
     from quaymaster.settings import SettingsError, load_settings
 
     flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))

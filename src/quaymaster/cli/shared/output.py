@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quaymaster.cli.failures import WrongUsage
+from quaymaster.cli.shared.failures import WrongUsage
 
 if TYPE_CHECKING:
     from rich.progress import Progress

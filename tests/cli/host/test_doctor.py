@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness.command_line import PlayedServer, Run, write_client_file
 
-from quaymaster.cli import doctor
-from quaymaster.cli.doctor import OK, PROBLEM, WARNING, Finding
+from quaymaster.cli.host import doctor
+from quaymaster.cli.host.doctor import OK, PROBLEM, WARNING, Finding
 from quaymaster.settings import Settings, load_settings, parse_address
 
 

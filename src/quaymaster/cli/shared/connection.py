@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage, reason_of
-from quaymaster.cli.profile_files import (
+from quaymaster.cli.shared.failures import CommandFailed, NoServer, WrongUsage, reason_of
+from quaymaster.cli.shared.profile_files import (
     PROFILE_VARIABLE,
     Profile,
     current_profile,

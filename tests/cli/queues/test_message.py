@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from harness.command_line import PlayedServer, Run
 
-from quaymaster.cli.failures import WrongUsage
-from quaymaster.cli.message import parse_message_attribute
+from quaymaster.cli.queues.message import parse_message_attribute
+from quaymaster.cli.shared.failures import WrongUsage
 
 
 def test_send_prints_the_message_id(run: Run, data: Path, server: PlayedServer) -> None:

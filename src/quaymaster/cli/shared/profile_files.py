@@ -5,7 +5,7 @@
         profile                the name of the one that is used when no other is named
 
 Which one a command takes: `--profile NAME`, else QUAYMASTER_PROFILE, else the one in use. What else weighs more says
-`cli/connection`.
+`cli/shared/connection`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage, reason_of
 
 PROFILE_VARIABLE: Final = "QUAYMASTER_PROFILE"
 DIRECTORY: Final = "profiles"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from quaymaster.cli.failures import WrongUsage, reason_of
+from quaymaster.cli.shared.failures import WrongUsage, reason_of
 
 Data = Annotated[
     Path | None,

@@ -15,8 +15,14 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
-from quaymaster.cli.connection import ServerConnection
-from quaymaster.cli.failures import CommandRefused, NoServer, NotEverywhere, WrongUsage, told_at_the_end
+from quaymaster.cli.shared.connection import ServerConnection
+from quaymaster.cli.shared.failures import (
+    CommandRefused,
+    NoServer,
+    NotEverywhere,
+    WrongUsage,
+    told_at_the_end,
+)
 from quaymaster.core.values.attributes import (
     DELAYED_MESSAGES,
     MESSAGES_IN_FLIGHT,

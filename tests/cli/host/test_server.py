@@ -11,9 +11,9 @@ import pytest
 from harness.command_line import ACCESS_KEY_ID, SECRET, PlayedServer, Refusal, Run, write_client_file
 
 import quaymaster
-from quaymaster.cli import loading
-from quaymaster.cli import server as server_commands
 from quaymaster.cli.cells import roles
+from quaymaster.cli.host import server as server_commands
+from quaymaster.cli.shared import loading
 
 
 def test_version_is_the_package_version(run: Run) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage
-from quaymaster.cli.output import print_json, print_line, print_table
-from quaymaster.cli.profile_files import (
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
+from quaymaster.cli.shared.output import print_json, print_line, print_table
+from quaymaster.cli.shared.profile_files import (
     Profile,
     create_profile,
     current_profile,

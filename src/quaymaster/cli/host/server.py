@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import (
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import (
     chosen_profile,
     connection_fields,
     data_directory,
     find_connection,
     known_server,
 )
-from quaymaster.cli.failures import EXIT_REFUSED, CommandRefused, WrongUsage
-from quaymaster.cli.loading import (
+from quaymaster.cli.shared.failures import EXIT_REFUSED, CommandRefused, WrongUsage
+from quaymaster.cli.shared.loading import (
     Admin,
     Config,
     Listen,
@@ -30,7 +30,7 @@ from quaymaster.cli.loading import (
     settings_to_serve,
     warn_of_unknown_variables,
 )
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 
 BACKUP_WAIT_MS = 24 * 3600 * 1000
 BACKUP_POLL_S = 0.5
@@ -130,7 +130,7 @@ def doctor(
     Looks at clock, disk, limits, permissions, ports, memory and kernel, and says what to do about what it
     finds. Ends with 1 when something is wrong.
     """
-    from quaymaster.cli.doctor import check_up
+    from quaymaster.cli.host.doctor import check_up
 
     settings, _ = load_settings_of(config, data, listen, admin, overrides)
     with progress_bar("Checking", quiet=as_json):
@@ -169,7 +169,7 @@ def backup(
         return
     from concurrent.futures import ThreadPoolExecutor, wait
 
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
     with (

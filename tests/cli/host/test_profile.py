@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from harness.command_line import ACCESS_KEY_ID, SECRET, PlayedServer, Run
 
-from quaymaster.cli import loading
-from quaymaster.cli.profile_files import Profile, create_profile, read_profile
+from quaymaster.cli.shared import loading
+from quaymaster.cli.shared.profile_files import Profile, create_profile, read_profile
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from quaymaster.cli.output import progress_bar
+from quaymaster.cli.shared.output import progress_bar
 
 FETCH_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/sbin:/usr/local/sbin"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.connection import ServerConnection, find_connection
-from quaymaster.cli.failures import CommandRefused, WrongUsage
-from quaymaster.cli.output import (
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.connection import ServerConnection, find_connection
+from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
+from quaymaster.cli.shared.output import (
     ask_before_deletion,
     note,
     print_json,
@@ -26,7 +26,7 @@ from quaymaster.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
 POLL_INTERVAL_S = 0.5
 
@@ -46,7 +46,7 @@ DeadLetterQueue = Annotated[str, typer.Argument(help="The dead-letter queue.", m
 
 
 def _open(data: options.Data, endpoint_url: options.EndpointURL) -> SQSClient:
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
     return SQSClient(find_connection(data, endpoint_url))
 
@@ -79,7 +79,7 @@ def delete_queue(
 ) -> None:
     """Delete a queue: over the admin API where it is known, else over SQS, which an operator may have
     forbidden."""
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     if connection.admin_url is None and admin_url is None:
         sqs.call("DeleteQueue", {"QueueUrl": url})
@@ -166,7 +166,7 @@ def _list_of_account(
     names_only: bool,
     as_json: bool,
 ) -> None:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     shown = ("name",) if names_only else ("name", "visible", "in_flight", "delayed")
     with AdminClient(connection, admin_url) as admin:
@@ -274,7 +274,7 @@ def delete(
     as_json: options.AsJSON = False,
 ) -> None:
     """Delete a queue with all its messages. Asks for the queue's name."""
-    from quaymaster.cli.client import SQSClient
+    from quaymaster.cli.shared.client import SQSClient
 
     connection = find_connection(data, endpoint_url)
     owner = _other_account(connection, queue, account)
@@ -295,7 +295,7 @@ def delete(
 def _delete_of_account(
     connection: ServerConnection, admin_url: str | None, account: str, name: str, confirm: str | None
 ) -> None:
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(connection, admin_url) as admin:
 
@@ -400,7 +400,7 @@ def policy(
     Both go to the admin API, so they work where the policy denies them to the queue's owner. It also shows why the
     server cannot evaluate a policy.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
     query = {"account_id": _other_account(connection, queue, account)}
@@ -432,7 +432,7 @@ def peek(
 
     Shows visible, in-flight and delayed ones, in the order they were sent, and changes nothing.
     """
-    from quaymaster.cli.client import AdminClient
+    from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
     query = {

@@ -12,8 +12,8 @@ import typer
 from harness.command_line import Run
 
 from quaymaster.cli.commands import whole_command
-from quaymaster.cli.failures import WrongUsage
-from quaymaster.cli.options import gathered, parse_time
+from quaymaster.cli.shared.failures import WrongUsage
+from quaymaster.cli.shared.options import gathered, parse_time
 
 OTHER_WORDS = {"--count", "--max", "--every", "--max-results", "--wait-time-seconds", "--force"}
 """Names that one idea had in some command, or has elsewhere."""

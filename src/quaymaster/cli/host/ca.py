@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli import options
-from quaymaster.cli.failures import CommandFailed, CommandRefused, WrongUsage
-from quaymaster.cli.output import note, print_json, print_table, time_as_text
+from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, WrongUsage
+from quaymaster.cli.shared.output import note, print_json, print_table, time_as_text
 
 if TYPE_CHECKING:
     from quaymaster.net.certificates import AuthorityError, CertificateAuthority, Issued

@@ -1,0 +1,1 @@
+"""Commands of queues and messages, over the SQS API."""

@@ -1,0 +1,1 @@
+"""What commands share: options, connections, clients, output, failures, settings."""
