@@ -126,6 +126,8 @@ class SQSConnection:
         self._rest = b""
         self.clock_offset_ms = 0
         """Added to the time in signatures: for a server whose clock is wrong on purpose."""
+        self.clock_offsets_ms: Mapping[Address, int] = {}
+        """The same by address, for clients that have the clock of the server that they call; it may change."""
         self.token: str | None = None
         """Of a session."""
 
@@ -150,7 +152,9 @@ class SQSConnection:
         signed = sign(
             UnsignedRequest(b"POST", b"/", b"", unsigned, body),
             Signer(environment.access_key_id, environment.secret_access_key, environment.region, self.token),
-            now_ms=time.time_ns() // 1_000_000 + self.clock_offset_ms,
+            now_ms=time.time_ns() // 1_000_000
+            + self.clock_offset_ms
+            + self.clock_offsets_ms.get(self._addresses[0], 0),
         )
         lines = [b"POST / HTTP/1.1", *(b"%b: %b" % header for header in (*signed, *headers))]
         lines.append(b"content-length: %d" % len(body))
@@ -384,6 +388,7 @@ class Load:
         run: int = 0,
         timeout_s: float = TIMEOUT_S,
         clients: Sequence[Client] = (),
+        clock_offsets_ms: Mapping[Address, int] | None = None,
     ) -> None:
         """Prepare a load; nothing is sent before `create_queues`.
 
@@ -392,11 +397,14 @@ class Load:
         Loads that follow each other on one server have different numbers as `run`: so no token and no
         deduplication id of one is used again by another.
         `pause_s` is how long a worker rests between operations, so that the machine has room for others.
+        `clock_offsets_ms` are of servers whose clocks are wrong. Every other worker has the clock of the one it calls;
+        the requests of the others are refused there.
         `text_bytes` are the sizes of bodies, `large_share` the share of messages of BODY_BYTES_MAX.
         """
         self.environment = environment
         self.addresses = addresses
         self.timeout_s = timeout_s
+        self.clock_offsets_ms = {} if clock_offsets_ms is None else clock_offsets_ms
         prefix = f"arn:aws:sqs:{environment.region}:{environment.account_id}:"
         self.queues = list(mixed_queues(prefix) if queues is None else queues)
         self.history = History(queue.facts for queue in self.queues)
@@ -619,6 +627,8 @@ class _Worker:
     def _own_connection(load: Load, number: int) -> SQSConnection:
         connection = load.connection()
         connection.turn(number)
+        if number % 4 < 2:  # at each of two servers one of those that begin there
+            connection.clock_offsets_ms = load.clock_offsets_ms
         return connection
 
     def step(self) -> None:

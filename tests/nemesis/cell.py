@@ -223,6 +223,8 @@ class Cell:
         self.directory = directory
         self.disks: dict[str, SmallDisk] = {}
         """Of each broker, by its name."""
+        self.clock_offsets_ms: dict[Address, int] = {}
+        """Of front ends whose clocks are wrong, by their addresses."""
         self.ends: Counter[str] = Counter()
         """Processes that ended by themselves and were started again: during what, name and exit code."""
         self._etcd = [
@@ -255,7 +257,7 @@ class Cell:
     @property
     def addresses(self) -> list[Address]:
         """Where the front ends serve."""
-        return [(self.hosts.address(member.host), PORTS["frontend"]) for member in self.of_role("frontend")]
+        return [self.address(member) for member in self.of_role("frontend")]
 
     def member(self, name: str) -> Member:
         """Return the process of this name."""
@@ -315,6 +317,16 @@ class Cell:
         """Remove all that a broker, which does not run, has on its disk."""
         shutil.rmtree(self.disks[broker.name].path / "data")
 
+    def address(self, front_end: Member) -> Address:
+        """Return where a front end serves."""
+        return self.hosts.address(front_end.host), PORTS["frontend"]
+
+    def set_clock(self, member: Member, offset_s: float) -> None:
+        """Set a process's wall clock so far ahead of the right one (negative: behind it)."""
+        member.clock.set(offset_s)
+        if member.role == "frontend":
+            self.clock_offsets_ms[self.address(member)] = round(offset_s * 1000)
+
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when every process says that it serves.
 
@@ -352,7 +364,7 @@ class Cell:
         self.hosts.heal()
         for member in self.members:
             member.resume()
-            member.clock.set(0)
+            self.set_clock(member, 0)
             if member.has_failed:
                 self.ends[f"{during}: {member.name} ended with {member.exit_code}"] += 1
             if not member.is_running:

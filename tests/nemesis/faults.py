@@ -8,13 +8,16 @@ What the nemesis starts again is what a supervisor would: processes. Nothing els
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
 from harness.history import Disturbed
+from harness.load import Answer, SQSConnection
 from harness.process import ProcessFailed
+from harness.waiting import PATIENCE_S
 
 from .cell import CLIENTS, Cell, Member
 from .probes import Probes
@@ -25,15 +28,21 @@ RESTART_S = (0.0, 4.0)
 QUIET_S = (0.2, 4.0)
 SETTLE_TIMEOUT_S = 120.0
 SLOW_BYTES_PER_S = (4_000, 60_000)
-BROKER_CLOCK_OFF_S = (1.0, 20 * 365 * 86_400.0)
-"""Ahead or behind. One broker's at a time: what a majority's clocks say is right."""
-OTHER_CLOCK_OFF_S = (1.0, 800.0)
-"""Below the skew that signatures may have."""
+CLOCK_OFF_S = (1.0, 20 * 365 * 86_400.0)
+"""Ahead or behind. One process's at a time: of brokers, what a majority's clocks say is right."""
+CLOCK_OFF_AT_START_S = (86_400.0, CLOCK_OFF_S[1])
+"""Of front ends and metadata nodes that start: what they do by the time since then shows when it is long."""
+SIGNATURES_DIFFER_S = (840.0, 960.0)
+"""Signatures are taken by a front end whose clock is off by less, and by none whose clock is off by more."""
 DISK_LEFT_BYTES = 64 << 10
 DISK_FULL = "disk full"
 CLOCK_SET = "broker's clock set"
 CLOCK_WRONG_AT_START = "broker started with a wrong clock"
 DISK_LOST = "disk lost, clock wrong"
+FRONT_END_CLOCKS = ("front end's clock set", "front end started with a wrong clock")
+METADATA_CLOCKS = ("metadata node's clock set", "metadata node started with a wrong clock")
+TOO_FAR_OFF = re.compile(r"Signature (expired|not yet current):")
+"""What is said of a request that was signed at another time than the front end's clock shows."""
 
 
 class Fault(NamedTuple):
@@ -87,10 +96,17 @@ class Nemesis:
             DISK_FULL: (3, self._fill_disk),
             "disk slow": (3, self._slow_disk),
             "disk stalled": (2, self._stall_disk),
-            CLOCK_SET: (3, self._set_broker_clock),
+            CLOCK_SET: (
+                3,
+                lambda: self._set_clock(self._random.choice((self._any("broker"), self._leader()))),
+            ),
             CLOCK_WRONG_AT_START: (2, self._start_with_wrong_clock),
             DISK_LOST: (2, self._lose_disk),
-            "other clock set": (2, self._set_other_clock),
+            FRONT_END_CLOCKS[0]: (3, lambda: self._set_clock(self._any("frontend"))),
+            FRONT_END_CLOCKS[1]: (3, lambda: self._start_other_with_wrong_clock(self._any("frontend"))),
+            METADATA_CLOCKS[0]: (2, lambda: self._set_clock(self._any("metadata"))),
+            METADATA_CLOCKS[1]: (2, lambda: self._start_other_with_wrong_clock(self._any("metadata"))),
+            "manager's clock set": (1, lambda: self._set_clock(self._any("manager"))),
         }
 
     @property
@@ -311,17 +327,53 @@ class Nemesis:
         self._cell.disks[name].go_on()
         return f"{name} for {held_s:.1f} s"
 
-    def _set_broker_clock(self) -> str:
-        member = self._random.choice((self._any("broker"), self._leader()))
-        return f"{member.name} by {self._make_clock_wrong(member)} for {self._hold():.1f} s"
+    def _set_clock(self, member: Member) -> str:
+        offset_s = self._make_clock_wrong(member)
+        self._check_signatures(member, offset_s)
+        return f"{member.name} by {offset_s:+,.0f} s for {self._hold():.1f} s"
 
     def _start_with_wrong_clock(self) -> str:
         member = self._random.choice((self._any("broker"), self._leader()))
         member.kill9()
-        off = self._make_clock_wrong(member)
+        offset_s = self._make_clock_wrong(member)
         time.sleep(self._random.uniform(0, RESTART_S[1] / self._shorter))
         member.launch()
-        return f"{member.name} by {off} for {self._hold():.1f} s"
+        return f"{member.name} by {offset_s:+,.0f} s for {self._hold():.1f} s"
+
+    def _start_other_with_wrong_clock(self, member: Member) -> str:
+        """Start a process that has no journal, and wait until it serves."""
+        member.kill9()
+        offset_s = self._make_clock_wrong(member, CLOCK_OFF_AT_START_S)
+        member.launch()
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while not member.is_ready():
+            if member.has_failed or time.monotonic() > deadline:
+                raise ProcessFailed(
+                    f"{member.name} does not serve with a clock off by {offset_s:+,.0f} s\n{member.log()}"
+                )
+            time.sleep(0.05)
+        self._check_signatures(member, offset_s)
+        return f"{member.name} by {offset_s:+,.0f} s for {self._hold():.1f} s"
+
+    def _check_signatures(self, member: Member, offset_s: float) -> None:
+        """Have a front end judge signatures of its own time and of the right one: it goes by its own clock."""
+        if member.role != "frontend":
+            return
+        near_s, far_s = SIGNATURES_DIFFER_S
+        environment, address = self._cell.environment(), self._cell.address(member)
+        for by_s in (offset_s, 0.0):
+            connection = SQSConnection(environment, [address])
+            connection.clock_offset_ms = round(by_s * 1000)
+            try:
+                # A front end that has just started may answer 503 at first, or lose a connection.
+                answer = eventually_answered(connection)
+            finally:
+                connection.close()
+            off_s = abs(offset_s - by_s)
+            is_refused = answer.status == 403 and TOO_FAR_OFF.search(answer.message) is not None
+            assert answer.status == 200 if off_s < near_s else is_refused or off_s < far_s, (
+                f"{member.name}, off by {offset_s:+,.0f} s, answered a request of {by_s:+,.0f} s with {answer}"
+            )
 
     def _lose_disk(self) -> str:
         """Start a broker with an empty disk and a wrong clock, and wait until it has copies of all journals."""
@@ -329,7 +381,7 @@ class Nemesis:
         given_up = self._cell.replicas_on(member)
         member.kill9()
         self._cell.empty_disk(member)
-        off = self._make_clock_wrong(member)
+        offset_s = self._make_clock_wrong(member)
         member.launch()
         began = time.monotonic()
         # The next fault may take another broker's disk.
@@ -338,21 +390,26 @@ class Nemesis:
                 raise ProcessFailed(f"{member.name} ended with an empty disk\n{member.log()}")
             if time.monotonic() > began + SETTLE_TIMEOUT_S:
                 raise ProcessFailed(
-                    f"{member.name} has no copies {SETTLE_TIMEOUT_S:g} s after it lost its disk, clock off by {off}\n"
+                    f"{member.name}, off by {offset_s:+,.0f} s, has no copies {SETTLE_TIMEOUT_S:g} s after its disk\n"
                     f"{self._cell.configurations()}\n{self._cell.logs()}"
                 )
             time.sleep(0.1)
-        return f"{member.name}, off by {off}, copies after {time.monotonic() - began:.1f} s, {self._hold():.1f} s more"
+        copied_s = time.monotonic() - began
+        return f"{member.name}, off by {offset_s:+,.0f} s, copies after {copied_s:.1f} s, {self._hold():.1f} s more"
 
-    def _make_clock_wrong(self, member: Member) -> str:
-        """Set it off by seconds to years, ahead or behind; return by how much."""
-        low, high = map(math.log, BROKER_CLOCK_OFF_S)
+    def _make_clock_wrong(self, member: Member, off_s: tuple[float, float] = CLOCK_OFF_S) -> float:
+        """Set it off by seconds to years, ahead or behind; return by how many seconds."""
+        low, high = map(math.log, off_s)
         offset_s = math.exp(self._random.uniform(low, high)) * self._random.choice((-1, 1))
-        member.clock.set(offset_s)
-        return f"{offset_s:+,.0f} s"
+        self._cell.set_clock(member, offset_s)
+        return offset_s
 
-    def _set_other_clock(self) -> str:
-        member = self._any("metadata", "manager", "frontend")
-        offset_s = self._between(OTHER_CLOCK_OFF_S) * self._random.choice((-1, 1))
-        member.clock.set(offset_s)
-        return f"{member.name} by {offset_s:.0f} s for {self._hold():.1f} s"
+
+def eventually_answered(connection: SQSConnection) -> Answer:
+    """Return the first answer that is none of a server that cannot answer now."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = connection.call("ListQueues", {})
+        if 0 < answer.status < 500 or time.monotonic() > deadline:
+            return answer
+        time.sleep(0.1)

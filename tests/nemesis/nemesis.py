@@ -32,7 +32,15 @@ from harness.process import ProcessFailed
 from process.kill_storm import put_away
 
 from .cell import Cell
-from .faults import CLOCK_SET, DISK_LOST, Fault, Nemesis
+from .faults import (
+    CLOCK_SET,
+    DISK_LOST,
+    FRONT_END_CLOCKS,
+    METADATA_CLOCKS,
+    TOO_FAR_OFF,
+    Fault,
+    Nemesis,
+)
 from .probes import Probes
 
 DRAIN_TIMEOUT_S = 600.0
@@ -46,7 +54,7 @@ LEFT_OUT = frozenset({"memory", "short", "emptied", "remade-1", "remade-2"})
 SHORT_FAULTS = (
     *("leader killed", "broker paused", "broker cut off", "pause, kill, resume, restart", "disk full"),
     *("broker cut off one way", "etcd killed", "disk slow", "manager killed", "front end killed"),
-    *(CLOCK_SET, DISK_LOST),
+    *(CLOCK_SET, DISK_LOST, *FRONT_END_CLOCKS, *METADATA_CLOCKS),
 )
 
 Say = Callable[[str], None]
@@ -166,7 +174,7 @@ class Storm:
         self._cell = cell
         self._seed = seed
         self._random = Random(seed)
-        self._probes = Probes(cell.environment(), cell.addresses)
+        self._probes = Probes(cell.environment(), cell.addresses, clock_offsets_ms=cell.clock_offsets_ms)
         self._nemesis = Nemesis(cell, self._probes, self._random, shorter=shorter)
         self._totals = Totals()
         self._violations: list[str] = []
@@ -242,13 +250,23 @@ class Storm:
             large_share=0.001,
             run=number,
             timeout_s=CALL_TIMEOUT_S,
+            clock_offsets_ms=self._cell.clock_offsets_ms,
             clients=[
                 BotoClient(environment, addresses, timeout_s=CALL_TIMEOUT_S, first=first)
                 for first in range(2)
             ],
         )
 
+    def _check_refusals(self) -> None:
+        """Requests are refused for their time only where the clock of a front end was wrong."""
+        refused = sum(count for what, count in self._refused.items() if TOO_FAR_OFF.search(what))
+        if refused and not any(fault.kind in FRONT_END_CLOCKS for fault in self._nemesis.faults):
+            self._violations.append(
+                f"{refused} requests refused for their time, and no front end's clock was wrong"
+            )
+
     def _result(self, began: float) -> NemesisResult:
+        self._check_refusals()
         errors = [
             f"{member.name}: {line[:400]}"
             for member in self._cell.members

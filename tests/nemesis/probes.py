@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,7 +34,13 @@ class Probe:
     """One queue that is sent to all the time."""
 
     def __init__(
-        self, environment: Environment, addresses: Sequence[Address], queue: str, *, number: int
+        self,
+        environment: Environment,
+        addresses: Sequence[Address],
+        queue: str,
+        *,
+        number: int,
+        clock_offsets_ms: Mapping[Address, int],
     ) -> None:
         self.queue = queue
         self.successes: list[Success] = []
@@ -42,6 +48,7 @@ class Probe:
         self._url = f"{environment.endpoint_url}/{environment.account_id}/{queue}"
         self._connection = SQSConnection(environment, addresses, timeout_s=TIMEOUT_S)
         self._connection.turn(number)
+        self._connection.clock_offsets_ms = clock_offsets_ms
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"probe-{queue}", daemon=True)
 
@@ -80,9 +87,24 @@ class Probe:
 class Probes:
     """Several queues; enough that each journal most likely has one."""
 
-    def __init__(self, environment: Environment, addresses: Sequence[Address], queues: int = 6) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        addresses: Sequence[Address],
+        queues: int = 6,
+        *,
+        clock_offsets_ms: Mapping[Address, int] | None = None,
+    ) -> None:
+        """`clock_offsets_ms`: of front ends whose clocks are wrong; senders have the clock of theirs."""
         self._probes = [
-            Probe(environment, addresses, f"probe-{number}", number=number) for number in range(queues)
+            Probe(
+                environment,
+                addresses,
+                f"probe-{number}",
+                number=number,
+                clock_offsets_ms={} if clock_offsets_ms is None else clock_offsets_ms,
+            )
+            for number in range(queues)
         ]
 
     def start(self) -> None:
