@@ -35,7 +35,7 @@ from quaymaster_pipeline.jobs.header_expiry import expire_headers
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.jobs.usage_expiry import expire_usage
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import planning
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers, Workers
 from quaymaster_pipeline.warehouse.session import spark_session
@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--cores", type=int, default=2)
     options = parser.parse_args()
-    bronze.BATCH_BLOCKS_MAX = BATCH_ROWS // ROWS_PER_BLOCK_MAX
+    planning.BATCH_BLOCKS_MAX = BATCH_ROWS // ROWS_PER_BLOCK_MAX
     figures: dict[str, Any] = {"cores": options.cores}
     for text in options.rows.split(","):
         rows = int(text) // ROWS_PER_BLOCK_MAX * ROWS_PER_BLOCK_MAX

@@ -32,7 +32,9 @@ from typing import Any
 
 from bench import engines, fleet_blocks, fleet_restart, machine, markdown, processes, servers
 from bench.fleet_blocks import Fleet
-from quaymaster_pipeline.usage import bronze, silver
+from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.batch_rows import files_of_batches
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS, TableSpec
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -194,7 +196,7 @@ def passes_of(batches: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> li
         used, workers = (_growth(before[name], after[name]) for name in ("cpu_s", "workers"))
         found.append(
             {
-                "batch_id": layers[bronze.APP]["batch_id"],
+                "batch_id": layers[BRONZE]["batch_id"],
                 "blocks": after["blocks"] - before["blocks"],
                 "rows": after["rows"] - before["rows"],
                 "seconds": after["time_s"] - before["time_s"],
@@ -251,7 +253,7 @@ def shares_of(warehouse: Warehouse, batch_id: int) -> dict[str, Any]:
     """Return how a pass was divided: what each file of bronze and silver has of it, which are a task's each."""
 
     def rows_of(spec: TableSpec) -> list[int]:
-        files = bronze.files_of_batches(warehouse.table(spec), batch_id, batch_id)
+        files = files_of_batches(warehouse.table(spec), batch_id, batch_id)
         return sorted(file.rows for file in files)
 
     return {"blocks_by_task": rows_of(BLOCKS), "rows_by_task": rows_of(USAGE_EVENTS)}
@@ -312,7 +314,7 @@ def table_of(figures: Mapping[str, Any]) -> str:
     lines = []
     for label, run in figures["runs"].items():
         one = run["pass"]
-        tasks = ", ".join(str(one["tasks"][layer]) for layer in (bronze.APP, silver.APP))
+        tasks = ", ".join(str(one["tasks"][layer]) for layer in (BRONZE, silver.APP))
         lines.append(
             [
                 *(label, tasks, markdown.number(one["rows_per_core_s"]), markdown.number(one["rows_per_s"])),

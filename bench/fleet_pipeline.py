@@ -30,7 +30,7 @@ from unittest import mock
 from bench.processes import TICKS_PER_S, tree_of
 from quaymaster.cli.main import main as run_command
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import planning
 
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 _DAEMON = b"org.apache.spark.deploy."
@@ -43,7 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--notes", type=Path, required=True)
-    parser.add_argument("--pass-blocks", type=int, default=bronze.BATCH_BLOCKS_MAX)
+    parser.add_argument("--pass-blocks", type=int, default=planning.BATCH_BLOCKS_MAX)
     parser.add_argument("--cluster", default="")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("command", nargs="+")
@@ -63,7 +63,7 @@ def main() -> None:
             return catch_up(pipeline, noted)
 
     sys.argv = ["quaymaster", "pipeline", "run", *options.command]
-    bronze.BATCH_BLOCKS_MAX = options.pass_blocks
+    planning.BATCH_BLOCKS_MAX = options.pass_blocks
     try:
         with mock.patch.object(Pipeline, "catch_up", noting):
             run_command()

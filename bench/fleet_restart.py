@@ -28,7 +28,10 @@ from quaymaster_pipeline.checks.header_groups import expired_rows
 from quaymaster_pipeline.jobs import upkeep
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, USAGE_DAYS
-from quaymaster_pipeline.usage import bronze, expired, gold, silver
+from quaymaster_pipeline.usage import expired, gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze.coverage import CoverageKeeper
+from quaymaster_pipeline.usage.bronze.planning import FILE_BYTES
 from quaymaster_pipeline.usage.feed import BlockReader
 from quaymaster_pipeline.usage.partial_sums import SUM_TABLES
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
@@ -42,7 +45,7 @@ PASSES_A_DAY = 1_440
 PASS_BLOCKS = 60_000
 BLOCK_BYTES = 6_250
 """Of 116 rows, as `bench fleet` makes them: a pass has 360 MiB."""
-FILES_A_DAY = -(-PASSES_A_DAY * PASS_BLOCKS * BLOCK_BYTES // (upkeep.FILE_BYTES - bronze.FILE_BYTES // 2))
+FILES_A_DAY = -(-PASSES_A_DAY * PASS_BLOCKS * BLOCK_BYTES // (upkeep.FILE_BYTES - FILE_BYTES // 2))
 """Of compacted files with content: about half of one of a pass is missing to the size that compaction aims at."""
 EMPTIED_PART = 8
 """Once their content has expired, files become so many times fewer."""
@@ -112,7 +115,7 @@ def restart(root: str, tasks: MeasuredTasks | None = None) -> dict[str, Any]:
         pipeline = Pipeline(tasks or NoWorkers(), warehouse, NoFeed())
     took_s, used_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     return {
-        "batches": warehouse.table(BLOCKS).last_batch(bronze.APP) + 1,
+        "batches": warehouse.table(BLOCKS).last_batch(BRONZE) + 1,
         "seconds": round(took_s, 2),
         "cpu_s": round(used_s, 2),
         "of_tasks_cpu_s": 0.0 if tasks is None else round(tasks.cpu_s, 2),
@@ -159,13 +162,13 @@ def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_
         last = days * PASSES_A_DAY - 1
         for day in range(max(0, days - USAGE_DAYS), days):
             first = day * PASSES_A_DAY
-            model = write_rows(table.place, BLOCKS, f"{bronze.APP}-{first}", old)[0]
+            model = write_rows(table.place, BLOCKS, f"{BRONZE}-{first}", old)[0]
             count = files_a_day if day >= days - CONTENT_DAYS else max(1, files_a_day // EMPTIED_PART)
             links = [
                 _link(table.place.uri, model, number, first + number * PASSES_A_DAY // count)
                 for number in range(1, count)
             ]
-            table.commit(bronze.APP, first + PASSES_A_DAY - 1, [model, *links], note={"taken_us": NOON_US})
+            table.commit(BRONZE, first + PASSES_A_DAY - 1, [model, *links], note={"taken_us": NOON_US})
         coverage = Coverage()
         had = -(-pass_blocks // front_ends) * (last + 1) * ROWS
         for number in range(front_ends):
@@ -177,14 +180,14 @@ def write_history(root: str, days: int, files_a_day: int, front_ends: int, pass_
             _write_expired(warehouse, coverage, (days - USAGE_DAYS) * PASSES_A_DAY - 1)
         for number in range(front_ends):
             coverage.add(BlockRange(IncarnationId(_name(number), weeks), 0, had, b"", NOON_US))
-        bronze.CoverageKeeper(warehouse).keep(coverage, last, datetime.fromtimestamp(NOON_US / 1e6, UTC))
+        CoverageKeeper(warehouse).keep(coverage, last, datetime.fromtimestamp(NOON_US / 1e6, UTC))
         for batch_id in range(last + 1, last + 1 + RECENT_PASSES):
             files: list[DataFile] = []
             for part in range(PASS_FILES):
                 begin, count = part * pass_blocks // PASS_FILES, pass_blocks // PASS_FILES
                 rows = headers(batch_id, begin, count, front_ends, weeks)
-                files += write_rows(table.place, BLOCKS, f"{bronze.APP}-{batch_id}", rows)
-            table.commit(bronze.APP, batch_id, files, note={"taken_us": NOON_US})
+                files += write_rows(table.place, BLOCKS, f"{BRONZE}-{batch_id}", rows)
+            table.commit(BRONZE, batch_id, files, note={"taken_us": NOON_US})
         # The other layers have all of it; a start looks at no row of theirs.
         warehouse.table(USAGE_EVENTS).commit(silver.APP, batch_id, [])
         for sums in SUM_TABLES:

@@ -24,7 +24,7 @@ from typing import Any
 from bench import machine, processes, servers
 from bench.meter import busy_s
 from bench.requests import call
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.schemas import BLOCKS
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -121,7 +121,7 @@ class Waiter:
                 raise RuntimeError(f"{name} did not come into gold: {self._log.read_text()[-2000:]}")
             time.sleep(POLL_S)
         seen_s = time.time()
-        looked_s = self._tables().table(BLOCKS).note(bronze.APP)["taken_us"] / 1e6
+        looked_s = self._tables().table(BLOCKS).note(BRONZE)["taken_us"] / 1e6
         return seen_s - sent_s, looked_s - sent_s, seen_s - looked_s
 
     def _tables(self) -> Warehouse:

@@ -28,8 +28,9 @@ from quaymaster.protocol.usage.usage_records import UsageContext
 from quaymaster.protocol.usage.usage_rows import UsageRows
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.blocks import BatchFacts
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.taking import bronze_work
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, OP_NAMES, USAGE_EVENTS
@@ -138,7 +139,7 @@ def measure_layers(workers: SparkWorkers, place: Path, blocks: Path) -> dict[str
         in_bronze, in_others = Meter(), Meter()
         while True:
             with in_bronze:
-                taken = bronze.take_batch(workers, warehouse, feed, pipeline.coverage, now)
+                taken = take_batch(workers, warehouse, feed, pipeline.coverage, now)
             if taken is None:
                 break
             rows += taken.totals["rows"]
@@ -156,7 +157,7 @@ def measure_task(place: Path) -> dict[str, float]:
     for number in range(2):
         warehouse = Warehouse(place / f"task-{number}")
         places = {spec.name: warehouse.place(spec) for spec in (BLOCKS, BLOCK_MARKS)}
-        work = bronze.bronze_work(places, feed.reader(), batch)
+        work = bronze_work(places, feed.reader(), batch)
         meter = Meter()
         with meter:
             for _ in work(json.dumps([(0, 0, blocks)])):

@@ -22,7 +22,7 @@ from bench.pipeline import make_blocks
 from quaymaster.protocol.usage.usage_blocks import ROWS_PER_BLOCK_MAX
 from quaymaster_pipeline.checks.verification import verify
 from quaymaster_pipeline.jobs.jobs import Pipeline
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import planning
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers, ThisProcess, Workers
 from quaymaster_pipeline.warehouse.session import spark_session
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     options = parser.parse_args()
     rows = options.rows // ROWS_PER_BLOCK_MAX * ROWS_PER_BLOCK_MAX
-    bronze.BATCH_BLOCKS_MAX = BATCH_ROWS // ROWS_PER_BLOCK_MAX
+    planning.BATCH_BLOCKS_MAX = BATCH_ROWS // ROWS_PER_BLOCK_MAX
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder:
         place = Path(folder)
         make_blocks(place / "feed", rows)

@@ -22,7 +22,7 @@ from quaymaster_pipeline.checks.brokers.broker_counts import (
     write_counts,
 )
 from quaymaster_pipeline.checks.brokers.broker_state import LastCheck, next_number
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.schemas import LOSSES
 from quaymaster_pipeline.warehouse.tables import Warehouse
 

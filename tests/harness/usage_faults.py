@@ -38,7 +38,7 @@ from quaymaster_pipeline.jobs.invoicing import InvoiceRequest, make_invoices
 from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse import data_files, tables
 from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
 from quaymaster_pipeline.warehouse.data_files import FileWriter

@@ -27,7 +27,7 @@ from quaymaster_pipeline.checks.brokers.broker_counts import (
 )
 from quaymaster_pipeline.commands.broker_counts import read_broker_counts
 from quaymaster_pipeline.commands.operators import reconcile
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.schemas import QUEUES
 from quaymaster_pipeline.warehouse.tables import Warehouse
 

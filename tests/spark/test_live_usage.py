@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.credentials import Endpoint
 from quaymaster_pipeline.jobs.jobs import Pipeline
-from quaymaster_pipeline.usage.bronze import positions_of
+from quaymaster_pipeline.usage.bronze.batches import positions_of
 from quaymaster_pipeline.usage.feed import QueueFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers
 from quaymaster_pipeline.usage.usage import read_usage

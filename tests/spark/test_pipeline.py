@@ -28,7 +28,7 @@ from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.content_expiry import expire_content, expire_quarantine
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage.bronze import SPLIT_BYTES
+from quaymaster_pipeline.usage.bronze.planning import SPLIT_BYTES
 from quaymaster_pipeline.usage.feed import BlockSource, FeedChanged, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_EVENTS

@@ -23,7 +23,8 @@ from harness.reconciled import compare_rows, compare_sums
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.verification import verify
-from quaymaster_pipeline.usage import bronze, gold
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -72,7 +73,7 @@ class RunningPipeline:
     @property
     def batches(self) -> int:
         """How many batches all tables have."""
-        tables = ((BLOCKS, bronze.APP), (USAGE_DAILY, gold.APP))
+        tables = ((BLOCKS, BRONZE), (USAGE_DAILY, gold.APP))
         return 1 + min(self.warehouse.table(spec).last_batch(app) for spec, app in tables)
 
     def start(self, *words: str) -> None:

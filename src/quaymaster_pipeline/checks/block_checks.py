@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from quaymaster.protocol.usage.usage_blocks import UnknownBlockVersion, decode_header
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, differing, shown
-from quaymaster_pipeline.usage.blocks import BatchFacts, ReadBlock, block_rows, read_block
-from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES, passed_in
+from quaymaster_pipeline.usage.blocks import DAMAGED, MEASURES, BatchFacts, ReadBlock, block_rows, read_block
+from quaymaster_pipeline.usage.bronze.planning import passed_in
 from quaymaster_pipeline.usage.expired import ExpiredBlocks
 from quaymaster_pipeline.usage.silver import Marked
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, TIME

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.block_links import BlockMark, ChainedBlock, ChainHead, ExpiredChain
-from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, block_ranges
-from quaymaster_pipeline.usage.bronze import DAMAGED
+from quaymaster_pipeline.usage.blocks import BLOCK_RANGE_COLUMNS, DAMAGED, block_ranges
 from quaymaster_pipeline.usage.expired import LINE_COLUMNS
 from quaymaster_pipeline.usage.sequences import CoverageLine, IncarnationId
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import gold, silver
-from quaymaster_pipeline.usage.bronze import MEASURES, in_batches
+from quaymaster_pipeline.usage.batch_rows import in_batches
+from quaymaster_pipeline.usage.blocks import MEASURES
 from quaymaster_pipeline.usage.tasks import Answers, answer_counts, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (

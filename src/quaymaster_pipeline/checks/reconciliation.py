@@ -23,8 +23,8 @@ from quaymaster_pipeline.checks.layer_sums import (
     plan_sums,
     rows_work,
 )
-from quaymaster_pipeline.usage import bronze, gold, silver
-from quaymaster_pipeline.usage.bronze import MEASURES
+from quaymaster_pipeline.usage import gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
 from quaymaster_pipeline.usage.expired import EXPIRED, expired_blocks, expired_usage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -79,8 +79,8 @@ def compare_notes(warehouse: Warehouse) -> list[LayerComparison]:
     of_blocks, of_gold = (
         {measure: counted.get(f"{what}.{measure}", 0) for measure in MEASURES} for what in ("blocks", "usage")
     )
-    if blocks.last_batch(bronze.APP) == events.last_batch(silver.APP):
-        of_blocks = blocks.note(bronze.APP).get("headers", {})
+    if blocks.last_batch(BRONZE) == events.last_batch(silver.APP):
+        of_blocks = blocks.note(BRONZE).get("headers", {})
     if hourly.last_batch(gold.APP) == events.last_batch(silver.APP):
         of_gold = hourly.note(gold.TOTALS)
     return _compared(of_blocks, counted, None, of_gold)

@@ -9,7 +9,8 @@ from typing import Any
 from quaymaster_pipeline.checks.brokers.broker_counts import last_comparison
 from quaymaster_pipeline.checks.brokers.losses import MEASURES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
-from quaymaster_pipeline.usage import bronze, silver
+from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.content import content_span
 from quaymaster_pipeline.usage.ingest_state import stopped_ingest
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
@@ -51,7 +52,7 @@ def read_status(
     now_s = time.time() if now_s is None else now_s
     coverage = whole_coverage(warehouse) if coverage is None else coverage
     events = warehouse.table(BLOCKS)
-    note = events.note(bronze.APP)
+    note = events.note(BRONZE)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     closed_us = coverage.closed_until_us()
     content = content_span(warehouse)
@@ -61,7 +62,7 @@ def read_status(
         "feed": note.get("feed"),
         "next": note.get("next", {}),
         "ingest_stopped": stopped_ingest(warehouse),
-        "batches": events.last_batch(bronze.APP) + 1,
+        "batches": events.last_batch(BRONZE) + 1,
         "rows": {
             "bronze": note.get("headers", {}).get("rows", 0),
             "silver": counted.get("usage.rows", 0),

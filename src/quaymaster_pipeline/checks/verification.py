@@ -62,8 +62,8 @@ from quaymaster_pipeline.checks.verification_tasks import (
     chain_work,
     gold_work,
 )
-from quaymaster_pipeline.usage import bronze, gold, silver
-from quaymaster_pipeline.usage.bronze import DAMAGED, MEASURES
+from quaymaster_pipeline.usage import gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE, DAMAGED, MEASURES
 from quaymaster_pipeline.usage.expired import LAST_BATCH, ExpiredBlocks, expired_blocks, expired_usage
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
@@ -237,12 +237,12 @@ def _look(warehouse: Warehouse) -> SeenTables:
         coverage=coverage.files(),
         events=events.files(),
         hours=hourly.files(),
-        note=blocks.note(bronze.APP),
+        note=blocks.note(BRONZE),
         silver_totals=events.note(silver.APP).get("totals", {}),
-        last_batch=blocks.last_batch(bronze.APP),
+        last_batch=blocks.last_batch(BRONZE),
         silver_batch=events.last_batch(silver.APP),
         gold_batch=hourly.last_batch(gold.APP),
-        coverage_batch=coverage.last_batch(bronze.APP),
+        coverage_batch=coverage.last_batch(BRONZE),
         daily=[file.path for file in daily.files()],
         closes=rows,
         last_close=last_close,

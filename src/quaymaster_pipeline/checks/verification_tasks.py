@@ -50,7 +50,9 @@ from quaymaster_pipeline.checks.silver_checks import (
     place_keys,
 )
 from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBreak
-from quaymaster_pipeline.usage.bronze import MEASURES, in_batches, passed_in
+from quaymaster_pipeline.usage.batch_rows import in_batches
+from quaymaster_pipeline.usage.blocks import MEASURES
+from quaymaster_pipeline.usage.bronze.planning import passed_in
 from quaymaster_pipeline.usage.expired import LINE_COLUMNS, ExpiredBlocks, ExpiredUsage
 from quaymaster_pipeline.usage.gold import USED, control_totals, day_sums, partial_usage
 from quaymaster_pipeline.usage.sequences import Gap

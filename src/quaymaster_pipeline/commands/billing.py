@@ -294,11 +294,11 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     """Return why usage of a month cannot be said to be what the brokers did; None if it can, or has no brokers."""
     from quaymaster_pipeline.checks.brokers.broker_counts import last_compared
     from quaymaster_pipeline.checks.brokers.loss_table import losses_of_month, why_losses_stop
-    from quaymaster_pipeline.usage import bronze
+    from quaymaster_pipeline.usage.blocks import BRONZE
     from quaymaster_pipeline.usage.feed import QUEUE_FEED
     from quaymaster_pipeline.warehouse.schemas import BLOCKS
 
-    feed = tables.table(BLOCKS).note(bronze.APP).get("feed", "")
+    feed = tables.table(BLOCKS).note(BRONZE).get("feed", "")
     compared = last_compared(tables)
     if not feed.startswith(QUEUE_FEED):
         return None

@@ -227,7 +227,7 @@ def compact(given: CompactOptions) -> None:
     from quaymaster_pipeline.checks.brokers.broker_state import complete_check
     from quaymaster_pipeline.jobs.expiry import expire
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
-    from quaymaster_pipeline.usage.bronze import commit_marks
+    from quaymaster_pipeline.usage.bronze.marks import commit_marks
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import gold, silver
-from quaymaster_pipeline.usage.bronze import files_of_batches
+from quaymaster_pipeline.usage.batch_rows import files_of_batches
 from quaymaster_pipeline.usage.expired import ExpiredUsage, expired_usage
 from quaymaster_pipeline.usage.gold import DAILY, HOURLY
 from quaymaster_pipeline.usage.latency import LATENCY

@@ -35,7 +35,8 @@ from quaymaster_pipeline.jobs.close_tasks import (
     counting_work,
 )
 from quaymaster_pipeline.usage import gold, silver
-from quaymaster_pipeline.usage.bronze import MEASURES, files_of_batches
+from quaymaster_pipeline.usage.batch_rows import files_of_batches
+from quaymaster_pipeline.usage.blocks import MEASURES
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.closes import (

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from quaymaster_pipeline.checks.day_plans import SUM_ROWS
 from quaymaster_pipeline.jobs.backfill import add_to_digests, sorted_rows
 from quaymaster_pipeline.usage import gold, silver
-from quaymaster_pipeline.usage.bronze import MEASURES, in_batches
+from quaymaster_pipeline.usage.batch_rows import in_batches
+from quaymaster_pipeline.usage.blocks import MEASURES
 from quaymaster_pipeline.usage.gold import DAILY, USED, daily_rows, partial_usage, with_date
 from quaymaster_pipeline.usage.tasks import answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.closes import CLOSED, SUMS

@@ -40,8 +40,9 @@ from quaymaster_pipeline.checks.header_groups import (
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.checks.verification_tasks import PLACES, UNLINKED
 from quaymaster_pipeline.jobs.retention import USAGE_DAYS, first_kept
-from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.bronze import MEASURES, PASSED, files_of_batches, in_batches, passed_in
+from quaymaster_pipeline.usage.batch_rows import files_of_batches, in_batches
+from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
+from quaymaster_pipeline.usage.bronze.planning import PASSED, passed_in
 from quaymaster_pipeline.usage.expired import APP, LAST_BATCH, ExpiredBlocks, expired_blocks
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.closes import closed_through
@@ -179,7 +180,7 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
     paths = [file.path for file in plan.files]
     of_files = workers.over(paths, _places_work(table.place))
     places, counts = in_order(of_files.tables(PLACES)), of_files.counts(_COUNTS)
-    note = table.note(bronze.APP)
+    note = table.note(BRONZE)
     offsets = dict(before.next)
     for place in places:
         offsets[place.log_partition] = max(offsets.get(place.log_partition, 0), place.high)

@@ -16,8 +16,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quaymaster_pipeline.usage import bronze, gold, partial_sums, silver
-from quaymaster_pipeline.usage.bronze import CoverageKeeper
+from quaymaster_pipeline.usage import gold, partial_sums, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze.batches import positions_of, take_batch
+from quaymaster_pipeline.usage.bronze.coverage import CoverageKeeper, add_batches, coverage_of
+from quaymaster_pipeline.usage.bronze.marks import commit_marks
+from quaymaster_pipeline.usage.bronze.planning import BlockSizes
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import Workers
@@ -65,7 +69,7 @@ class Summary:
     @property
     def taken(self) -> int:
         """How many batches bronze took."""
-        return sum(batch.layer == bronze.APP for batch in self.batches)
+        return sum(batch.layer == BRONZE for batch in self.batches)
 
 
 class _Stopwatch:
@@ -100,15 +104,15 @@ class BronzeJob:
         self._warehouse = warehouse
         self._feed = feed
         self._clock = clock
-        self._sizes: bronze.BlockSizes | None = None
+        self._sizes: BlockSizes | None = None
         check_order(warehouse)
-        bronze.commit_marks(warehouse)
+        commit_marks(warehouse)
         if covered is None:
-            self.coverage = bronze.coverage_of(warehouse, workers=workers)
+            self.coverage = coverage_of(warehouse, workers=workers)
         else:
             self.coverage, batch_id = covered
-            bronze.add_batches(self.coverage, warehouse, batch_id + 1, workers=workers)
-        self._covered_batch = warehouse.table(BLOCKS).last_batch(bronze.APP)
+            add_batches(self.coverage, warehouse, batch_id + 1, workers=workers)
+        self._covered_batch = warehouse.table(BLOCKS).last_batch(BRONZE)
 
     def read_from(self, feed: BlockSource) -> None:
         """Continue with a feed: the same one, perhaps at another address."""
@@ -118,16 +122,16 @@ class BronzeJob:
         """Take the next batch; False when there is none.
 
         Raises:
-            FeedChanged, FeedIncomplete, NewerBlocks, CommitConflict: see `bronze.take_batch`.
+            FeedChanged, FeedIncomplete, NewerBlocks, CommitConflict: see `batches.take_batch`.
         """
-        if self._warehouse.table(BLOCKS).last_batch(bronze.APP) != self._covered_batch:
+        if self._warehouse.table(BLOCKS).last_batch(BRONZE) != self._covered_batch:
             raise CommitConflict(f"another process takes batches into {self._warehouse.root}")
         watch, now = _Stopwatch(), self._clock()
         events = self._warehouse.table(USAGE_EVENTS)
         events.refresh()
         # After a failure nothing is known: it may have been of more than a task has memory for.
         sizes, self._sizes = self._sizes, None
-        taken = bronze.take_batch(
+        taken = take_batch(
             self._workers,
             self._warehouse,
             self._feed,
@@ -140,11 +144,11 @@ class BronzeJob:
             self._sizes = sizes
             return False
         self._covered_batch = taken.batch_id
-        self._sizes = bronze.BlockSizes(taken.blocks, max(1, taken.content_bytes // taken.blocks))
+        self._sizes = BlockSizes(taken.blocks, max(1, taken.content_bytes // taken.blocks))
         summary.blocks += taken.blocks
         summary.rows += taken.totals["rows"]
         summary.totals = {name: summary.totals.get(name, 0) + count for name, count in taken.totals.items()}
-        summary.batches.append(watch.batch(bronze.APP, taken.batch_id, taken.tasks, taken.totals["rows"]))
+        summary.batches.append(watch.batch(BRONZE, taken.batch_id, taken.tasks, taken.totals["rows"]))
         return True
 
     def lag_blocks(self) -> int:
@@ -153,7 +157,7 @@ class BronzeJob:
 
     def is_full(self, lag_blocks: int) -> bool:
         """Return whether so many blocks are as much as a batch may take, by how large the last ones were."""
-        return lag_blocks >= (self._sizes or bronze.BlockSizes()).full_batch
+        return lag_blocks >= (self._sizes or BlockSizes()).full_batch
 
 
 class RefineJob:
@@ -179,7 +183,7 @@ class RefineJob:
         """Look at all tables anew, after another process was first with a commit."""
         self.warehouse.refresh()
         self._covered_batch = partial_sums.last_whole_batch(self.warehouse)
-        self.coverage: Coverage = bronze.coverage_of(self.warehouse, self._covered_batch, self._workers)
+        self.coverage: Coverage = coverage_of(self.warehouse, self._covered_batch, self._workers)
 
     def covered(self) -> tuple[Coverage, int]:
         """Return a copy of the coverage, and the last batch that it has."""
@@ -216,9 +220,9 @@ class RefineJob:
 
     def commit_positions(self) -> None:
         """Tell the feed how far all tables are, unless it turns out to be another one. Raises as `feed` does."""
-        positions = bronze.positions_of(self.warehouse)
+        positions = positions_of(self.warehouse)
         blocks = self.warehouse.table(BLOCKS)
-        note, is_whole = blocks.note(bronze.APP), self._covered_batch == blocks.last_batch(bronze.APP)
+        note, is_whole = blocks.note(BRONZE), self._covered_batch == blocks.last_batch(BRONZE)
         if is_whole and positions != self._committed and note["feed"] == self._feed.identity:
             self._feed.commit(positions)
             self._committed = positions
@@ -226,8 +230,8 @@ class RefineJob:
     def _has_marks(self) -> bool:
         """Return whether ops.block_marks has those of the last batch of bronze."""
         blocks, marks = self.warehouse.table(BLOCKS), self.warehouse.table(BLOCK_MARKS)
-        last = blocks.last_batch(bronze.APP)
-        return not blocks.note(bronze.APP).get("marks") or marks.last_batch(bronze.APP) >= last
+        last = blocks.last_batch(BRONZE)
+        return not blocks.note(BRONZE).get("marks") or marks.last_batch(BRONZE) >= last
 
     def _complete_gold(self, summary: Summary) -> None:
         """Add to gold what silver has and gold has not."""
@@ -241,7 +245,7 @@ class RefineJob:
         """Add to the coverage what all layers have got."""
         through = partial_sums.last_whole_batch(self.warehouse)
         if through > self._covered_batch:
-            bronze.add_batches(self.coverage, self.warehouse, self._covered_batch + 1, through)
+            add_batches(self.coverage, self.warehouse, self._covered_batch + 1, through)
             self._covered_batch = through
             # Not before all layers have the batch: readers ask what they have.
             self._keeper.keep(self.coverage, through, self._clock())
@@ -271,7 +275,7 @@ class Pipeline:
         """Take every block that the feed has, batch by batch, through all layers; `on_batch` is called after each.
 
         Raises:
-            FeedChanged, FeedIncomplete, NewerBlocks: see `bronze.take_batch`.
+            FeedChanged, FeedIncomplete, NewerBlocks: see `batches.take_batch`.
             SumsDiffer: a layer has a mistake; bronze took what there was, first.
         """
         summary = Summary()
@@ -307,7 +311,7 @@ def check_order(warehouse: Warehouse) -> None:
     Raises:
         BrokenTable: one has more, so the one before was made anew, or restored: what comes would be counted wrongly.
     """
-    layers = [(BLOCKS, bronze.APP), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP)]
+    layers = [(BLOCKS, BRONZE), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP)]
     lasts = [(spec.name, warehouse.table(spec).last_batch(app)) for spec, app in layers]
     for (before, had), (after, has) in itertools.pairwise(lasts):
         if has > had:
@@ -319,6 +323,6 @@ def check_order(warehouse: Warehouse) -> None:
 
 def lag_of(warehouse: Warehouse, feed: BlockSource) -> int:
     """Return how many blocks a feed has that bronze has not."""
-    positions = bronze.positions_of(warehouse)
+    positions = positions_of(warehouse)
     bounds = feed.bounds().items()
     return sum(end - max(positions.get(partition, low), low) for partition, (low, end) in bounds)

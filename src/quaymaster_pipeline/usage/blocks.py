@@ -18,6 +18,12 @@ from quaymaster.protocol.usage.usage_rows import CorruptBlock
 from quaymaster_pipeline.usage.sequences import BlockRange, IncarnationId
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TIME
 
+BRONZE: Final = "bronze"
+"""The job that fills bronze.blocks."""
+MEASURES: Final = ("rows", "messages", "bytes", "chunks", "errors")
+"""The control totals of a layer."""
+DAMAGED: Final = "damaged"
+"""The state of a block that cannot be read."""
 _BLOCKS = BLOCKS.file_schema
 
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.usage.bronze import coverage_of, files_of_batches
+from quaymaster_pipeline.usage.batch_rows import files_of_batches
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.gold import (
     APP,
     DAILY,

@@ -20,16 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.backlogs import AHEAD, BATCH, next_stop
-from quaymaster_pipeline.usage.bronze import APP as BRONZE
-from quaymaster_pipeline.usage.bronze import (
-    MEASURES,
-    blocks_at,
-    blocks_of_all,
-    files_of_batches,
-    in_batches,
-    shares_of,
-    spans_of,
-)
+from quaymaster_pipeline.usage.batch_rows import files_of_batches, in_batches
+from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
+from quaymaster_pipeline.usage.bronze.stored_blocks import blocks_at, blocks_of_all, shares_of, spans_of
 from quaymaster_pipeline.usage.expired import ExpiredBlocks, Spans, expired_blocks
 from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSums, WrittenSums
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows

@@ -27,7 +27,7 @@ from quaymaster_pipeline.audit.audit_chains import Break, Proof
 from quaymaster_pipeline.audit.expiry import Expiry, expire_events
 from quaymaster_pipeline.audit.verification import heads_of, verify_chains
 from quaymaster_pipeline.jobs.content_expiry import expire_quarantine
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze.batches import take_batch
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import audit_rows, records_of
@@ -399,7 +399,7 @@ def test_a_batch_that_is_not_in_silver_yet_is_not_missed(site: Site) -> None:
     site.ship(one.block(40))
     warehouse = site.warehouse
     pipeline = site.pipeline(warehouse, now=LATER)
-    bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), pipeline.coverage, LATER)
+    take_batch(InProcess(), warehouse, FileFeed(site.feed), pipeline.coverage, LATER)
 
     assert verified(site).breaks == []
 

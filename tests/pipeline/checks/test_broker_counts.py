@@ -39,7 +39,7 @@ from quaymaster_pipeline.checks.brokers.broker_counts import (
     set_back_from,
     write_broker_comparison,
 )
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.schemas import BROKER_COUNTS, RECONCILIATION
 
 

@@ -19,7 +19,7 @@ from harness.usage_blocks import FrontEnd
 from quaymaster_pipeline.checks import day_plans
 from quaymaster_pipeline.checks.verification import UsageProof, verify
 from quaymaster_pipeline.jobs.close import close_days
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.warehouse.closes import APP, DayClose, hash_of, is_closed_file
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
@@ -144,10 +144,10 @@ def test_blocks_that_were_cut_off_at_the_end_are_told_though_all_notes_agree(
     (first, *_) = sorted(rows.column("log_offset").to_pylist(), reverse=True)
     kept = rows.filter(pc.less(rows.column("log_offset"), first))
     cut = rows.filter(pc.equal(rows.column("log_offset"), first))
-    note = table.note(bronze.APP)
+    note = table.note(BRONZE)
     note["next"] = {partition: end - 1 for partition, end in note["next"].items()}
     note["headers"] = {name: count - cut.column(name)[0].as_py() for name, count in note["headers"].items()}
-    table.commit("x", 0, table.write("x", kept), removes=[last], shared_notes={bronze.APP: note})
+    table.commit("x", 0, table.write("x", kept), removes=[last], shared_notes={BRONZE: note})
 
     assert "batches 1 to 1 have 2 blocks; there were 3 when days were closed" in reasons(site)
 

@@ -26,7 +26,7 @@ from quaymaster_pipeline.checks.brokers.broker_counts import (
     last_comparison,
     write_broker_comparison,
 )
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.data_files import read_row_groups
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BROKER_STATE, LOSSES, RECONCILIATION, USAGE_EVENTS

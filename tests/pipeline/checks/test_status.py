@@ -11,7 +11,7 @@ from harness.broker_counts import EVERY_US, LATE_US, count_of, done_until, keep,
 from quaymaster_pipeline.checks.brokers.broker_counts import last_counted, set_back_from
 from quaymaster_pipeline.checks.status import read_status
 from quaymaster_pipeline.jobs import content_expiry, usage_expiry
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS
 

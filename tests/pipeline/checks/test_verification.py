@@ -26,7 +26,10 @@ from quaymaster_pipeline.checks.verification import UsageProof
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.content_expiry import expire_content
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
+from quaymaster_pipeline.usage.bronze import coverage
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.data_files import TablePlace
 from quaymaster_pipeline.warehouse.schemas import (
@@ -52,7 +55,7 @@ def rewrite(
     """Change a table as somebody would who can write it. With `note`, what its commits note of bronze, too."""
     table = site.warehouse.table(spec)
     rows = pa.Table.from_pylist(list(change(table.read().to_pylist())), schema=spec.schema)
-    shared = {} if note is None else {bronze.APP: table.note(bronze.APP) | note}
+    shared = {} if note is None else {BRONZE: table.note(BRONZE) | note}
     table.commit(
         "somebody",
         table.last_batch("somebody") + 1,
@@ -213,7 +216,7 @@ def test_nothing_is_broken_while_layers_lag_and_after_compaction_and_backfill(tm
     site.ship(one.block(9))
     warehouse = site.warehouse
     with warehouse.ingesting():
-        bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), bronze.coverage_of(warehouse), LATER)
+        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), LATER)
 
     lagging = verify(site)
 
@@ -225,7 +228,7 @@ def test_nothing_is_broken_while_layers_lag_and_after_compaction_and_backfill(tm
 def test_a_run_that_commits_between_looks_at_the_tables_breaks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "COVERAGE_BATCHES", 1)
+    monkeypatch.setattr(coverage, "COVERAGE_BATCHES", 1)
     site = make(tmp_path)
     one, _ = site.front_ends
     looked_at = Warehouse(site.root)
@@ -399,7 +402,7 @@ def cut_end(site: Site, *, with_note: bool) -> None:
         return [row for row in rows if row["batch_id"] < 2]
 
     left = before(site.warehouse.table(BLOCKS).read().to_pylist())
-    measures = {name: sum(row[name] for row in left) for name in bronze.MEASURES}
+    measures = {name: sum(row[name] for row in left) for name in MEASURES}
     note = {"next": {"0": 6}, "headers": measures} if with_note else None
     rewrite(site, BLOCKS, before, note=note)
     rewrite(site, USAGE_EVENTS, before)
@@ -416,7 +419,7 @@ def test_an_end_that_was_cut_off_blocks_and_silver_alike_is_found_by_the_note(si
 def test_an_end_that_was_cut_off_with_the_note_is_found_by_the_coverage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "COVERAGE_BATCHES", 1)
+    monkeypatch.setattr(coverage, "COVERAGE_BATCHES", 1)
     site, one = Site(tmp_path), FrontEnd("a")
     for rows in (10, 20, 30):
         site.ship(one.block(rows), one.block(0), one.block(0))

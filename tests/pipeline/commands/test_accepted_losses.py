@@ -14,7 +14,7 @@ from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.commands import billing
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.feed import QUEUE_FEED
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, LOSSES
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -36,7 +36,7 @@ def test_a_month_that_lost_too_much_has_no_final_invoices_until_its_losses_are_a
     site.ship(FrontEnd("a").block(10))
     site.run()
     tables = site.warehouse
-    tables.table(BLOCKS).commit("test", 0, [], shared_notes={bronze.APP: {"feed": f"{QUEUE_FEED}1"}})
+    tables.table(BLOCKS).commit("test", 0, [], shared_notes={BRONZE: {"feed": f"{QUEUE_FEED}1"}})
     compared = MONTH.end + datetime.timedelta(days=1)
     keep_comparison(tables, compared)
     lose(tables, 10_001)

@@ -24,7 +24,7 @@ from quaymaster_pipeline.billing.store import APP
 from quaymaster_pipeline.billing.tables import CHARGES, INVOICES
 from quaymaster_pipeline.commands import billing, spark
 from quaymaster_pipeline.jobs.close import close_days
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.feed import QUEUE_FEED
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -83,7 +83,7 @@ def test_a_comparison_with_the_brokers_counts_for_a_month_when_its_clock_was_not
 ) -> None:
     month, day = Month.parse(MONTH), datetime.timedelta(days=1)
     tables = Warehouse(tmp_path)
-    tables.table(BLOCKS).commit(bronze.APP, 0, [], note={"feed": f"{QUEUE_FEED}1"})
+    tables.table(BLOCKS).commit(BRONZE, 0, [], note={"feed": f"{QUEUE_FEED}1"})
 
     def reason(compared: datetime.datetime | None, now: datetime.datetime) -> str | None:
         if compared is not None:

@@ -25,7 +25,10 @@ from quaymaster_pipeline.archive.ledger import Ledger, LedgerStretch, archive_lo
 from quaymaster_pipeline.commands import operators, pipeline, spark
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.jobs.turns import Background
-from quaymaster_pipeline.usage import bronze, gold
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage.bronze import batches
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, RECONCILIATION, USAGE_HOURLY
@@ -323,8 +326,8 @@ def test_marks_that_a_killed_run_left_are_committed_before_compaction_deletes_wh
     site.ship(block)
     warehouse, feed = site.warehouse, FileFeed(site.feed)
     with monkeypatch.context() as killed:
-        killed.setattr(bronze, "commit_marks", lambda tables: None)
-        bronze.take_batch(InProcess(), warehouse, feed, bronze.coverage_of(warehouse), NOW)
+        killed.setattr(batches, "commit_marks", lambda tables: None)
+        take_batch(InProcess(), warehouse, feed, coverage_of(warehouse), NOW)
     for path in site.root.rglob("*.parquet"):
         os.utime(path, (0, 0))
 

@@ -23,7 +23,9 @@ from quaymaster_pipeline.jobs import turns, upkeep
 from quaymaster_pipeline.jobs.jobs import BronzeJob, RefineJob
 from quaymaster_pipeline.jobs.merge import Merged, merge_sums
 from quaymaster_pipeline.jobs.turns import Background
-from quaymaster_pipeline.usage import backlogs, bronze, gold, silver
+from quaymaster_pipeline.usage import backlogs, gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze import planning
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer, WarehouseFull
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TABLES, USAGE_EVENTS, USAGE_HOURLY
 
@@ -76,7 +78,7 @@ class Running:
 
     def batches(self) -> tuple[int, int, int]:
         """Return how many batches bronze, silver and gold have."""
-        layers = ((BLOCKS, bronze.APP), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP))
+        layers = ((BLOCKS, BRONZE), (USAGE_EVENTS, silver.APP), (USAGE_HOURLY, gold.APP))
         first, second, third = (self.site.warehouse.table(spec).last_batch(app) + 1 for spec, app in layers)
         return first, second, third
 
@@ -324,7 +326,7 @@ def test_turns_that_do_not_end_delay_the_end_of_a_run_no_longer_than_they_may(
 
 
 def test_a_backlog_is_merged_while_it_is_taken(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 1)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 1)
     taken, merged = 0, threading.Event()
     merge, take = merge_sums, BronzeJob.take
 
@@ -355,7 +357,7 @@ def test_a_backlog_is_merged_while_it_is_taken(running: Running, monkeypatch: py
 def test_a_backlog_of_silver_is_merged_while_it_is_taken(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 1)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 1)
     monkeypatch.setattr(backlogs, "ROWS_OF_TURN", 1)
     refined, merged = 0, threading.Event()
     refine = RefineJob.refine

@@ -15,8 +15,10 @@ from harness.waiting import eventually
 from quaymaster_pipeline.checks.status import read_status
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.jobs.turns import Background
-from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.blocks import ReadBlock, read_block
+from quaymaster_pipeline.usage.bronze import taking
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed, FileReader, Message
 
 
@@ -36,7 +38,7 @@ def stopped(how: str) -> Iterator[None]:
     """Let nothing be taken while the block runs."""
     with pytest.MonkeyPatch.context() as patched:
         if how == "newer":
-            patched.setattr(bronze, "read_block", of_an_older_program)
+            patched.setattr(taking, "read_block", of_an_older_program)
         else:
             patched.setattr(FileFeed, "reader", lambda feed: Gap(feed._directory))
         yield
@@ -47,7 +49,7 @@ def site_with_work_for_each_layer(directory: Path) -> tuple[Site, FrontEnd]:
     site, one = Site(directory), FrontEnd("a")
     site.ship(one.block(30))
     warehouse = site.warehouse
-    bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), bronze.coverage_of(warehouse), NOW)
+    take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), NOW)
     return site, one
 
 

@@ -12,7 +12,7 @@ from harness.pipeline_site import InProcess, Site
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster_pipeline.commands.running import IDLE_S, Run, _wait_for_more
 from quaymaster_pipeline.jobs.jobs import BronzeJob
-from quaymaster_pipeline.usage.bronze import BATCH_BYTES_MAX, BLOCK_BYTES_GUESSED
+from quaymaster_pipeline.usage.bronze.planning import BATCH_BYTES_MAX, BLOCK_BYTES_GUESSED
 from quaymaster_pipeline.usage.feed import FileFeed
 
 FULL = BATCH_BYTES_MAX // BLOCK_BYTES_GUESSED

@@ -23,8 +23,8 @@ from quaymaster_pipeline.billing.rules import billed_requests_of
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.verification import verify
-from quaymaster_pipeline.usage import bronze
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze import planning
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.expired import expired_blocks, expired_usage
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
@@ -112,7 +112,7 @@ def check_charges(site: FaultySite, records: list[UsageRecord]) -> None:
 def test_nothing_is_lost_or_doubled_whatever_is_killed(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 12)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 12)
     site, front_ends, queue = run_history(tmp_path, seed)
     records = records_of(queue)
 
@@ -154,7 +154,7 @@ def clean_site(directory: Path, queue: list[bytes]) -> FaultySite:
 def test_sums_and_invoices_are_the_same_if_requests_and_headers_expire_while_all_is_killed(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 12)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 12)
     site, _, queue = run_history(tmp_path, seed, expires=True)
 
     invoices = site.bill()

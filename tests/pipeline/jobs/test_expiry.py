@@ -22,7 +22,8 @@ from quaymaster_pipeline.jobs.content_expiry import (
 )
 from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, QUARANTINE_DAYS
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.content import CONTENT_DAYS_MAX
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, BLOCKS, QUARANTINE
@@ -61,7 +62,7 @@ def test_nothing_expires_before_silver_has_it(tmp_path: Path) -> None:
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(30))
     warehouse = site.warehouse
-    bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), bronze.coverage_of(warehouse), NOW)
+    take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), NOW)
 
     assert expire(site) == Expired(0, 0)
     site.run()
@@ -196,7 +197,7 @@ def test_brokers_are_compared_although_quarantine_has_expired(tmp_path: Path) ->
     with warehouse.ingesting():
         write_counts(warehouse, [count], counted, counted, accept=False)
 
-    compared = compare_brokers(site.warehouse, bronze.coverage_of(site.warehouse), now=LATER)
+    compared = compare_brokers(site.warehouse, coverage_of(site.warehouse), now=LATER)
 
     assert compared is not None
     # 40 requests of up to ten messages, of which 6 are no sends: they manage something.

@@ -35,7 +35,7 @@ from quaymaster_pipeline.jobs.expiry import expire
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import Message
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, LOSSES, TABLES, USAGE_HOURLY

@@ -32,7 +32,7 @@ from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.jobs.expiry import expire
 from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.expired import expired_blocks
 from quaymaster_pipeline.warehouse.errors import UsageHasExpired
 from quaymaster_pipeline.warehouse.schemas import (

@@ -16,7 +16,11 @@ from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs import jobs
 from quaymaster_pipeline.jobs.jobs import BronzeJob, RefineJob, Summary
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage import bronze, silver
+from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze import coverage
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
+from quaymaster_pipeline.usage.bronze.marks import commit_marks
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
@@ -52,7 +56,7 @@ def both(site: Site) -> tuple[BronzeJob, RefineJob, ToldFeed]:
 def batches(site: Site) -> tuple[int, int]:
     tables = site.warehouse
     return (
-        tables.table(BLOCKS).last_batch(bronze.APP) + 1,
+        tables.table(BLOCKS).last_batch(BRONZE) + 1,
         tables.table(USAGE_EVENTS).last_batch(silver.APP) + 1,
     )
 
@@ -81,14 +85,14 @@ def test_silver_takes_as_one_what_bronze_took_meanwhile_and_then_the_feed_is_tol
     assert [(batch.layer, batch.batch_id) for batch in summary.batches] == [("silver", 2), ("gold", 2)]
     assert before is None
     assert list(refining.coverage.lines()) == list(taking.coverage.lines())
-    assert list(refining.coverage.lines()) == list(bronze.coverage_of(site.warehouse).lines())
+    assert list(refining.coverage.lines()) == list(coverage_of(site.warehouse).lines())
     check(site, one)
 
 
 def test_coverage_that_is_kept_has_no_block_that_silver_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "COVERAGE_BATCHES", 1)
+    monkeypatch.setattr(coverage, "COVERAGE_BATCHES", 1)
     site, one = Site(tmp_path), FrontEnd("a")
     taking, refining, _ = both(site)
     refine = silver.refine_batches
@@ -121,7 +125,6 @@ def test_silver_waits_for_what_is_known_of_the_blocks_of_a_batch(
     taking.take(Summary())
     refining.refine(Summary())
     site.ship(block, one.block(5))
-    commit_marks = bronze.commit_marks
     seen: list[bool] = []
 
     def overtaken(warehouse: Any) -> None:
@@ -130,7 +133,7 @@ def test_silver_waits_for_what_is_known_of_the_blocks_of_a_batch(
         refining.commit_positions()
         commit_marks(warehouse)
 
-    monkeypatch.setattr(bronze, "commit_marks", overtaken)
+    monkeypatch.setattr("quaymaster_pipeline.usage.bronze.batches.commit_marks", overtaken)
     taking.take(Summary())
     after = refining.refine(Summary())
 
@@ -223,7 +226,7 @@ def test_what_silver_had_begun_is_taken_again_as_the_same_batch_whatever_bronze_
         with pytest.raises(KeyboardInterrupt):
             refining.refine(Summary())
     if not has_noted:
-        monkeypatch.setattr(bronze, "stops_ahead", lambda *of: [])
+        monkeypatch.setattr("quaymaster_pipeline.usage.bronze.batches.stops_ahead", lambda *of: [])
     site.ship(one.block(50), one.block(20)[:-9] + b"damaged  ")
     assert taking.take(Summary())
 

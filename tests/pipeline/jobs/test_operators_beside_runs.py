@@ -18,7 +18,10 @@ from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.content_expiry import expire_content
 from quaymaster_pipeline.jobs.merge import merge_sums
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage import bronze, gold, silver
+from quaymaster_pipeline.usage import gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -169,8 +172,8 @@ def test_layers_that_have_other_batches_are_not_compared_by_their_notes(tmp_path
     site.ship(one.block(30))
     warehouse = site.warehouse
     with warehouse.ingesting():
-        coverage = bronze.coverage_of(warehouse)
-        bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW)
+        coverage = coverage_of(warehouse)
+        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW)
 
         ahead = [found.difference for found in compare_notes(site.warehouse)]
         closed = whole_coverage(site.warehouse).closed_until_us()
@@ -180,7 +183,7 @@ def test_layers_that_have_other_batches_are_not_compared_by_their_notes(tmp_path
     assert ahead == further == [0] * 5
     assert closed is not None
     assert coverage.closed_until_us() is not None
-    assert site.warehouse.table(BLOCKS).last_batch(bronze.APP) == 3
+    assert site.warehouse.table(BLOCKS).last_batch(BRONZE) == 3
     assert site.warehouse.table(USAGE_EVENTS).last_batch(silver.APP) == 3
     assert site.warehouse.table(USAGE_HOURLY).last_batch(gold.APP) == 2
     with pytest.MonkeyPatch.context() as patched:
@@ -199,9 +202,9 @@ def test_hours_are_not_closed_by_blocks_that_gold_does_not_have(tmp_path: Path) 
     site.ship(one.block(60))
     warehouse = site.warehouse
     with warehouse.ingesting():
-        bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), bronze.coverage_of(warehouse), NOW)
+        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), NOW)
 
-    taken = bronze.coverage_of(site.warehouse).closed_until_us()
+    taken = coverage_of(site.warehouse).closed_until_us()
     whole = whole_coverage(site.warehouse).closed_until_us()
 
     assert before is not None

@@ -17,7 +17,7 @@ from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import planning
 from quaymaster_pipeline.warehouse.tables import Table
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def check_all(site: Site, *front_ends: FrontEnd) -> None:
 
 
 def test_each_process_lives_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 3)
     site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
     blocks = [one.block(100), two.block(80), one.block(90), two.block(10)]
     site.ship(*blocks[:3], blocks[0], blocks[3], blocks[1])
@@ -77,8 +77,8 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from harness.pipeline_site import Site
-from quaymaster_pipeline.usage import bronze
-bronze.BATCH_BLOCKS_MAX = 2
+from quaymaster_pipeline.usage.bronze import planning
+planning.BATCH_BLOCKS_MAX = 2
 Site(Path({directory!r})).run()
 """
 

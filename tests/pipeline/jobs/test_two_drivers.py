@@ -12,7 +12,8 @@ from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.jobs.jobs import BronzeJob, RefineJob, Summary
-from quaymaster_pipeline.usage import bronze, gold, partial_sums, silver
+from quaymaster_pipeline.usage import gold, partial_sums, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -47,7 +48,7 @@ def as_of_the_first_batch(site: Site) -> Warehouse:
     warehouse = site.warehouse.another()
     blocks = warehouse.table(BLOCKS)
     blocks._delta = DeltaTable(blocks.place.uri, version=1)
-    assert blocks.last_batch(bronze.APP) == 0
+    assert blocks.last_batch(BRONZE) == 0
     return warehouse
 
 

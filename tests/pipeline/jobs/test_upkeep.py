@@ -30,7 +30,8 @@ from quaymaster_pipeline.jobs.upkeep import (
     keep_up,
     plan_compaction,
 )
-from quaymaster_pipeline.usage import bronze, gold
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage.bronze.planning import FILE_BYTES
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
@@ -354,7 +355,7 @@ def test_a_turn_compacts_round_by_round_until_nothing_is_left_or_its_time_is_ove
 
 def test_the_files_of_a_day_at_the_reference_load_become_fewer_than_a_thousand() -> None:
     pass_bytes, passes = 360 << 20, 1_440
-    tasks = -(-pass_bytes // bronze.FILE_BYTES)
+    tasks = -(-pass_bytes // FILE_BYTES)
     files = [
         DataFile(f"bronze-{number:06}", pass_bytes // tasks, 10_000, "2026-11-22", {})
         for number in range(passes * tasks)

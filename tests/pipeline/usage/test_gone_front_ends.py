@@ -9,7 +9,7 @@ from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_blocks import Seal
-from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
 
 

@@ -11,7 +11,7 @@ from harness.pipeline_site import NOW, InProcess, Site
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.jobs.jobs import Pipeline
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.bronze import planning
 from quaymaster_pipeline.usage.feed import FeedChanged, FileFeed
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
@@ -40,7 +40,7 @@ def run(site: Site) -> ToldFeed:
 def test_the_offset_of_a_batch_is_told_when_all_tables_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bronze, "BATCH_BLOCKS_MAX", 2)
+    monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 2)
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(*(one.block(3) for _ in range(5)))
 
@@ -81,18 +81,3 @@ def test_another_feed_is_not_told_of_this_ones_offsets(tmp_path: Path) -> None:
         Pipeline(InProcess(), warehouse, feed, clock=lambda: NOW).catch_up()
 
     assert feed.told == []
-
-
-def test_what_the_queue_no_longer_had_is_noted_and_the_oldest_of_very_much_becomes_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bronze, "PASSED_MAX", 2)
-
-    first = bronze.passed_over({0: (5, 9), 1: (0, 3)}, {}, {})
-    second = bronze.passed_over({0: (9, 12)}, {0: 9, 1: 3}, first)
-    third = bronze.passed_over({0: (15, 20), 1: (4, 6)}, {0: 12, 1: 3}, second)
-    fourth = bronze.passed_over({0: (23, 30)}, {0: 20}, third)
-
-    assert first == second == {"0": [[0, 5]]}
-    assert third == {"0": [[0, 5], [12, 15]], "1": [[3, 4]]}
-    assert fourth == {"0": [[0, 15], [20, 23]], "1": [[3, 4]]}

@@ -13,7 +13,10 @@ from harness.reconciled import compare_rows
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.checks.reconciliation import compare_notes
-from quaymaster_pipeline.usage import backlogs, bronze, gold, silver
+from quaymaster_pipeline.usage import backlogs, gold, silver
+from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze.batches import take_batch
+from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, request_rows
 from quaymaster_pipeline.warehouse.errors import SumsDiffer
@@ -24,8 +27,8 @@ def take_into_bronze(site: Site) -> None:
     """Take what is there into bronze alone, as a run does that is killed then."""
     warehouse = site.warehouse
     with warehouse.ingesting():
-        coverage = bronze.coverage_of(warehouse)
-        assert bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW) is not None
+        coverage = coverage_of(warehouse)
+        assert take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW) is not None
 
 
 def test_several_batches_of_bronze_become_one_of_silver_and_of_gold(tmp_path: Path) -> None:
@@ -40,7 +43,7 @@ def test_several_batches_of_bronze_become_one_of_silver_and_of_gold(tmp_path: Pa
     summary = site.run()
 
     assert [(batch.layer, batch.batch_id) for batch in summary.batches] == [("silver", 3), ("gold", 3)]
-    assert site.warehouse.table(BLOCKS).last_batch(bronze.APP) == 3
+    assert site.warehouse.table(BLOCKS).last_batch(BRONZE) == 3
     assert site.warehouse.table(USAGE_HOURLY).last_batch(gold.APP) == 3
     sequences = {(record.front_end, record.sequence) for record in one.records + two.records}
     rows = site.warehouse.table(USAGE_EVENTS).read(["front_end", "epoch", "sequence"]).to_pylist()
@@ -150,7 +153,7 @@ def test_a_batch_that_does_not_add_up_is_not_committed_and_bronze_goes_on(
     batches = [
         table.last_batch(app)
         for table, app in (
-            (site.warehouse.table(BLOCKS), bronze.APP),
+            (site.warehouse.table(BLOCKS), BRONZE),
             (site.warehouse.table(USAGE_EVENTS), silver.APP),
         )
     ]

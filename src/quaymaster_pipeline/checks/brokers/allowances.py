@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster_pipeline.checks.brokers.losses import CRASH, DROPPED, MEASURES, OpenCause
-from quaymaster_pipeline.usage.bronze import files_of_batches, in_batches
+from quaymaster_pipeline.usage.batch_rows import files_of_batches, in_batches
 from quaymaster_pipeline.usage.rules import EARLIEST_US, REPEATED, are_links
 from quaymaster_pipeline.usage.sequences import Coverage, IncarnationId
 from quaymaster_pipeline.usage.silver import block_keys

@@ -49,7 +49,7 @@ from quaymaster_pipeline.checks.brokers.queue_usage import (
     merged,
     sum_usage,
 )
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.expired import expired_usage
 from quaymaster_pipeline.usage.partial_sums import last_whole_batch
 from quaymaster_pipeline.usage.sequences import Coverage
@@ -230,7 +230,7 @@ def newest_comparable(
     """
     whole_us = closed_us
     if whole_us is None:
-        taken_us = warehouse.table(BLOCKS).note(bronze.APP).get("taken_us", 0)
+        taken_us = warehouse.table(BLOCKS).note(BRONZE).get("taken_us", 0)
         whole_us = taken_us + UNSEEN_US + ANSWERED_AFTER_US if taken_us else 0
     # A file is what was counted at one time.
     table = warehouse.table(BROKER_COUNTS)
