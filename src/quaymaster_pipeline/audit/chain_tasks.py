@@ -28,7 +28,7 @@ from quaymaster_pipeline.audit.audit_chains import (
 )
 from quaymaster_pipeline.audit.chain_content import check_content
 from quaymaster_pipeline.audit.stubs import ERASURES, registered_stubs
-from quaymaster_pipeline.checks.header_groups import are_of_group
+from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, BREAKS_OF_ITEM
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.requests import changes_of
@@ -167,8 +167,7 @@ def link_work(seen: SeenEvents, kept: Mapping[str, set[bytes]]) -> Callable[[str
     """Return what a task does: check the links of the front ends of a group, day by day, and look for heads."""
 
     def work(item: str) -> Iterator[Any]:
-        group, groups = json.loads(item)
-        chains = _GroupChains(seen, kept, group, groups)
+        chains = _GroupChains(seen, kept, Group.of_item(item))
         for day in seen.events:
             chains.take(day)
         yield from chains.answers()
@@ -179,9 +178,9 @@ def link_work(seen: SeenEvents, kept: Mapping[str, set[bytes]]) -> Callable[[str
 class _GroupChains:
     """The chains of a group of front ends. A day of their events is in memory, without content."""
 
-    def __init__(self, seen: SeenEvents, kept: Mapping[str, set[bytes]], group: int, groups: int) -> None:
+    def __init__(self, seen: SeenEvents, kept: Mapping[str, set[bytes]], group: Group) -> None:
         self._seen = seen
-        self._group, self._groups = group, groups
+        self._group = group
         self._wanted = {name: set(kept[name]) for name in self._mine(kept)}
         self._absent = {name: seen.heads[name] for name in self._mine(seen.heads)}
         self._looked_for = pa.array(
@@ -193,7 +192,7 @@ class _GroupChains:
         )
         self._links = Links()
         self._bridges = self._read_bridges()
-        self._breaks = FirstBreaks(breaks_of(groups))
+        self._breaks = FirstBreaks(breaks_of(group.groups))
         self._broken: set[str] = set()
         self._found: list[tuple[str, bytes]] = []
 
@@ -201,7 +200,7 @@ class _GroupChains:
         if not names:
             return []
         all_names = pa.array(names, _TEXT)
-        return list(all_names.filter(are_of_group(all_names, self._group, self._groups)).to_pylist())
+        return list(all_names.filter(self._group.are_in(all_names)).to_pylist())
 
     def take(self, day: Day) -> None:
         """Look at the events of the next day."""
@@ -239,7 +238,7 @@ class _GroupChains:
         return bridges
 
     def _are_mine(self, rows: Any) -> Any:
-        return are_of_group(rows.column("front_end"), self._group, self._groups)
+        return self._group.are_in(rows.column("front_end"))
 
     def _bridged(self, rows: Any) -> Any:
         """Return events as following the last one that is not in quarantine: a chain holds over those that are."""
@@ -332,7 +331,7 @@ class _GroupChains:
         expired = 0
         for path in self._seen.anchors:
             rows = read_file(self._seen.places[ANCHORS.name], ANCHORS, path)
-            rows = rows.filter(are_of_group(rows.column("front_end"), self._group, self._groups))
+            rows = rows.filter(self._group.are_in(rows.column("front_end")))
             for row in rows.to_pylist():
                 front_end, place = row["front_end"], (row["epoch"], row["sequence"])
                 one = *place, row["record_hash"]
@@ -403,7 +402,7 @@ def tail_work(seen: SeenEvents, tails: Tails, groups: int) -> Callable[[str], It
             yield answer_table(RECORDED, pa.Table.from_pylist(lines, schema=_HASH_SCHEMA))
         if lacking:
             names = pa.array(sorted(lacking), _TEXT)
-            mine = [group for group in range(groups) if pc.any(are_of_group(names, group, groups)).as_py()]
+            mine = [number for number in range(groups) if pc.any(Group(number, groups).are_in(names)).as_py()]
             yield answer_table(GROUPS, pa.table({"path": [path], "groups": [mine]}))
 
     return work
@@ -463,19 +462,20 @@ def lacking_work(seen: SeenEvents, tails: Tails) -> Callable[[str], Iterator[Any
     place, of_quarantine, batch_id = seen.places[BLOCKS.name], seen.places[QUARANTINE.name], seen.batch_id
 
     def work(item: str) -> Iterator[Any]:
-        group, groups, paths = json.loads(item)
+        number, count, paths = json.loads(item)
+        group = Group(number, count)
         found: defaultdict[tuple[str, int], dict[int, datetime.datetime]] = defaultdict(dict)
         for path in paths:
             mine: dict[str, bool] = {}
             for front_end, incarnation, sequence, time, _ in _management_of(place, path, batch_id, tails):
                 if front_end not in mine:
-                    mine[front_end] = bool(are_of_group(pa.array([front_end]), group, groups)[0].as_py())
+                    mine[front_end] = bool(group.are_in(pa.array([front_end]))[0].as_py())
                 if mine[front_end] and tails.lacks(front_end, incarnation, sequence):
                     found[front_end, incarnation][sequence] = time
         # What broke a rule is not among the events.
         for path in seen.quarantine:
             for rows in read_row_groups(of_quarantine, QUARANTINE, path, LINKS[:3]):
-                rows = rows.filter(are_of_group(rows.column("front_end"), group, groups))
+                rows = rows.filter(group.are_in(rows.column("front_end")))
                 for front_end, incarnation, sequence in zip(
                     *(column.to_pylist() for column in rows.columns), strict=True
                 ):

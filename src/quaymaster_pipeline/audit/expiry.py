@@ -11,9 +11,8 @@ does no harm. A pipeline may run next to it. No row goes to the driver; it has a
 from __future__ import annotations
 
 import datetime
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -35,11 +34,12 @@ from quaymaster_pipeline.audit.audit import (
 from quaymaster_pipeline.audit.audit_chains import run_begins
 from quaymaster_pipeline.audit.stubs import ERASURES, with_stubs
 from quaymaster_pipeline.audit.verification import group_items, verify_chains
-from quaymaster_pipeline.checks.header_groups import are_of_group
+from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, TIME
+from quaymaster_pipeline.warehouse.spools import Spool
 from quaymaster_pipeline.warehouse.tables import Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import bound_of_time
 
@@ -248,25 +248,31 @@ def judging_work(
     place: TablePlace, paths: Sequence[str], old: Sequence[str], fates: Fates
 ) -> Callable[[str], Iterator[Any]]:
     """Return what a task does: find the first event that stays of each front end of a group, and count what goes."""
-
-    def read(paths: Iterable[str], group: int, groups: int) -> Iterator[Any]:
-        for path in paths:
-            for rows in read_row_groups(place, AUDIT_EVENTS, path, _JUDGED):
-                mine = rows.filter(are_of_group(rows.column("front_end"), group, groups))
-                if mine.num_rows:
-                    yield mine
+    schema, are_old = pa.schema([AUDIT_EVENTS.schema.field(name) for name in _JUDGED]), set(old)
 
     def work(item: str) -> Iterator[Any]:
-        group, groups = json.loads(item)
+        with Spool(schema) as of_old:
+            yield from judge(Group.of_item(item), of_old)
+
+    def read(group: Group, of_old: Spool) -> Iterator[Any]:
+        for path in paths:
+            for rows in read_row_groups(place, AUDIT_EVENTS, path, _JUDGED):
+                mine = rows.filter(group.are_in(rows.column("front_end")))
+                if mine.num_rows:
+                    yield mine
+                    if path in are_old:
+                        of_old.add(mine)
+
+    def judge(group: Group, of_old: Spool) -> Iterator[Any]:
         first: dict[str, tuple[int, int]] = {}
-        for rows in read(paths, group, groups):
+        for rows in read(group, of_old):
             is_old, is_held = fates.judge(rows)
             kept = rows.filter(pc.or_(pc.invert(is_old), is_held)).select(_PLACE)
             for line, _ in _ends_of_runs(kept, "ascending"):
                 place_of = line["epoch"], line["sequence"]
                 first[line["front_end"]] = min(first.get(line["front_end"], place_of), place_of)
         counts, anchors = Counter[str](), dict[str, dict[str, Any]]()
-        for rows in read(old, group, groups):
+        for rows in of_old:  # what becomes of them depends on the first that stays
             found = fates.of(rows, first)
             is_old, is_held = (mask.to_numpy() for mask in fates.judge(rows))
             counts.update(

@@ -53,6 +53,7 @@ from quaymaster_pipeline.audit.chain_tasks import (
     tail_work,
 )
 from quaymaster_pipeline.audit.stubs import ERASURES
+from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.usage import silver
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.data_files import DataFile
@@ -189,7 +190,7 @@ def group_items(files: Iterable[DataFile], cores: int) -> list[str]:
         by_day[str(file.partition_value)] += file.rows
     of_memory = _parts(max(by_day.values(), default=0))
     count = max(of_memory, min(cores, _parts(by_day.total())))
-    return [json.dumps([group, count]) for group in range(count)]
+    return [json.dumps(Group(number, count)) for number in range(count)]
 
 
 def _parts(events: int) -> int:

@@ -97,11 +97,24 @@ def read_groups(tables: Sequence[PartOfTable], item: str) -> Iterator[tuple[Any,
             yield tuple(spool.read(group) for spool in spools)
 
 
-def are_of_group(names: Any, group: int, groups: int) -> Any:
-    """Return which front ends are of a group, as a mask. Each different name is looked at once; no name is one, too."""
-    different = pc.unique(names)
-    mine = [zlib.crc32((name or "").encode()) % groups == group for name in different.to_pylist()]
-    return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
+class Group(NamedTuple):
+    """One of so many groups of front ends: an item of work that is about these alone is its JSON."""
+
+    number: int
+    groups: int
+
+    @classmethod
+    def of_item(cls, item: str) -> Group:
+        """Return the group that an item of work is about."""
+        return cls(*json.loads(item))
+
+    def are_in(self, names: Any) -> Any:
+        """Return which front ends are of the group, as a mask. No name is one, too."""
+        different = pc.unique(names)
+        mine = [
+            zlib.crc32((name or "").encode()) % self.groups == self.number for name in different.to_pylist()
+        ]
+        return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
 
 
 def chained_blocks(rows: Any) -> dict[str, list[ChainedBlock]]:

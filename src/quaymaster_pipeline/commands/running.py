@@ -122,22 +122,19 @@ class _IngestState:
         """Tell why nothing is taken, unless it was told."""
         if self._kind is not error.kind:
             note(f"{error} Layers and upkeep go on; blocks are tried again.")
-            self._keep(str(error))
+            self.keep(str(error))
         self._kind = error.kind
-
-    def keep(self, error: IngestStopped) -> None:
-        """Note why nothing is taken; who raises it tells it."""
-        self._keep(str(error))
 
     def go_on(self) -> None:
         """Tell that blocks are taken."""
         if self._kind is not None:
             note("Blocks are taken again.")
         if self._kind is not None or not self._is_kept:
-            self._keep(None)
+            self.keep(None)
         self._kind = None
 
-    def _keep(self, stopped: str | None) -> None:
+    def keep(self, stopped: str | None) -> None:
+        """Note why nothing is taken, or None; without telling it."""
         from quaymaster_pipeline.usage.ingest_state import keep_ingest_state
 
         keep_ingest_state(self._tables, stopped)
@@ -203,7 +200,7 @@ def _catch_up(run: Run, upkeep: Upkeep, turns: Turns, state: _IngestState) -> di
         state.go_on()
     except IngestStopped as error:
         stopped = error
-        state.keep(error)
+        state.keep(str(error))
     with reading():
         run.shown.lag_blocks = pipeline.lag_blocks()
     run.shown.keep(summary)

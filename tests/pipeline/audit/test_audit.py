@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -31,7 +32,9 @@ from quaymaster_pipeline.usage.bronze.batches import take_batch
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import audit_rows, records_of
+from quaymaster_pipeline.warehouse.data_files import TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import AUDIT_EVENTS, BLOCKS, QUARANTINE, TableSpec
+from quaymaster_pipeline.warehouse.spools import Spool
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -83,6 +86,28 @@ def verified(site: Site, kept: Iterable[tuple[str, str]] = ()) -> Proof:
 
 def expired(site: Site, before: datetime, *, is_dry_run: bool = False) -> Expiry:
     return expire_events(InProcess(), site.warehouse, before, LATER, is_dry_run=is_dry_run)
+
+
+@pytest.mark.parametrize("rows_in_memory", [0, 1 << 16])
+def test_an_expiry_judges_all_events_and_reads_each_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in_memory: int
+) -> None:
+    site, front_ends = Site(tmp_path), (FrontEnd("a"), FrontEnd("b"))
+    shipped(site, *front_ends)
+    events = site.warehouse.table(AUDIT_EVENTS)
+    read: Counter[str] = Counter()
+
+    def counted(place: TablePlace, spec: TableSpec, path: str, *more: Any, **limits: Any) -> Any:
+        read[path] += 1
+        return read_row_groups(place, spec, path, *more, **limits)
+
+    monkeypatch.setattr(expiry, "read_row_groups", counted)
+    monkeypatch.setattr(expiry, "Spool", lambda schema: Spool(schema, rows_in_memory))
+
+    done = expired(site, LATER, is_dry_run=True)
+
+    assert done == Expiry(events.rows, 0, 0)
+    assert read == {file.path: 1 for file in events.files()}
 
 
 def rewrite(site: Site, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Audit:
