@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from quaymaster.protocol.usage.usage_records import NO_HASH
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, differing
-from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.audit_heads import Heads
 from quaymaster_pipeline.usage.tasks import Answers, answer_counts, answer_table
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, TIME
 
@@ -250,7 +250,7 @@ class ChainEnds:
     stretches: Mapping[tuple[str, int], Stretch]
     anchors: Mapping[str, Anchored]
     wanted: Mapping[str, set[bytes]]
-    heads: silver.Heads
+    heads: Heads
     absent: set[str]
     lost: Mapping[str, set[int]] = field(default_factory=dict)
     recorded: Mapping[tuple[str, int], set[bytes]] = field(default_factory=dict)

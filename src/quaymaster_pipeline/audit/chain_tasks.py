@@ -30,7 +30,7 @@ from quaymaster_pipeline.audit.chain_content import check_content
 from quaymaster_pipeline.audit.stubs import ERASURES, registered_stubs
 from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.checks.usage_breaks import BREAKS_MAX, BREAKS_OF_ITEM
-from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.audit_heads import Heads
 from quaymaster_pipeline.usage.requests import changes_of
 from quaymaster_pipeline.usage.rules import are_links
 from quaymaster_pipeline.usage.tasks import answer_counts, answer_table
@@ -94,7 +94,7 @@ class SeenEvents:
     quarantine: Sequence[str]
     blocks: Sequence[DataFile]
     expired: Sequence[str]
-    heads: silver.Heads
+    heads: Heads
     batch_id: int
     expired_before: datetime.datetime | None
 

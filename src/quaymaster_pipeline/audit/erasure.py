@@ -30,6 +30,7 @@ from quaymaster_pipeline.audit.stubs import (
     registrations,
     with_stubs,
 )
+from quaymaster_pipeline.usage.silver_commits import complete_batch
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import CommitConflict
@@ -95,6 +96,8 @@ def erase(
         found = [_erase_from(workers, warehouse, rows, subject, None) for rows in (_QUARANTINE, _EVENTS)]
     else:
         with audit.changing():
+            warehouse.refresh()
+            complete_batch(warehouse)  # or events of a batch that a killed run decided come after this
             found = [_erase_from(workers, warehouse, rows, subject, act) for rows in (_QUARANTINE, _EVENTS)]
     quarantine, events = found
     return Erased(events["erased"], quarantine["erased"], events["held"] + quarantine["held"])

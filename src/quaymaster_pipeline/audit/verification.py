@@ -55,6 +55,7 @@ from quaymaster_pipeline.audit.chain_tasks import (
 from quaymaster_pipeline.audit.stubs import ERASURES
 from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.usage import silver
+from quaymaster_pipeline.usage.audit_heads import heads_in, newest_heads
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
@@ -164,7 +165,7 @@ def look(warehouse: Warehouse) -> Seen:
         quarantine=[file.path for file in quarantine.files()],
         blocks=blocks.files(),
         expired=[file.path for file in expired.files()],
-        heads=silver.newest_heads(silver.heads_in(table) for table in of_silver),
+        heads=newest_heads(heads_in(table) for table in of_silver),
         batch_id=max(table.last_batch(silver.APP) for table in of_silver),
         expired_before=expired_before(events),
     )

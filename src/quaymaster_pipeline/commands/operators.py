@@ -228,6 +228,7 @@ def compact(given: CompactOptions) -> None:
     from quaymaster_pipeline.jobs.expiry import expire
     from quaymaster_pipeline.jobs.upkeep import compact as compact_tables
     from quaymaster_pipeline.usage.bronze.marks import commit_marks
+    from quaymaster_pipeline.usage.silver_commits import complete_batch
 
     directory = data_directory(given.data)
     tables = open_warehouse(directory, given.warehouse, given.storage_option)
@@ -239,6 +240,7 @@ def compact(given: CompactOptions) -> None:
         # What a killed run wrote and its commit names: no table has it yet, and it would be deleted.
         complete_check(tables)
         commit_marks(tables)
+        complete_batch(tables)
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
             expired = expire(workers, tables, _now, Retention(given.content_days, given.usage_days))

@@ -24,6 +24,7 @@ from quaymaster_pipeline.usage.bronze.marks import commit_marks
 from quaymaster_pipeline.usage.bronze.planning import BlockSizes
 from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
+from quaymaster_pipeline.usage.silver_commits import complete_batch
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.data_files import RESTORE
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, SumsDiffer
@@ -201,7 +202,8 @@ class RefineJob:
             CommitConflict: another process does the same.
         """
         self.warehouse.refresh()
-        # What a killed run left in silver alone: gold has all batches of silver before silver takes more.
+        # What a killed run left: silver has all of a batch, and gold all of silver's, before silver takes more.
+        self._complete_silver(summary)
         self._complete_gold(summary)
         watch = _Stopwatch()
         # Bronze's job adds them right after its commit, and asks again then.
@@ -232,6 +234,14 @@ class RefineJob:
         blocks, marks = self.warehouse.table(BLOCKS), self.warehouse.table(BLOCK_MARKS)
         last = blocks.last_batch(BRONZE)
         return not blocks.note(BRONZE).get("marks") or marks.last_batch(BRONZE) >= last
+
+    def _complete_silver(self, summary: Summary) -> None:
+        """Add to all tables of silver the batch that one of them decided."""
+        watch = _Stopwatch()
+        left = complete_batch(self.warehouse)
+        if left is not None:
+            rows = left.counts.get("usage.rows", 0)
+            summary.batches.append(watch.batch(silver.APP, left.batch_id, 0, rows))
 
     def _complete_gold(self, summary: Summary) -> None:
         """Add to gold what silver has and gold has not."""

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.usage.audit_heads import HEADS, Heads, heads_of, newest_heads
 from quaymaster_pipeline.usage.backlogs import AHEAD, BATCH, next_stop
 from quaymaster_pipeline.usage.batch_rows import files_of_batches, in_batches
 from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
@@ -28,6 +29,7 @@ from quaymaster_pipeline.usage.partial_sums import SILVER, SUM_TABLES, PartialSu
 from quaymaster_pipeline.usage.requests import open_blocks, request_rows
 from quaymaster_pipeline.usage.rules import IDENTITY, REPEATED, Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.sequences import BlockRange, IncarnationId
+from quaymaster_pipeline.usage.silver_commits import MadeBatch, decide, decided_batch, follow_again
 from quaymaster_pipeline.usage.tasks import Workers, answer, answer_counts, answer_files
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
@@ -36,7 +38,7 @@ from quaymaster_pipeline.warehouse.data_files import (
     read_file,
     read_row_groups,
 )
-from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer
+from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     BLOCK_MARKS,
@@ -52,12 +54,7 @@ from quaymaster_pipeline.warehouse.times import DAY_US, us_of_time
 
 APP: Final = SILVER
 _CONTENT = [field.name for field in REQUEST_COLUMNS]
-HEADS = "heads"
-"""In the notes of audit_events and usage_events: the last audit event of each front end."""
-HEAD_COLUMNS: Final = ("front_end", "epoch", "sequence", "record_hash")
 SILVER_TABLES: Final = (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)
-Heads = dict[str, tuple[int, int, str]]
-"""Incarnation, sequence and hash (hex) of the last audit event of each front end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +71,23 @@ class Refined:
 def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     """Commit the next batches of bronze that silver does not have to its tables; None when it has all.
 
-    What a killed run left in some of them is taken again as the same batch, whatever bronze took since.
+    What a killed run decided, and `complete_batch` cannot commit, is taken again as the same batch, whatever bronze
+    took since.
 
     Raises:
-        SumsDiffer: what came out is not what went in; nothing is committed.
+        SumsDiffer: what came out is not what went in, or not what was decided; nothing is committed.
         CommitConflict: another process refines, too.
     """
     blocks, usage = warehouse.table(BLOCKS), warehouse.table(USAGE_EVENTS)
+    left = decided_batch(warehouse)
     first, last = usage.last_batch(APP) + 1, blocks.last_batch(BRONZE)
     if last < first:
         return None
     before = usage.note(APP).get("totals", {})
     headers = blocks.note(BRONZE).get("headers", {})
-    begun = max(warehouse.table(spec).last_batch(APP) for spec in (QUARANTINE, AUDIT_EVENTS))
-    if first <= begun < last:
-        # Killed between its commits, it takes the same batch again: some tables have its rows already.
-        last, headers = begun, _headers_up_to(blocks, begun)
-    elif begun < first:
+    if left is not None:
+        last, headers = left.batch_id, _headers_up_to(blocks, left.batch_id)
+    else:
         stop = next_stop(blocks.note(BRONZE).get(AHEAD, []), first, before.get("blocks.rows", 0))
         if stop is not None:
             last, headers = stop[BATCH], stop
@@ -107,18 +104,13 @@ def refine_batches(workers: Workers, warehouse: Warehouse) -> Refined | None:
     heads = newest_heads(_heads_of_answer(text) for text in answers.texts(HEADS))
     sums = WrittenSums.of(answers)
     _check(counts, before, headers, sums.totals)
-    # usage_events is last: when it has the batch, all of silver has.
-    for spec in (QUARANTINE, AUDIT_EVENTS, USAGE_EVENTS):
-        table = warehouse.table(spec)
-        totals = Counter(table.note(APP).get("totals", {}))
-        totals.update(counts)
-        note: dict[str, Any] = {"totals": dict(totals)}
-        if spec is not QUARANTINE:  # nobody looks for them there, and they are most of a fleet's log
-            note[HEADS] = newest_heads([heads_in(table), heads])
-        is_ours = table.commit(APP, last, answers.files(spec.name), note=note, follows=first - 1)
-        # Tables before usage_events have the batch also where it is one that was begun.
-        if not is_ours and (spec is USAGE_EVENTS or table.last_batch(APP) != last):
-            raise CommitConflict(f"another process refines batches of {blocks.spec.name} in {warehouse.root}")
+    made = MadeBatch(
+        first, last, counts, heads, {spec.name: answers.files(spec.name) for spec in SILVER_TABLES}
+    )
+    if left is None:
+        decide(warehouse, made)
+    else:
+        follow_again(warehouse, left, made)
     return Refined(first, last, answers.tasks, sums, dict(counts))
 
 
@@ -407,30 +399,6 @@ def _in_parts(source: _Blocks, owner: IncarnationId, headers: Any) -> Iterator[A
 
 def _heads_of_answer(text: str) -> Heads:
     return {name: (head[0], head[1], head[2]) for name, head in json.loads(text).items()}
-
-
-def heads_of(events: Any) -> Heads:
-    """Return the last of these audit events of each front end."""
-    return newest_heads(
-        {name: (incarnation, sequence, (record_hash or b"").hex())}
-        for name, incarnation, sequence, record_hash in zip(
-            *(events.column(name).to_pylist() for name in HEAD_COLUMNS), strict=True
-        )
-    )
-
-
-def heads_in(table: Table) -> Heads:
-    """Return the heads that a table's note has; none where an earlier version wrote it."""
-    return {name: (head[0], head[1], head[2]) for name, head in table.note(APP).get(HEADS, {}).items()}
-
-
-def newest_heads(found: Iterable[Heads]) -> Heads:
-    """Return the newest head of each front end."""
-    newest: Heads = {}
-    for heads in found:
-        for name, head in heads.items():
-            newest[name] = max(newest.get(name, head), head)
-    return newest
 
 
 def control_totals_of_usage(rows: Any) -> dict[str, int]:

@@ -121,6 +121,14 @@ class TablePlace:
         return pyarrow.fs.PyFileSystem(handler)
 
 
+def are_there(place: TablePlace, files: Iterable[DataFile]) -> bool:
+    """Return whether none of these files is gone."""
+    paths = [file.path for file in files]
+    with telling_store(place.uri):
+        found = place.filesystem().get_file_info(paths)
+    return all(one.type == pyarrow.fs.FileType.File for one in found)
+
+
 class FileWriter:
     """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit.
 

@@ -258,7 +258,7 @@ class Table:
             return False
         adds, removes, commit_id = list(adds), list(removes), uuid.uuid4().hex
         for _ in range(1 if is_alone else COMMIT_TRIES):
-            self._check_age(adds)
+            self.check_age(adds)
             notes = self._next_notes({app: dict(note)} if note is not None else {}, shared_notes, counts)
             number = self.last_batch(app) + 1 if batch_id is None else batch_id
             said = {NOTE: json.dumps(notes), COMMIT_ID: commit_id}
@@ -276,7 +276,12 @@ class Table:
         last = self.last_batch(app)
         return (batch_id is None or last < batch_id) and follows in (None, last)
 
-    def _check_age(self, files: Sequence[DataFile]) -> None:
+    def check_age(self, files: Iterable[DataFile]) -> None:
+        """Return if files are so young that others have deleted none of them.
+
+        Raises:
+            CommitConflict: they may be gone.
+        """
         oldest_ms = min((file.written_ms for file in files if file.written_ms), default=None)
         if oldest_ms is not None and _now_ms() - oldest_ms > FILE_AGE_MAX_MS:
             raise CommitConflict(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from harness.killed_jobs import killed_before
 from harness.object_store import object_store
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows
@@ -135,6 +136,21 @@ def test_the_search_shows_that_an_erased_event_was_there_and_finds_it_by_no_name
     audit = Audit(site.warehouse)
     assert len(audit.search(Query(limit=1000))) == count
     assert audit.search(Query(principal=PRINCIPAL, limit=1000)) == []
+
+
+def test_events_that_a_killed_run_decided_are_erased_as_well(site: Site, one: FrontEnd) -> None:
+    site.ship(one.block(60))
+    with killed_before(AUDIT_EVENTS):
+        site.run()
+    before = len(events(site))
+
+    done = erased_from(site)
+    site.run()
+
+    assert done.events == len(managed(one, PRINCIPAL))
+    assert len(events(site)) == len(managed(one)) > before
+    assert all(row["principal_id"] != PRINCIPAL for row in events(site))
+    assert verified(site).breaks == []
 
 
 def test_a_second_erasure_changes_nothing(site: Site) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from harness.command_line import Run, write_client_file
+from harness.killed_jobs import killed_before
 from harness.object_store import object_store
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage, no_spark
 from harness.usage_blocks import FrontEnd
@@ -31,7 +32,7 @@ from quaymaster_pipeline.usage.bronze.batches import take_batch
 from quaymaster_pipeline.usage.bronze.coverage import coverage_of
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.warehouse.errors import CommitConflict
-from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, RECONCILIATION, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import BLOCK_MARKS, RECONCILIATION, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark, java_version, spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -335,6 +336,24 @@ def test_marks_that_a_killed_run_left_are_committed_before_compaction_deletes_wh
     site.run()
 
     assert site.warehouse.table(BLOCK_MARKS).read(["batch_id"]).num_rows == 2
+    assert site.usage() == expected_usage(one)
+
+
+def test_what_a_killed_run_decided_is_committed_before_compaction_deletes_what_is_old(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(30))
+    with killed_before(USAGE_EVENTS):
+        site.run()
+    for path in site.root.rglob("*.parquet"):
+        os.utime(path, (0, 0))
+
+    run("pipeline", "compact", "--data", tmp_path)
+
+    assert site.warehouse.table(USAGE_EVENTS).read(["sequence"]).num_rows == 30
+    site.run()
     assert site.usage() == expected_usage(one)
 
 
