@@ -63,6 +63,7 @@ class Hosts:
         self._token = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
         self._cuts: set[tuple[str, str]] = set()
         self._slow: set[str] = set()
+        self._without_power: set[str] = set()
 
     @classmethod
     @contextmanager
@@ -135,16 +136,21 @@ class Hosts:
         self._slow.add(name)
 
     def cut_power(self, name: str) -> None:
-        """Let a host vanish: all of its processes are killed, and its cable is dead. For ever."""
+        """Let a host vanish: all of its processes are killed, and its cable is dead."""
         self._run_in(name, "ip", "link", "set", "eth0", "down")
         _kill_processes(self.namespace(name))
+        self._without_power.add(name)
 
     def run(self, name: str, *command: str) -> str:
         """Run a command in a host until it ends, and return what it printed."""
         return self._run_in(name, *command)
 
     def heal(self) -> None:
-        """Undo all cuts and slow links."""
+        """Undo all cuts and slow links; hosts without power have it again, and nothing runs there."""
+        for name in list(self._without_power):
+            self._run_in(name, "ip", "link", "set", "eth0", "up")
+            self._introduce(name)  # with its cable, a host forgets who its neighbours are
+            self._without_power.remove(name)
         for sender, receiver in list(self._cuts):
             self.heal_one_way(sender, receiver)
         for name in list(self._slow):

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,7 @@ from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.manager_calls import STATUS
 
 from .etcd import EtcdCluster
-from .load import SQSConnection
+from .load import Address, SQSConnection
 from .process import Environment, ProcessFailed, free_port
 from .waiting import PATIENCE_S
 from .wall_clock import WallClock
@@ -265,25 +265,8 @@ class RunningCell:
 
     def status(self) -> dict[str, Any] | None:
         """Return what a manager says of the cell; None while none answers."""
-        return asyncio.run(self._status())
-
-    async def _status(self) -> dict[str, Any] | None:
-        for manager in self.of_role("manager"):
-            security = None if self._tls is None else TransportSecurity(self._tls("operator-1", "operator"))
-            client = RPCClient(
-                ("127.0.0.1", manager.port),
-                Hello(CELL, "operator", "operator-1"),
-                tls=None if security is None else security.client_context,
-                check_peer=None if security is None else security.check_peer("manager"),
-            )
-            try:
-                status: dict[str, Any] = msgspec.json.decode(await client.ask(STATUS, b"", 2_000))
-                return status
-            except (NotNow, CallerError):
-                continue
-            finally:
-                await client.close()
-        return None
+        managers = [("127.0.0.1", manager.port) for manager in self.of_role("manager")]
+        return ask_status(CELL, managers, None if self._tls is None else self._tls("operator-1", "operator"))
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the cell's status as soon as something holds of it."""
@@ -302,6 +285,34 @@ class RunningCell:
     def logs(self) -> str:
         """Return the ends of all logs."""
         return "\n".join(f"── {name}\n{process.log()}" for name, process in self.processes.items())
+
+
+def ask_status(
+    cell: str, managers: Iterable[Address], tls_directory: Path | None = None
+) -> dict[str, Any] | None:
+    """Return what the first manager that answers says of a cell; None while none does."""
+    return asyncio.run(_ask_status(cell, managers, tls_directory))
+
+
+async def _ask_status(
+    cell: str, managers: Iterable[Address], tls_directory: Path | None
+) -> dict[str, Any] | None:
+    security = None if tls_directory is None else TransportSecurity(tls_directory)
+    for manager in managers:
+        client = RPCClient(
+            manager,
+            Hello(cell, "operator", "operator-1"),
+            tls=None if security is None else security.client_context,
+            check_peer=None if security is None else security.check_peer("manager"),
+        )
+        try:
+            status: dict[str, Any] = msgspec.json.decode(await client.ask(STATUS, b"", 2_000))
+            return status
+        except (NotNow, CallerError):
+            continue
+        finally:
+            await client.close()
+    return None
 
 
 def is_whole(status: dict[str, Any]) -> bool:

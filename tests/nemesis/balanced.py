@@ -13,6 +13,7 @@ Balancers, name server and the hosts' proxies have the files that `quaymaster ed
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import socket
 import struct
@@ -28,12 +29,13 @@ from typing import Any, Self
 
 from harness.hosts import NETWORK, Hosts
 from harness.programs import dnsmasq_or_skip, haproxy_or_skip, keepalived_or_skip
-from harness.waiting import PATIENCE_S, eventually
+from harness.running_cell import ask_status, is_whole
+from harness.waiting import INTERVAL_S, PATIENCE_S, eventually
 
 from quaymaster.cli.edge.balancers import CHECK_FILE
 from quaymaster.cli.edge.self_signed import CA_FILE, ensure_self_signed
 
-from .cell import Member, Role
+from .cell import CELL, PORTS, Member, Role
 from .zones import ZONES, ZonedCell
 
 BALANCERS = ("balancer-1", "balancer-2")
@@ -54,6 +56,7 @@ class BalancedCell(ZonedCell):
     def __init__(self, directory: Path, hosts: Hosts) -> None:
         super().__init__(directory, hosts)
         self._programs: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._commands: dict[tuple[str, str], list[str]] = {}
 
     @classmethod
     @contextmanager
@@ -73,7 +76,10 @@ class BalancedCell(ZonedCell):
 
     def has(self, balancer: str, vip: str) -> bool:
         """Whether a balancer has a virtual IP."""
-        return f" {vip}/" in self.hosts.run(balancer, "ip", "-4", "address", "show", "dev", "eth0")
+        # Read here: it is asked again and again, and a program for each answer would keep a core busy.
+        with self.hosts.entered(balancer):
+            routes = Path("/proc/thread-self/net/fib_trie").read_text()
+        return re.search(rf"-- {re.escape(vip)}\n\s+/32 host LOCAL", routes) is not None
 
     def is_settled(self) -> bool:
         """Whether each balancer has its own virtual IP alone, and is not about to give it up."""
@@ -82,7 +88,19 @@ class BalancedCell(ZonedCell):
         while all(self.has(one, vip) == (owned[one] == vip) for one in BALANCERS for vip in VIPS):
             if time.monotonic() > until_s and all(map(is_reached, VIPS)):
                 return True
+            time.sleep(INTERVAL_S)
         return False
+
+    def restore(self) -> None:
+        """Undo what tests did, and return when each balancer has its own virtual IP, and every journal all members."""
+        for place, child in self._programs.items():
+            if child.poll() is not None:
+                self._begin(place)
+        self.heal("restored")
+        self.wait_until_ready()
+        eventually(self.is_settled, "each balancer to have its own virtual IP again, and to keep it")
+        managers = [(self.hosts.address(one.host), PORTS["manager"]) for one in self.of_role("manager")]
+        eventually(lambda: (status := ask_status(CELL, managers)) is not None and is_whole(status))
 
     def connections(self, balancer: str, vip: str) -> int:
         """Return how many clients are connected to a virtual IP there."""
@@ -163,18 +181,11 @@ class BalancedCell(ZonedCell):
 
     def _launch(self, stack: ExitStack, host: str, name: str, command: Sequence[str | Path]) -> None:
         """Start a program until the test ends, with a log of its own."""
-        with (self.directory / f"{host}-{name}.log").open("ab") as log:
-            child = self.hosts.popen(
-                host,
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-        self._programs[host, name] = child
+        self._commands[host, name] = [str(word) for word in command]
+        self._begin((host, name))
 
         def end() -> None:
+            child = self._programs[host, name]
             child.terminate()
             try:
                 child.wait(PATIENCE_S)
@@ -183,6 +194,17 @@ class BalancedCell(ZonedCell):
                 child.wait()
 
         stack.callback(end)
+
+    def _begin(self, place: tuple[str, str]) -> None:
+        host, name = place
+        with (self.directory / f"{host}-{name}.log").open("ab") as log:
+            self._programs[place] = self.hosts.popen(
+                host,
+                self._commands[place],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
 
 def is_reached(address: str, timeout_s: float = 0.1) -> bool:

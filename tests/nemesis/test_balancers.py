@@ -9,9 +9,9 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from botocore.exceptions import ClientError
@@ -27,31 +27,46 @@ from .cell import CLIENTS
 from .zones import ZONES
 
 MESSAGES = 60
+CHECK_INTERVAL_S = 0.5
 RESTARTS = 5
 RESTARTS_LONG = 20
 
 pytestmark = [pytest.mark.privileged, pytest.mark.slow]
 
 
-@pytest.fixture(name="tmp_path")
-def short_tmp_path() -> Iterator[Path]:
-    """Sockets of the edge are in data directories."""
-    with short_directory() as path:
-        yield path
+Serving = Callable[[], AbstractContextManager[Clients]]
 
 
-@contextmanager
-def serving(directory: Path, *, drain_notice_s: int = 1) -> Iterator[tuple[BalancedCell, Clients]]:
-    """Give a cell behind balancers, and clients that use it."""
-    settings = {"drain_notice_s": drain_notice_s}
-    with BalancedCell.balanced(directory, settings) as cell, resolver(cell).used():
-        clients = Clients(cell.environment(), f"https://{NAME}:{PORT}", cell.ca_file)
+@pytest.fixture(name="cell", scope="module")
+def balanced_cell() -> Iterator[BalancedCell]:
+    """A cell behind balancers, with front ends that drain as long as they do by default."""
+    default_s = Settings.model_fields["drain_notice_s"].default
+    # Sockets of the edge are in data directories.
+    with (
+        short_directory() as path,
+        BalancedCell.balanced(path, {"drain_notice_s": default_s}) as cell,
+        resolver(cell).used(),
+    ):
+        yield cell
+
+
+@pytest.fixture
+def serving(cell: BalancedCell, request: pytest.FixtureRequest) -> Serving:
+    """`with serving() as clients`: clients of a whole cell, with a queue of the test's own."""
+
+    @contextmanager
+    def begin() -> Iterator[Clients]:
+        cell.restore()
+        queue = f"queue-{zlib.crc32(request.node.name.encode())}"
+        clients = Clients(cell.environment(), f"https://{NAME}:{PORT}", cell.ca_file, queue=queue)
         clients.start()
         try:
             clients.work(MESSAGES)
-            yield cell, clients
+            yield clients
         finally:
             clients.stop()
+
+    return begin
 
 
 def assert_one_failed_try_for_each(clients: Clients) -> None:
@@ -61,8 +76,10 @@ def assert_one_failed_try_for_each(clients: Clients) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_balancer_that_dies_loses_its_virtual_ip_to_the_other_and_no_message(tmp_path: Path) -> None:
-    with serving(tmp_path) as (cell, clients):
+def test_a_balancer_that_dies_loses_its_virtual_ip_to_the_other_and_no_message(
+    cell: BalancedCell, serving: Serving
+) -> None:
+    with serving() as clients:
         assert sorted(resolver(cell).addresses()) == [(vip, 30) for vip in VIPS]
         shares = [cell.connections(*of) for of in zip(BALANCERS, VIPS, strict=True)]
 
@@ -82,8 +99,8 @@ def test_a_balancer_that_dies_loses_its_virtual_ip_to_the_other_and_no_message(t
 
 
 @pytest.mark.timeout(600)
-def test_a_balancer_whose_haproxy_dies_gives_its_virtual_ip_up(tmp_path: Path) -> None:
-    with serving(tmp_path) as (cell, clients):
+def test_a_balancer_whose_haproxy_dies_gives_its_virtual_ip_up(cell: BalancedCell, serving: Serving) -> None:
+    with serving() as clients:
         dead_s = time.monotonic()
         cell.kill_program(BALANCERS[1], "haproxy")
         eventually(lambda: cell.has(BALANCERS[0], VIPS[1]), "the other balancer to have the virtual IP")
@@ -96,8 +113,8 @@ def test_a_balancer_whose_haproxy_dies_gives_its_virtual_ip_up(tmp_path: Path) -
 
 
 @pytest.mark.timeout(600)
-def test_a_host_that_dies_costs_one_failed_try_and_no_message(tmp_path: Path) -> None:
-    with serving(tmp_path) as (cell, clients):
+def test_a_host_that_dies_costs_one_failed_try_and_no_message(cell: BalancedCell, serving: Serving) -> None:
+    with serving() as clients:
         cell.hosts.cut_power(ZONES[2])
         clients.work(MESSAGES)
     print(clients.report())
@@ -108,9 +125,9 @@ def test_a_host_that_dies_costs_one_failed_try_and_no_message(tmp_path: Path) ->
 
 @pytest.mark.timeout(600)
 def test_a_balancer_without_hosts_ranks_below_one_with_some_and_keeps_its_own_when_nobody_has_any(
-    tmp_path: Path,
+    cell: BalancedCell, serving: Serving
 ) -> None:
-    with serving(tmp_path) as (cell, clients):
+    with serving() as clients:
         cut_s = time.monotonic()
         for zone in ZONES:
             cell.hosts.cut(BALANCERS[0], zone)
@@ -122,7 +139,10 @@ def test_a_balancer_without_hosts_ranks_below_one_with_some_and_keeps_its_own_wh
 
         for number in range(1, len(ZONES) + 1):
             cell.edge(number).kill9()
-        eventually(lambda: not any(cell.reaches_hosts(balancer) for balancer in BALANCERS))
+        eventually(
+            lambda: not any(cell.reaches_hosts(balancer) for balancer in BALANCERS),
+            interval_s=CHECK_INTERVAL_S,
+        )
 
         assert cell.is_settled()
         for number in range(1, len(ZONES) + 1):
@@ -134,8 +154,10 @@ def test_a_balancer_without_hosts_ranks_below_one_with_some_and_keeps_its_own_wh
 
 
 @pytest.mark.timeout(600)
-def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(tmp_path: Path) -> None:
-    with serving(tmp_path) as (cell, clients):
+def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(
+    cell: BalancedCell, serving: Serving
+) -> None:
+    with serving() as clients:
         client = clients.client()
         statement = {
             "Effect": "Deny",
@@ -174,9 +196,10 @@ def test_the_address_of_a_client_comes_through_balancers_and_from_nobody_else(tm
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("restarts", [RESTARTS, pytest.param(RESTARTS_LONG, marks=pytest.mark.long)])
-def test_front_ends_that_are_restarted_cost_no_error(tmp_path: Path, restarts: int) -> None:
-    default_s = Settings.model_fields["drain_notice_s"].default
-    with serving(tmp_path, drain_notice_s=default_s) as (cell, clients):
+def test_front_ends_that_are_restarted_cost_no_error(
+    cell: BalancedCell, serving: Serving, restarts: int
+) -> None:
+    with serving() as clients:
         crashes = 0
         for restart in range(restarts):
             number = restart % len(ZONES) + 1

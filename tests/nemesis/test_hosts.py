@@ -150,7 +150,7 @@ def test_a_process_runs_in_its_host_under_the_id_of_the_child(hosts: Hosts) -> N
         child.communicate(b"\n")
 
 
-def test_a_host_without_power_runs_nothing_and_is_heard_by_nobody(hosts: Hosts) -> None:
+def test_a_host_without_power_runs_nothing_and_is_heard_by_nobody_until_it_has_some(hosts: Hosts) -> None:
     child = hosts.popen("a", ["sleep", "1000"])
     while child.pid not in processes_in(hosts.namespace("a")):
         time.sleep(0.01)
@@ -162,6 +162,10 @@ def test_a_host_without_power_runs_nothing_and_is_heard_by_nobody(hosts: Hosts) 
     with pytest.raises(OSError, match="unreachable"):
         arrives(hosts, "a", "b")
     assert arrives(hosts, "b", "c")
+
+    hosts.heal()
+    assert arrives(hosts, "a", "b")
+    assert arrives(hosts, "b", "a")
 
 
 def test_processes_and_namespaces_end_with_the_hosts_even_when_the_test_fails() -> None:
