@@ -11,7 +11,6 @@ finally:
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import signal
@@ -23,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from quaymaster.cli.connection import connection_fields, read_client_file
+from quaymaster.cli.failures import NoServer
 from quaymaster.cli.local.ports import ports_of_this_process
 
 from .waiting import PATIENCE_S
@@ -41,13 +42,29 @@ _ports_lock = threading.Lock()
 
 
 class Environment(NamedTuple):
-    """What `quaymaster env --json` prints: all a client needs to reach the server."""
+    """What `quaymaster env --json` prints: all a client needs to reach the server.
+
+    It is read as the command reads it: as a command, it would be the dearest part of many a test.
+    """
 
     endpoint_url: str
     region: str
     account_id: str
     access_key_id: str
     secret_access_key: str
+
+    @classmethod
+    def of(cls, data: Path) -> Environment:
+        """Return what the server on a data directory wrote down.
+
+        Raises:
+            ProcessFailed: it wrote nothing.
+        """
+        try:
+            fields = connection_fields(read_client_file(data))
+        except NoServer as error:
+            raise ProcessFailed(str(error)) from None
+        return cls(*(str(fields[name]) for name in cls._fields))
 
 
 class ProcessFailed(AssertionError):
@@ -173,20 +190,8 @@ class QuaymasterProcess:
         self.start(timeout_s)
 
     def env(self) -> Environment:
-        """Return address and credentials as `quaymaster env --json` gives them."""
-        done = subprocess.run(
-            [self._executable(), "env", "--data", str(self.data), "--json"],
-            capture_output=True,
-            timeout=START_TIMEOUT_S,
-            env=self._environment(),
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ProcessFailed(
-                f"env ended with exit code {done.returncode}\n{done.stderr.decode(errors='replace')}"
-            )
-        fields = json.loads(done.stdout)
-        return Environment(**{name: fields[name] for name in Environment._fields})
+        """Return address and credentials as `quaymaster env --json` gives them. Raises as `Environment.of`."""
+        return Environment.of(self.data)
 
     def log(self) -> str:
         """Return the end of what the process printed, over all its starts."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import os
 import signal
 import subprocess
@@ -253,11 +252,7 @@ class RunningCell:
 
     def environment(self, front_end: str = "frontend-1") -> Environment:
         """Return address and credentials of a front end, as it wrote them for its clients."""
-        process = self[front_end]
-        done = process.command("env", "--json")
-        assert done.returncode == 0, done.stderr
-        fields = json.loads(done.stdout)
-        return Environment(**{name: fields[name] for name in Environment._fields})
+        return Environment.of(self[front_end].data)
 
     def connection(self, front_end: str = "frontend-1") -> SQSConnection:
         """Return a connection to a front end."""

@@ -269,8 +269,7 @@ class Cell:
 
     def environment(self) -> Environment:
         """Return how the cell is reached: what a front end tells `quaymaster env`."""
-        fields = json.loads((self.directory / "frontend-1" / "client.json").read_bytes())
-        return Environment(**{name: fields[name] for name in Environment._fields})
+        return Environment.of(self.directory / "frontend-1")
 
     def configurations(self) -> dict[int, JournalConfiguration]:
         """Return who has and who leads each journal, as etcd says; empty while no member of it answers."""

@@ -12,6 +12,7 @@ import ssl
 import stat
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -44,21 +45,52 @@ def short_tmp_path() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[QuaymasterProcess]:
-    process = QuaymasterProcess(tmp_path / "data", settings={"metrics_per_queue": "true"})
-    process.start()
-    try:
-        yield process
-    finally:
-        if process.is_running:
-            process.stop()
+@pytest.fixture(scope="module")
+def shared_edge() -> Iterator[EdgeProcess]:
+    """An edge and a server for all tests that put up with what those before them did; neither need be running."""
+    with short_directory() as directory:
+        server = QuaymasterProcess(directory / "data", settings={"metrics_per_queue": "true"})
+        edge = EdgeProcess(server, directory)
+        try:
+            yield edge
+        finally:
+            try:
+                if edge.child is not None:
+                    edge.stop()
+            finally:
+                if server.is_running:
+                    server.stop()
 
 
 @pytest.fixture
-def edge(server: QuaymasterProcess, tmp_path: Path) -> Iterator[EdgeProcess]:
-    with edge_before(server, tmp_path) as running:
-        yield running
+def server(shared_edge: EdgeProcess) -> QuaymasterProcess:
+    """The server, which runs."""
+    if not shared_edge.server.is_running:
+        shared_edge.server.start()
+    return shared_edge.server
+
+
+@pytest.fixture
+def edge(shared_edge: EdgeProcess, server: QuaymasterProcess) -> EdgeProcess:
+    """The edge before the server, which serves."""
+    if shared_edge.child is None or shared_edge.child.poll() is not None:
+        shared_edge.start()
+    until(lambda: shared_edge.health()[0] == 200)
+    return shared_edge
+
+
+@pytest.fixture
+def server_alone(shared_edge: EdgeProcess, server: QuaymasterProcess) -> QuaymasterProcess:
+    """The server, for a test with edges of its own."""
+    if shared_edge.child is not None:
+        shared_edge.stop()
+    return server
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """The name of a queue of the test's own."""
+    return f"jobs-{zlib.crc32(request.node.name.encode())}"
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -71,10 +103,12 @@ def until(holds: Callable[[], object]) -> None:
 # Requests.
 
 
-def test_boto3_sends_and_receives_over_https_with_the_settings_as_they_are(edge: EdgeProcess) -> None:
+def test_boto3_sends_and_receives_over_https_with_the_settings_as_they_are(
+    edge: EdgeProcess, queue: str
+) -> None:
     sqs = edge.client()
 
-    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    url = sqs.create_queue(QueueName=queue)["QueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="hello")
     (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
 
@@ -119,7 +153,7 @@ def test_older_tls_is_refused(edge: EdgeProcess, monkeypatch: pytest.MonkeyPatch
 
 
 def test_secure_transport_and_source_address_are_those_of_the_client(
-    edge: EdgeProcess, server: QuaymasterProcess
+    edge: EdgeProcess, server: QuaymasterProcess, queue: str
 ) -> None:
     of_server = server.env()
     plain = boto3.client(
@@ -130,7 +164,7 @@ def test_secure_transport_and_source_address_are_those_of_the_client(
         aws_secret_access_key=of_server.secret_access_key,
     )
     secure = edge.client()
-    url = secure.create_queue(QueueName="jobs")["QueueUrl"]
+    url = secure.create_queue(QueueName=queue)["QueueUrl"]
     denials = [
         {"Sid": "tls", "Condition": {"Bool": {"aws:SecureTransport": "false"}}},
         {"Sid": "address", "Condition": {"NotIpAddress": {"aws:SourceIp": "127.0.0.0/8"}}},
@@ -207,10 +241,10 @@ def test_a_full_server_gets_no_new_clients_and_keeps_its_long_polls(tmp_path: Pa
 
 # The standard library leaves a socket that was reset before its handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_one_address_has_half_of_the_connections(server: QuaymasterProcess, tmp_path: Path) -> None:
+def test_one_address_has_half_of_the_connections(server_alone: QuaymasterProcess, tmp_path: Path) -> None:
     with ExitStack() as stack:
         edge = stack.enter_context(
-            edge_before(server, tmp_path, "--self-signed", "--set", "http_connections_max=12")
+            edge_before(server_alone, tmp_path, "--self-signed", "--set", "http_connections_max=12")
         )
         held = [stack.enter_context(edge.connect()) for _ in range(6)]
 
@@ -278,13 +312,13 @@ def put(edge: EdgeProcess, authority: Authority, name: str = "tls") -> None:
     [ROTATIONS, pytest.param(ROTATIONS_LONG, marks=[pytest.mark.long, pytest.mark.timeout(3_600)])],
 )
 def test_certificates_are_rotated_under_load_without_an_error(
-    server: QuaymasterProcess, tmp_path: Path, rotations: int
+    server_alone: QuaymasterProcess, tmp_path: Path, rotations: int
 ) -> None:
     authority = Authority()
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(authority.certificate)
-    put(EdgeProcess(server, tmp_path), authority)
-    with edge_before(server, tmp_path, "--set", "log_level=info") as edge, Load(edge, ca_file) as load:
+    put(EdgeProcess(server_alone, tmp_path), authority)
+    with edge_before(server_alone, tmp_path, "--set", "log_level=info") as edge, Load(edge, ca_file) as load:
         shown = set()
         for _ in range(rotations):
             put(edge, authority)
@@ -297,9 +331,9 @@ def test_certificates_are_rotated_under_load_without_an_error(
 
 
 def test_reload_shows_new_certificates_keeps_those_before_where_they_cannot_be_used_and_reloads_for_others(
-    server: QuaymasterProcess, tmp_path: Path
+    server_alone: QuaymasterProcess, tmp_path: Path
 ) -> None:
-    with edge_before(server, tmp_path) as edge:
+    with edge_before(server_alone, tmp_path) as edge:
         (before,) = edge.workers()
         assert edge.run("reload").stdout == "Nothing has changed.\n"
 
@@ -345,10 +379,10 @@ def test_hangup_reloads_and_a_server_on_another_admin_port_is_found(
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_server_that_comes_back_is_served_by_the_same_edge(
-    edge: EdgeProcess, server: QuaymasterProcess, how: str
+    edge: EdgeProcess, server: QuaymasterProcess, queue: str, how: str
 ) -> None:
     sqs = edge.client()
-    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    url = sqs.create_queue(QueueName=queue)["QueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="kept")
 
     if how == "stopped":
@@ -378,9 +412,9 @@ def test_edge_may_start_before_the_server(tmp_path: Path) -> None:
 
 
 def test_edge_ends_with_1_when_haproxy_is_killed_and_serves_when_it_is_started_again(
-    edge: EdgeProcess,
+    edge: EdgeProcess, queue: str
 ) -> None:
-    url = edge.client().create_queue(QueueName="jobs")["QueueUrl"]
+    url = edge.client().create_queue(QueueName=queue)["QueueUrl"]
     edge.client().send_message(QueueUrl=url, MessageBody="kept")
 
     os.kill(edge.workers()[0], signal.SIGKILL)
@@ -404,9 +438,9 @@ def test_haproxy_ends_with_an_edge_that_is_killed(edge: EdgeProcess) -> None:
     edge.client().list_queues()
 
 
-def test_drain_answers_what_was_asked_and_takes_nothing_more(edge: EdgeProcess) -> None:
+def test_drain_answers_what_was_asked_and_takes_nothing_more(edge: EdgeProcess, queue: str) -> None:
     sqs = edge.client()
-    url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+    url = sqs.create_queue(QueueName=queue)["QueueUrl"]
     with ThreadPoolExecutor(1) as pool:
         poll = pool.submit(sqs.receive_message, QueueUrl=url, WaitTimeSeconds=3)
         # The server has it when a message that is sent goes to it; until then it waits.
@@ -455,9 +489,9 @@ def test_second_edge_and_a_port_in_use_are_refused(
     ],
 )
 def test_what_cannot_be_is_wrong_usage(
-    server: QuaymasterProcess, tmp_path: Path, arguments: tuple[str, ...], reason: str
+    server_alone: QuaymasterProcess, tmp_path: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
-    edge = EdgeProcess(server, tmp_path)
+    edge = EdgeProcess(server_alone, tmp_path)
     edge.certificates.mkdir()
     edge.launch(*arguments)
 
