@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic.config import JsonDict
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 ENVIRONMENT_PREFIX = "QUAYMASTER_"
 MIB = 1024 * 1024
@@ -37,11 +36,10 @@ USAGE_COMMON, USAGE = _group("Usage")
 OBSERVABILITY_COMMON, OBSERVABILITY = _group("Observability")
 
 
-class SettingsTable(BaseSettings):
+class SettingsTable(BaseModel):
     """All settings as they were given, frozen."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENVIRONMENT_PREFIX,
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
@@ -354,14 +352,4 @@ class SettingsTable(BaseSettings):
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load_settings` has merged flags, environment and file, and knows where each value is from.
-        return (init_settings,)
+
