@@ -26,12 +26,15 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, StoreUnusable
 from quaymaster.core.values.errors import NotNow
+from quaymaster.late_authorities import reading_authorities_later
 from quaymaster.monitoring.logs import log_event
+
+with reading_authorities_later():
+    import aiohttp
 
 log = logging.getLogger(__name__)
 

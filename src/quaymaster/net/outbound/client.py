@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from quaymaster.late_authorities import reading_authorities_later
 from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.urls import BadURL, parse_url
+
+with reading_authorities_later():
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 HEADER_BYTES_MAX: Final = 8 * 1024
