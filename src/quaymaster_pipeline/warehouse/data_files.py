@@ -32,6 +32,9 @@ ROW_GROUP_ROWS = 131_072
 HASHED_AT_ONCE = 1 << 20
 ROW_GROUP_BYTES = 64 << 20
 """Of rows in memory: what is read together must fit there."""
+PLAIN_BYTES = 1 << 14
+"""A file of so few bytes in memory is not compressed: it would hardly be smaller, as most of it says what columns there
+are, and a compressor for each column costs as much to prepare as all else of writing, and thrice that of reading."""
 UNIQUE_TEXTS = frozenset(
     {"event_id", "request_id", "request_params", "response_elements", "request_parameters"}
 )
@@ -156,18 +159,12 @@ class FileWriter:
             packed = [name for name in self._schema.names if name not in spec.stored_as_is]
             self._compression = dict.fromkeys(spec.stored_as_is, "none") | dict.fromkeys(packed, "zstd")
             self._level = dict.fromkeys(packed, 1)
-        texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
         self._writer: Any = None
         with writing_to(place.uri):
             filesystem = place.filesystem()
             if "/" in self._path:
                 filesystem.create_dir(os.path.dirname(self._path), recursive=True)
             self._sink = filesystem.open_output_stream(self._path)
-            try:
-                self._writer = self._begin(texts)
-            except Exception:
-                self._discard()
-                raise
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
 
@@ -194,9 +191,10 @@ class FileWriter:
 
     def finish(self) -> DataFile | None:
         """Close the file and return what there is to commit; None when no row was written."""
-        self._write_row_group()
+        self._write_row_group(is_last=True)
         with writing_to(self._place.uri):
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
             self._sink.close()
             if self._rows == 0:
                 self._place.filesystem().delete_file(self._path)
@@ -210,13 +208,16 @@ class FileWriter:
             self._path, info.size, self._rows, self._partition_value, bounds, self._nulls, written_ms
         )
 
-    def _write_row_group(self) -> None:
+    def _write_row_group(self, *, is_last: bool = False) -> None:
         if not self._waiting_rows:
             self._waiting = []
             return
         table = pa.concat_tables(self._waiting)
+        is_small = is_last and self._waiting_bytes <= PLAIN_BYTES
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         with writing_to(self._place.uri):
+            if self._writer is None:
+                self._writer = self._begin(is_compressed=not is_small)
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows += table.num_rows
         for name in self._bounded:
@@ -228,12 +229,13 @@ class FileWriter:
                 self._lows[name] = min(self._lows.get(name, low), low)
                 self._highs[name] = max(self._highs.get(name, high), high)
 
-    def _begin(self, texts: Sequence[str]) -> Any:
+    def _begin(self, *, is_compressed: bool) -> Any:
+        texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
         return pq.ParquetWriter(
             self._sink,
             self._schema,
-            compression=self._compression,
-            compression_level=self._level,
+            compression=self._compression if is_compressed else "none",
+            compression_level=self._level if is_compressed else None,
             use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
             # Differences and lengths cost less to compress than what they are made of, and take less room.
             column_encoding={
@@ -354,6 +356,8 @@ def _opened(place: TablePlace, spec: TableSpec, path: str, schema: Any) -> Itera
 
 def _with_columns(found: Any, schema: Any, there: Collection[str]) -> Any:
     """Return rows with the columns of a schema; those that the file does not have are null."""
+    if found.schema.equals(schema):
+        return pa.table(found.columns, schema=schema)
     arrays = [
         found.column(field.name).cast(field.type)
         if field.name in there

@@ -13,10 +13,12 @@ from typing import Any
 import duckdb
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from quaymaster_pipeline.warehouse import tables
+from quaymaster_pipeline.warehouse.data_files import FileWriter
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
 from quaymaster_pipeline.warehouse.schemas import TIME, TableSpec
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, WarehouseBusy
@@ -209,6 +211,30 @@ def test_a_note_is_that_of_the_version_that_is_read_whatever_others_committed_si
         (1, {"batch": 1}),
         (26, {"batch": 26}),
     ]
+
+
+def test_a_file_of_few_rows_is_not_compressed_and_others_are(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    with FileWriter(table.place, SPEC, "a", str(DAY)) as writer:
+        for numbers in (range(10), range(10, 20)):
+            writer.write(rows(*numbers).select(SPEC.file_schema.names))
+            writer.end_row_group()
+        in_groups = writer.finish()
+    assert in_groups is not None
+    (few,), (many,) = (table.write("a", rows(*range(count))) for count in (20, 2000))
+    table.commit("job", 0, [few, many, in_groups])
+
+    codecs = {}
+    for file in (few, many, in_groups):
+        found = pq.ParquetFile(Path(table.place.uri, file.path)).metadata
+        groups = [found.row_group(group) for group in range(found.num_row_groups)]
+        codecs[file.path] = {
+            group.column(column).compression for group in groups for column in range(found.num_columns)
+        }
+
+    assert [codecs[file.path] for file in (few, many, in_groups)] == [{"UNCOMPRESSED"}, {"ZSTD"}, {"ZSTD"}]
+    assert numbers_in(table) == sorted([*range(20), *range(20), *range(2000)])
+    assert polars.read_delta(table.place.uri).height == 2040
 
 
 def test_rows_are_replaced_in_one_commit(tmp_path: Path) -> None:
