@@ -6,6 +6,7 @@ import datetime
 from collections import Counter
 from pathlib import Path
 
+from harness.built_once import built_once
 from harness.pipeline_site import Site
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 from quaymaster.protocol.usage.usage_blocks import Seal, SealReason
@@ -101,6 +102,7 @@ def differences(site: Site) -> tuple[int, int]:
     return sends.difference, deletions.difference
 
 
+@built_once
 def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     """Return a site with an hour and more of two front ends, which are idle since."""
     site, one, two = (

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site
 from harness.reconciled import compare_rows, compare_sums
-from harness.usage_blocks import HOUR_US, FrontEnd
+from harness.usage_blocks import FrontEnd, slow
 from quaymaster_pipeline.audit.verification import verify_chains
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.checks.verification import UsageProof, verify
@@ -20,7 +21,6 @@ from quaymaster_pipeline.jobs.retention import Retention
 from quaymaster_pipeline.warehouse.schemas import TableSpec
 
 WORKERS = InProcess()
-HALF_HOUR_US = HOUR_US // 2
 RETENTION = Retention(content_days=35, usage_days=100)
 
 
@@ -39,10 +39,11 @@ def rows_of(site: Site, spec: TableSpec) -> int:
     return site.warehouse.table(spec).rows
 
 
+@built_once
 def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     """Return a site with two front ends from 12:00 on the 22nd on, taken a day at a time, closed up to the 24th."""
     site = Site(tmp_path)
-    one, two = (FrontEnd(name, step_us=HALF_HOUR_US) for name in "ab")
+    one, two = map(slow, "ab")
     for day in (23, 24, 25):
         site.ship(one.block(32), two.block(20), two.block(12))
         site.run(now=at(day))

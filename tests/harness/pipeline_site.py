@@ -32,12 +32,26 @@ def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
     yield InProcess()
 
 
+class MovedFeed(FileFeed):
+    """A feed of files that is still the one it was where it was made."""
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        super().__init__(directory)
+        self._made_as = identity
+
+    @property
+    def identity(self) -> str:
+        return self._made_as
+
+
 class Site:
     """A directory with a feed and a warehouse."""
 
     def __init__(self, directory: Path) -> None:
         self.feed = directory / "feed"
         self.feed.mkdir(parents=True, exist_ok=True)
+        self.feed_identity = FileFeed(self.feed).identity
+        """Tables know the feed by this, also where both are copied."""
         self.root = directory / "warehouse"
         self.front_ends: tuple[usage_blocks.FrontEnd, ...] = ()
         self._files = 0
@@ -46,6 +60,11 @@ class Site:
     def warehouse(self) -> Warehouse:
         """The tables as they are now."""
         return Warehouse(self.root)
+
+    @property
+    def source(self) -> FileFeed:
+        """The feed as a pipeline reads it."""
+        return MovedFeed(self.feed, self.feed_identity)
 
     def ship(self, *blocks: bytes) -> None:
         """Add blocks to the feed."""
@@ -61,7 +80,7 @@ class Site:
     def pipeline(
         self, warehouse: Warehouse, *, now: datetime.datetime = NOW, workers: Workers | None = None
     ) -> Pipeline:
-        return Pipeline(workers or InProcess(), warehouse, FileFeed(self.feed), clock=lambda: now)
+        return Pipeline(workers or InProcess(), warehouse, self.source, clock=lambda: now)
 
     def usage(self) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
         """Return gold by account, queue, action and hour: requests, messages, bytes, chunks, errors."""

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,8 @@ class FrontEnd:
     records: list[UsageRecord] = field(default_factory=list)
     besides: tuple[UsageContext, ...] = ()
     """Contexts of requests that are made beside the usual ones."""
+    bunched_us: int = 0
+    """Requests of a block come together, at multiples of this: tables have fewer hours then, and cost less."""
 
     def block(self, rows: int, *, dropped: int = 0, seal: Seal | None = None) -> bytes:
         """Return the next block."""
@@ -44,6 +47,8 @@ class FrontEnd:
         contexts += [context_of("ReceiveMessage", 1, status=403), *self.besides]
         of = [chance.randrange(len(contexts)) for _ in range(rows)]
         times = [self.time_us + self.step_us * at for at in range(rows)]
+        if self.bunched_us:
+            times = [max(self.time_us, time_us - time_us % self.bunched_us) for time_us in times]
         self.time_us += self.step_us * rows
         lost = Dropped(self.sequence, self.sequence + dropped, "spool_full", []) if dropped else None
         encoded = encode_block(
@@ -74,6 +79,11 @@ class FrontEnd:
         self.sequence, self.previous, self.audit_hash = encoded.end
         self.records += decode_block(encoded.data).records()
         return encoded.data
+
+
+def slow(name: str, **given: Any) -> FrontEnd:
+    """Return a front end that answers two requests an hour on average: all of four hours together."""
+    return FrontEnd(name, step_us=HOUR_US // 2, bunched_us=4 * HOUR_US, **given)
 
 
 def context_of_no_queue(action: str, account_id: str, *, status: int = 200) -> UsageContext:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import NOW, InProcess, Site
 from harness.usage_blocks import HOUR_US, FrontEnd
 
@@ -34,11 +35,13 @@ def order(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["front_end"] or "", row["epoch"] or 0, row["sequence"] or 0
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Give a site with events of three front ends, some of them expired and some erased, over days and incarnations."""
-    site = Site(tmp_path)
-    front_ends = [FrontEnd(f"fe-{number}", seed=number, step_us=HOUR_US) for number in range(3)]
+@built_once
+def changed_site(directory: Path) -> Site:
+    """Return a site with events of three front ends, some expired and some erased, over days and incarnations."""
+    site = Site(directory)
+    front_ends = [
+        FrontEnd(f"fe-{number}", seed=number, step_us=HOUR_US, bunched_us=4 * HOUR_US) for number in range(3)
+    ]
     for _ in range(2):
         site.ship(*(one.block(40) for one in front_ends))
         site.run(now=LATER)
@@ -49,6 +52,11 @@ def site(tmp_path: Path) -> Site:
     site.run(now=LATER)
     expire_events(InProcess(), site.warehouse, NOW + timedelta(days=1), LATER)
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return changed_site(tmp_path)
 
 
 def proof_of(site: Site, kept: tuple[str, str] = ("fe-2", "00" * 32)) -> Proof:

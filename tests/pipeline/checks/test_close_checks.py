@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import slow
 
 from quaymaster_pipeline.checks import day_plans
 from quaymaster_pipeline.checks.verification import UsageProof, verify
@@ -35,19 +36,24 @@ THE_25TH = datetime.datetime(2026, 11, 25, 6, tzinfo=datetime.UTC)
 THE_27TH = THE_25TH + datetime.timedelta(days=2)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
+@built_once
+def closed(directory: Path) -> Site:
     """Three days of two front ends, closed one after the other, with late usage of a third."""
-    site = Site(tmp_path)
-    one, two = (FrontEnd(name, step_us=1_800_000_000) for name in "ab")
+    site = Site(directory)
+    one, two = map(slow, "ab")
     site.ship(one.block(96), two.block(96))
     site.run(now=THE_25TH)
     close_days(InProcess(), site.warehouse, THE_25TH)
-    late = FrontEnd("c", step_us=1_800_000_000)
+    late = slow("c")
     site.ship(one.block(60), two.block(60), late.block(150))
     site.run(now=THE_27TH)
     close_days(InProcess(), site.warehouse, THE_27TH)
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return closed(tmp_path)
 
 
 def check(site: Site) -> UsageProof:

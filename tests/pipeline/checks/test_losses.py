@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness.broker_counts import EVERY_US, Cluster, count_of, done_until, keep, time_of
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd, context_of
 
@@ -46,12 +47,19 @@ def failing(queue: int) -> tuple[UsageContext, ...]:
     return (UsageContext(**fields | {"http_status": 500, "error_code": "InternalFailure"}),) * 5
 
 
+@built_once
+def compared_once(directory: Path) -> Cluster:
+    """Return a cluster after its first comparison."""
+    cluster = Cluster(directory)
+    cluster.check()
+    return cluster
+
+
 # Once
 
 
 def test_a_crash_explains_what_is_missing_once(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     cluster.more = 20
 
@@ -105,8 +113,7 @@ def test_a_crash_that_may_be_of_after_the_counts_explains_what_is_missing_next_t
 
 
 def test_what_traffic_hides_at_first_is_explained_when_it_shows_and_not_after(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     busy = FrontEnd("d", step_us=SECOND_US // 10, besides=(context_of("SendMessage", 1),) * 20)
     cluster.alive.append(busy)
@@ -123,8 +130,7 @@ def test_what_traffic_hides_at_first_is_explained_when_it_shows_and_not_after(tm
 
 
 def test_what_traffic_of_one_queue_may_hide_explains_nothing_of_a_quiet_one(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     busy = FrontEnd("d", step_us=SECOND_US // 10, besides=(context_of("SendMessage", 0),) * 4_000)
     cluster.alive.append(busy)
@@ -139,8 +145,7 @@ def test_what_traffic_of_one_queue_may_hide_explains_nothing_of_a_quiet_one(tmp_
 
 
 def test_the_end_of_an_incarnation_that_is_told_twice_is_one_cause(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = cluster.stranger()
     again = cluster.crash(front_end, "lost")
     cluster.more = 20
@@ -155,8 +160,7 @@ def test_the_end_of_an_incarnation_that_is_told_twice_is_one_cause(tmp_path: Pat
 
 
 def test_failed_requests_explain_once_and_lapse(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = cluster.stranger(rows=100, besides=failing(1))
     failures = sum(record.http_status == 500 for record in front_end.records)
     cluster.more = 10 * failures - 7
@@ -171,8 +175,7 @@ def test_failed_requests_explain_once_and_lapse(tmp_path: Path) -> None:
 
 
 def test_failed_requests_of_after_the_counts_explain_what_is_missing_next_time(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = FrontEnd("c", step_us=SECOND_US // 10, besides=failing(1))
     cluster.site.ship(cluster.use(front_end, 100, before_us=-5 * SECOND_US))
     cluster.alive.append(front_end)
@@ -190,8 +193,7 @@ def test_failed_requests_of_after_the_counts_explain_what_is_missing_next_time(t
 
 
 def test_usage_that_comes_late_takes_bookings_back(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = cluster.stranger()
     late = cluster.use(front_end, 60)
     cluster.crash(front_end, "lost")
@@ -212,8 +214,7 @@ def test_usage_that_comes_late_takes_bookings_back(tmp_path: Path) -> None:
 
 
 def test_only_so_much_is_taken_back_as_came(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = cluster.stranger()
     late = cluster.use(front_end, 60)
     cluster.crash(front_end, "lost")
@@ -230,8 +231,7 @@ def test_only_so_much_is_taken_back_as_came(tmp_path: Path) -> None:
 
 
 def test_usage_above_what_brokers_counted_is_never_allowed(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     cluster.more = -4
 
@@ -244,8 +244,7 @@ def test_usage_above_what_brokers_counted_is_never_allowed(tmp_path: Path) -> No
 
 
 def test_two_kills_of_a_front_end_that_did_little_hide_no_more_than_it_can_have_done(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     front_end = cluster.stranger(rows=300)
     cluster.crash(cluster.crash(front_end))
     cluster.more = 600
@@ -284,8 +283,7 @@ class Killed(BaseException):
 def test_what_is_killed_between_booking_and_keeping_it_books_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, when: str
 ) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     cluster.more = 20
     cluster.count()
@@ -313,8 +311,7 @@ def test_what_is_killed_between_booking_and_keeping_it_books_once(
 
 
 def test_of_two_processes_that_compare_at_a_time_one_does_it_again(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     cluster.more = 20
     cluster.count()
@@ -336,8 +333,7 @@ def test_of_two_processes_that_compare_at_a_time_one_does_it_again(tmp_path: Pat
 def test_a_process_that_looked_at_the_state_before_another_compared_goes_on_from_there(
     tmp_path: Path,
 ) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.crash(cluster.stranger())
     cluster.more = 20
     cluster.count()
@@ -367,8 +363,7 @@ def test_losses_without_the_state_that_booked_them_are_told(tmp_path: Path) -> N
 def test_counts_of_before_the_last_comparison_are_not_compared_when_a_spool_comes_back(
     tmp_path: Path,
 ) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     cluster.check()
     # It was silent for so long that usage is whole only up to long ago, now that it is known.
     back = FrontEnd("z", time_us=cluster.time_us - EVERY_US + 90 * SECOND_US)
@@ -407,9 +402,12 @@ def history(directory: Path, seed: int) -> Cluster:
     return cluster
 
 
+whole_history = built_once(history)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_sums_that_grow_are_those_of_all_usage(tmp_path: Path, seed: int) -> None:
-    cluster = history(tmp_path, seed)
+    cluster = whole_history(tmp_path, seed)
     cluster.count()
     by_growing = cluster.compare()
     for name in ("broker_state", "losses"):
@@ -430,7 +428,7 @@ def test_sums_that_grow_are_those_of_all_usage(tmp_path: Path, seed: int) -> Non
 def test_pages_of_any_size_and_tasks_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    whole = history(tmp_path / "whole", 5)
+    whole = whole_history(tmp_path / "whole", 5)
     monkeypatch.setattr(broker_state, "PAGE_QUEUES", page)
     paged = history(tmp_path / "paged", 5)
     warehouse = paged.site.warehouse
@@ -528,8 +526,7 @@ def test_sums_from_a_baseline_just_after_the_last_counts_have_all_usage_since(tm
 def test_a_queue_that_is_gone_for_long_is_forgotten_and_compared_anew_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.check()
+    cluster = compared_once(tmp_path)
     monkeypatch.setattr(broker_pages, "GONE_DAYS", 0)
     cluster.count()
     done = done_until(cluster.time_us, *cluster.alive)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.reconciled import compare_sums
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import FrontEnd, slow
 
 from quaymaster.protocol.usage.usage_blocks import Seal
+from quaymaster_pipeline.jobs import merge
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.close import DayCloser, close_days, complete_closes
 from quaymaster_pipeline.jobs.merge import merge_sums
@@ -40,7 +42,6 @@ from quaymaster_pipeline.warehouse.schemas import (
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 WORKERS = InProcess()
-HALF_HOUR_US = 1_800_000_000
 NOVEMBER_22 = datetime.date(2026, 11, 22)
 DAY = datetime.timedelta(days=1)
 
@@ -49,10 +50,11 @@ def at(day: int, hour: int = 6) -> datetime.datetime:
     return datetime.datetime(2026, 11, day, hour, tzinfo=datetime.UTC)
 
 
+@built_once
 def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     """Return a site with two front ends from 12:00 on the 22nd on; both are past 12:00 on the 24th."""
     site = Site(tmp_path)
-    one, two = (FrontEnd(name, step_us=HALF_HOUR_US) for name in "ab")
+    one, two = map(slow, "ab")
     for _ in range(3):
         site.ship(one.block(32), two.block(32))
         site.run(now=at(25))
@@ -117,7 +119,7 @@ def test_a_day_is_closed_once_every_front_end_is_past_it(tmp_path: Path) -> None
 
 def test_a_front_end_that_is_behind_keeps_days_open(tmp_path: Path) -> None:
     site, *_ = started(tmp_path)
-    three = FrontEnd("c", step_us=HALF_HOUR_US)
+    three = slow("c")
     site.ship(three.block(20))  # until 22:00 on the 22nd
     site.run(now=at(25))
 
@@ -153,7 +155,7 @@ def test_what_comes_late_gets_a_file_of_its_own_at_the_next_close(tmp_path: Path
     site, one, two = started(tmp_path)
     close(site)
     before = closed_files(site)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
     site.ship(late.block(124), one.block(48), two.block(48))
     site.run(now=at(26))
 
@@ -170,7 +172,7 @@ def test_what_comes_late_gets_a_file_of_its_own_at_the_next_close(tmp_path: Path
 def test_late_usage_waits_for_the_next_day_unless_it_is_asked_for(tmp_path: Path) -> None:
     site, *_ = started(tmp_path)
     close(site)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
     site.ship(late.block(100))  # until the 24th, so nobody holds up the 23rd
     site.run(now=at(25))
 
@@ -243,7 +245,7 @@ def test_a_batch_that_commits_meanwhile_is_left_for_the_next_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, one, two = started(tmp_path)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
     site.ship(late.block(100))
     act_before_commits(monkeypatch, [lambda: site.run(now=at(25))])
 
@@ -297,13 +299,14 @@ def test_two_processes_that_close_at_a_time_close_once(
     assert compare_sums(site.warehouse) == []
 
 
-def test_closed_files_are_never_rewritten(tmp_path: Path) -> None:
+def test_closed_files_are_never_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "FILES_MIN", 4)
     site, one, two = started(tmp_path)
     close(site)
     before = closed_files(site)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
-    for _ in range(34):
-        site.ship(late.block(3), one.block(1), two.block(1))
+    late = slow("c")
+    for _ in range(6):
+        site.ship(late.block(17), one.block(6), two.block(6))
         site.run(now=at(27))
     expected = requests_by_day(site)
 
@@ -409,7 +412,7 @@ def test_what_an_operator_accepts_is_closed_and_says_so(tmp_path: Path) -> None:
 def test_late_usage_that_differs_holds_up_all_days_until_it_is_repaired(tmp_path: Path) -> None:
     site, one, two = started(tmp_path)
     close(site)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
     site.ship(late.block(124), one.block(48), two.block(48))
     site.run(now=at(26))
     table = site.warehouse.table(USAGE_DAILY)
@@ -463,7 +466,7 @@ def test_days_that_a_clock_ahead_has_closed_take_late_usage_once_a_day(tmp_path:
     site.run(now=at(25))
     next_year = at(25) + datetime.timedelta(days=365)
     close(site, next_year)
-    closer, again = DayCloser(), FrontEnd("c", step_us=HALF_HOUR_US)
+    closer, again = DayCloser(), slow("c")
     site.ship(again.block(30))
     site.run(now=at(25))
 
@@ -481,7 +484,7 @@ def test_days_that_a_clock_ahead_has_closed_take_late_usage_once_a_day(tmp_path:
 
 def test_a_run_looks_for_due_days_again_after_its_clock_was_ahead(tmp_path: Path) -> None:
     site, *_ = started(tmp_path)
-    behind = FrontEnd("c", step_us=HALF_HOUR_US)
+    behind = slow("c")
     site.ship(behind.block(20))
     site.run(now=at(25))
     closer = DayCloser()

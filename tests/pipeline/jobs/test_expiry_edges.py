@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from harness.broker_counts import count_of, done_until, keep, time_of
 from harness.expiring import (
-    HALF_HOUR_US,
     LATER,
     RETENTION,
     WORKERS,
@@ -22,7 +21,7 @@ from harness.expiring import (
     started,
 )
 from harness.pipeline_site import InProcess, Site, expected_usage
-from harness.usage_blocks import HOUR_US, FrontEnd
+from harness.usage_blocks import HOUR_US, FrontEnd, slow
 
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_blocks import Seal
@@ -81,11 +80,6 @@ class TrimmedSite(Site):
         self, warehouse: Warehouse, *, now: datetime.datetime = LATER, workers: Workers | None = None
     ) -> Pipeline:
         return Pipeline(workers or InProcess(), warehouse, self.trimmed, clock=lambda: now)
-
-
-def slow(name: str, **given: Any) -> FrontEnd:
-    """Return a front end that answers two requests an hour."""
-    return FrontEnd(name, step_us=HALF_HOUR_US, **given)
 
 
 def test_headers_expire_before_a_stretch_that_the_queue_had_lost(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from harness.expiring import (
-    HALF_HOUR_US,
     LATER,
     WORKERS,
     assert_all_agree,
@@ -20,7 +19,7 @@ from harness.expiring import (
     started,
 )
 from harness.pipeline_site import Site, expected_usage
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import FrontEnd, slow
 
 from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_blocks import Seal
@@ -65,7 +64,7 @@ def test_requests_and_headers_of_closed_days_expire_and_sums_stay(tmp_path: Path
 
 def test_days_that_are_not_closed_do_not_expire_however_old_they_are(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    one = FrontEnd("a", step_us=HALF_HOUR_US)
+    one = slow("a")
     site.ship(one.block(32))
     site.run(now=at(23))
 
@@ -77,7 +76,7 @@ def test_days_that_are_not_closed_do_not_expire_however_old_they_are(tmp_path: P
 
 def test_what_comes_late_to_an_expired_day_counts_and_expires_once_it_is_closed(tmp_path: Path) -> None:
     site, one, two = started(tmp_path)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
     expire_all(site)
 
     site.ship(late.block(10))
@@ -115,7 +114,7 @@ def test_chains_go_on_over_the_cut_and_further_days_expire(tmp_path: Path) -> No
 
 def test_a_block_that_comes_again_after_its_header_has_expired_counts_no_second_time(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    one, copied = (FrontEnd("a", seed=1, step_us=HALF_HOUR_US) for _ in range(2))
+    one, copied = (slow("a", seed=1) for _ in range(2))
     first = one.block(48)
     site.ship(first)
     site.run(now=at(23))
@@ -219,7 +218,7 @@ def test_verify_tells_of_hours_that_were_changed_although_their_requests_have_ex
 
 def test_lost_spools_stay_known_to_the_audit_when_the_blocks_that_say_so_have_expired(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    lost, one = FrontEnd("a", step_us=HALF_HOUR_US), FrontEnd("a", incarnation=2, step_us=HALF_HOUR_US)
+    lost, one = slow("a"), slow("a", incarnation=2)
     site.ship(lost.block(48))
     site.run(now=at(23))
     seal = lost_block("a", Incarnation(2, lost.time_us, seals=1), "eu-west-1").data
@@ -243,7 +242,7 @@ def test_lost_spools_stay_known_to_the_audit_when_the_blocks_that_say_so_have_ex
 
 def test_marks_of_expired_blocks_go_with_them(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    one = FrontEnd("a", step_us=HALF_HOUR_US)
+    one = slow("a")
     first, second = one.block(48), one.block(48)
     site.ship(first, first)
     site.run(now=at(23))
@@ -299,7 +298,7 @@ def test_headers_expire_while_a_pipeline_takes_blocks(
 
 def test_an_incarnation_that_is_sealed_and_whole_stays_known(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    ended, one = FrontEnd("a", step_us=HALF_HOUR_US), FrontEnd("b", step_us=HALF_HOUR_US)
+    ended, one = slow("a"), slow("b")
     blocks = [ended.block(48), ended.block(0, seal=Seal(1, 48, "stopped"))]
     site.ship(*blocks, one.block(48))
     site.run(now=at(23))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, Usage, used
+from harness.built_once import built_once
 from harness.invoicing import DAY, Bills, total_of
 from harness.pipeline_site import InProcess
 from hypothesis import given, settings
@@ -336,19 +337,21 @@ def test_usage_that_came_in_grace_belongs_to_the_month(tmp_path: Path) -> None:
     assert bills.corrections(december) == []
 
 
-def with_late_usage(bills: Bills) -> None:
+@built_once
+def with_late_usage(directory: Path) -> Bills:
     """November is closed for two accounts; then the same late usage of it comes for both, and no other usage."""
+    bills = Bills(directory)
     for account_id in (ACCOUNT, OTHER):
         bills.use(used(3 * MILLION), account_id=account_id)
     bills.final(MONTH)
     for account_id in (ACCOUNT, OTHER):
         bills.use(used(500_000, hour=700), account_id=account_id)
     bills.close((MONTH.end - DAY).date())
+    return bills
 
 
 def test_accounts_that_used_nothing_are_billed_what_is_to_be_corrected(tmp_path: Path) -> None:
-    bills = Bills(tmp_path)
-    with_late_usage(bills)
+    bills = with_late_usage(tmp_path)
     expected = [(ACCOUNT, 1, "0.20"), (OTHER, 1, "0.20")]
 
     provisional = bills.provisional(DECEMBER, now=DECEMBER.start + 4 * DAY)
@@ -405,8 +408,7 @@ def test_an_account_that_came_after_the_others_final_invoices_is_named_until_it_
 def test_a_final_invoice_of_corrections_alone_is_issued_once_and_the_next_month_has_nothing(
     tmp_path: Path,
 ) -> None:
-    bills = Bills(tmp_path)
-    with_late_usage(bills)
+    bills = with_late_usage(tmp_path)
 
     issued = bills.final(DECEMBER)
     files = [bills.documents(one, render_json) for one in issued]
@@ -419,8 +421,7 @@ def test_a_final_invoice_of_corrections_alone_is_issued_once_and_the_next_month_
 
 
 def test_a_correction_waits_for_the_first_open_month_even_if_that_has_no_usage(tmp_path: Path) -> None:
-    bills = Bills(tmp_path)
-    with_late_usage(bills)
+    bills = with_late_usage(tmp_path)
     bills.provisional(DECEMBER, ACCOUNT)
     bills.use(used(10, month=JANUARY))
 
@@ -434,8 +435,7 @@ def test_a_correction_waits_for_the_first_open_month_even_if_that_has_no_usage(t
 
 
 def test_a_month_that_has_not_begun_corrects_nothing(tmp_path: Path) -> None:
-    bills = Bills(tmp_path)
-    with_late_usage(bills)
+    bills = with_late_usage(tmp_path)
     now = JANUARY.start - timedelta(hours=1)
 
     assert bills.provisional(JANUARY, now=now) == []
@@ -445,8 +445,7 @@ def test_a_month_that_has_not_begun_corrects_nothing(tmp_path: Path) -> None:
 
 
 def test_a_month_before_a_closed_one_corrects_nothing(tmp_path: Path) -> None:
-    bills = Bills(tmp_path)
-    with_late_usage(bills)
+    bills = with_late_usage(tmp_path)
     bills.use(used(10, month=JANUARY))
     bills.final(JANUARY, ACCOUNT)
     bills.use(used(500_000, hour=701))
@@ -479,6 +478,21 @@ def test_months_are_closed_in_order(tmp_path: Path) -> None:
     bills.final(JANUARY, ACCOUNT)
 
 
+@built_once
+def with_a_correction(directory: Path, has_provisional: bool) -> Bills:
+    """December is closed and not billed, with a correction of November."""
+    bills = Bills(directory)
+    bills.use(used(3 * MILLION), used(3 * MILLION, month=DECEMBER))
+    bills.final(MONTH)
+    bills.use(used(500_000, hour=700))
+    bills.close((DECEMBER.end - DAY).date())
+    if has_provisional:
+        bills.provisional(DECEMBER)
+        bills.use(used(7, hour=701, queue=8))
+        bills.close((DECEMBER.end - DAY).date())
+    return bills
+
+
 @pytest.mark.parametrize("commits", range(3))
 @pytest.mark.parametrize("has_taken_effect", [False, True])
 @pytest.mark.parametrize("has_provisional", [False, True])
@@ -492,15 +506,7 @@ def test_an_invoice_that_was_killed_at_any_commit_is_made_again_the_same(
     error: type[BaseException],
 ) -> None:
     """In December, with a correction of November, so that all three tables are written."""
-    bills = Bills(tmp_path)
-    bills.use(used(3 * MILLION), used(3 * MILLION, month=DECEMBER))
-    bills.final(MONTH)
-    bills.use(used(500_000, hour=700))
-    bills.close((DECEMBER.end - DAY).date())
-    if has_provisional:
-        bills.provisional(DECEMBER)
-        bills.use(used(7, hour=701, queue=8))
-        bills.close((DECEMBER.end - DAY).date())
+    bills = with_a_correction(tmp_path, has_provisional)
     commit, done = Table.commit, 0
 
     def killed(self: Table, *arguments: Any, **named: Any) -> bool:

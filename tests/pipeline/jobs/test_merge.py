@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
@@ -281,6 +282,7 @@ class Killed(BaseException):
     """The process ends here; nothing catches it."""
 
 
+@built_once
 def shipped(directory: Path) -> Site:
     """Return a site of several batches."""
     site, one, two = Site(directory), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
@@ -22,7 +23,6 @@ from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.bronze.batches import take_batch
 from quaymaster_pipeline.usage.bronze.coverage import coverage_of
-from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.partial_sums import whole_coverage
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
@@ -59,6 +59,7 @@ ACTS: dict[str, Act] = {
 }
 
 
+@built_once
 def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
     for _ in range(3):
@@ -173,7 +174,7 @@ def test_layers_that_have_other_batches_are_not_compared_by_their_notes(tmp_path
     warehouse = site.warehouse
     with warehouse.ingesting():
         coverage = coverage_of(warehouse)
-        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage, NOW)
+        take_batch(InProcess(), warehouse, site.source, coverage, NOW)
 
         ahead = [found.difference for found in compare_notes(site.warehouse)]
         closed = whole_coverage(site.warehouse).closed_until_us()
@@ -202,7 +203,7 @@ def test_hours_are_not_closed_by_blocks_that_gold_does_not_have(tmp_path: Path) 
     site.ship(one.block(60))
     warehouse = site.warehouse
     with warehouse.ingesting():
-        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), NOW)
+        take_batch(InProcess(), warehouse, site.source, coverage_of(warehouse), NOW)
 
     taken = coverage_of(site.warehouse).closed_until_us()
     whole = whole_coverage(site.warehouse).closed_until_us()
