@@ -17,14 +17,14 @@ from quaymaster.cli.shared.failures import CommandRefused
 from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
-from quaymaster_pipeline.commands.upkeep import ContentDays, UsageDays, delete_old_files_of_others
+from quaymaster_pipeline.commands.upkeep import AuditDays, ContentDays, UsageDays, delete_old_files_of_others
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us
 from quaymaster_pipeline.commands.warehouse import (
     need_tables,
     only_writer,
     open_warehouse,
 )
-from quaymaster_pipeline.jobs.retention import CONTENT_DAYS, KEEP_HOURS, USAGE_DAYS, Retention
+from quaymaster_pipeline.jobs.retention import AUDIT_DAYS, CONTENT_DAYS, KEEP_HOURS, USAGE_DAYS, Retention
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.brokers.broker_counts import Compared
@@ -210,6 +210,7 @@ class Keeping:
     ] = KEEP_HOURS
     content_days: ContentDays = CONTENT_DAYS
     usage_days: UsageDays = USAGE_DAYS
+    audit_days: AuditDays = AUDIT_DAYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +244,8 @@ def compact(given: CompactOptions) -> None:
         complete_batch(tables)
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
-            expired = expire(workers, tables, _now, Retention(given.content_days, given.usage_days))
+            retention = Retention(given.content_days, given.usage_days, given.audit_days)
+            expired = expire(workers, tables, _now, retention)
             done = compact_tables(workers, tables, _now(), keep_hours=given.keep_hours, watch=watch)
         delete_old_files_of_others(tables, given.keep_hours)
         done += _compact_ledger(tables, given.keep_hours)
@@ -274,8 +276,13 @@ def _tell_expired(expired: ExpiredRows, given: CompactOptions) -> None:
             f"{expired.requests} requests and {expired.headers} headers of blocks are deleted: their days are closed, "
             f"and over {given.usage_days} days ago."
         )
-    if expired.refusal is not None:
-        note(f"{expired.refusal}.")
+    if expired.events.deleted or expired.events.stubbed:
+        note(
+            f"{expired.events.deleted} audit events are deleted, and {expired.events.stubbed} emptied: they were over "
+            f"{given.audit_days} days old."
+        )
+    for refusal in expired.refusals:
+        note(f"{refusal}.")
 
 
 def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Merged]:

@@ -44,6 +44,16 @@ UsageDays = Annotated[
     ),
 ]
 
+AuditDays = Annotated[
+    int,
+    typer.Option(
+        "--audit-days",
+        min=1,
+        help="Keep audit events that no hold keeps for so long; the chains still prove the rest.",
+        metavar="N",
+    ),
+]
+
 
 def delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
     """Delete what other tables have not had for a while; they are small, and stay as they are."""
@@ -135,8 +145,7 @@ class Upkeep:
         from quaymaster_pipeline.jobs.expiry import expire
         from quaymaster_pipeline.jobs.upkeep import end_day
 
-        refusal = expire(self._workers, self._tables, self._now, self._retention).refusal
-        if refusal is not None:
+        for refusal in expire(self._workers, self._tables, self._now, self._retention).refusals:
             note(f"{refusal}. It is tried again tomorrow.")
         if end_day(self._tables, self._now()):
             delete_old_files_of_others(self._tables, KEEP_HOURS)

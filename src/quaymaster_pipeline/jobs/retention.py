@@ -13,18 +13,24 @@ USAGE_DAYS: Final = 100
 and the time in which somebody may ask about that. Sums by hour and day stay."""
 QUARANTINE_DAYS: Final = 400
 """How long quarantine keeps its rows: why usage of a year was not billed can be asked until then."""
+AUDIT_DAYS: Final = 400
+"""How long audit events are kept that no hold keeps: what was done within a year can be looked up when it is over."""
 KEEP_HOURS: Final = 24
 """How long files that no table has any more are kept for those who still read them, and files that nobody committed:
 another job may be about to."""
 
 
 def first_kept(now: datetime.datetime, days: int) -> datetime.date:
-    """Return the first day of which is kept what is kept for so many days."""
-    return now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
+    """Return the first day of which is kept what is kept for so many days: of more than there were, the first ever."""
+    try:
+        return now.astimezone(datetime.UTC).date() - datetime.timedelta(days)
+    except OverflowError:
+        return datetime.date.min
 
 
 class Retention(NamedTuple):
-    """For how many days content is kept, and requests with the headers of their blocks."""
+    """For how many days content is kept, requests with the headers of their blocks, and audit events."""
 
     content_days: int = CONTENT_DAYS
     usage_days: int = USAGE_DAYS
+    audit_days: int = AUDIT_DAYS
