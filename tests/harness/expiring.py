@@ -51,6 +51,24 @@ def started(tmp_path: Path) -> tuple[Site, FrontEnd, FrontEnd]:
     return site, one, two
 
 
+MONTHS_LATER = datetime.datetime(2029, 1, 2, 6, tzinfo=datetime.UTC)
+"""Then November 2026 is older than 25 whole months."""
+
+
+def used_in_two_months(directory: Path) -> tuple[Site, FrontEnd, FrontEnd]:
+    """Return a site with two front ends from the 22nd of November to the 2nd of December, closed up to the day before.
+
+    November is all closed; single requests of December's last day stay when all else expires.
+    """
+    site, one, two = started(directory)
+    now = at(4, month=12)
+    for _ in range(4):
+        site.ship(one.block(100), two.block(100))
+        site.run(now=now)
+    close_days(WORKERS, site.warehouse, now)
+    return site, one, two
+
+
 def next_days(site: Site, *front_ends: FrontEnd, days: int = 0) -> None:
     """Take another two days of usage some days after LATER, and close what is due."""
     now = LATER + datetime.timedelta(days)

@@ -17,6 +17,11 @@ from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, U
 from quaymaster_pipeline.warehouse.tables import NO_BATCH
 
 _READ_ROWS: Final = 1 << 16
+_MEASURES: Final = {
+    "requests": "rows",
+    **{name: name for name in ("messages", "bytes", "chunks", "errors")},
+}
+"""What control totals call the sums of a close."""
 _READ: Final = ("requests", "billed_requests", "messages", "bytes", "chunks", "errors_4xx", "errors_5xx")
 
 
@@ -102,15 +107,19 @@ def judge_expired_days(
     counts: Mapping[str, int],
     expired: ExpiredUsage,
     later: Collection[str],
+    hours: ExpiredUsage,
 ) -> Iterator[UsageBreak]:
     """Yield days whose hours do not add up to what was closed, where requests have expired.
 
     `dates` are those that have hours, and `counts` has their sums. Days in `later` have usage that is not closed yet.
-    What differed when a day was closed, an operator has accepted.
+    What differed when a day was closed, an operator has accepted. Of days whose `hours` have expired, too, there are
+    those that came late since.
     """
     closed: dict[str, Counter[str]] = {date: Counter() for date in dates}
     differed = set(later)
     for close in closes:
+        if hours.has(str(close.day)) and close.through_batch <= hours.through:
+            continue
         closed.setdefault(str(close.day), Counter()).update({name: getattr(close, name) for name in SUMS})
         if close.difference:
             differed.add(str(close.day))
@@ -122,6 +131,20 @@ def judge_expired_days(
             if found != sums[name]:
                 reason = f"{date}: {name} is {found} over its hours; it was closed with {sums[name]}"
                 yield UsageBreak(USAGE_HOURLY.name, reason, column=name)
+
+
+def judge_expired_hours(closes: Iterable[DayClose], hours: ExpiredUsage) -> Iterator[UsageBreak]:
+    """Yield what hours that have expired had otherwise than what their days were closed with."""
+    of_them = [
+        close for close in closes if hours.has(str(close.day)) and close.through_batch <= hours.through
+    ]
+    if any(close.difference for close in of_them):
+        return  # an operator has accepted it
+    for name, measure in _MEASURES.items():
+        found, said = hours.counts.get(measure, 0), sum(getattr(close, name) for close in of_them)
+        if found != said:
+            reason = f"{found} {name} have expired in hours before {hours.before}; their days were closed with {said}"
+            yield UsageBreak(USAGE_HOURLY.name, reason, column=name)
 
 
 def plan_closed_files(closes: Iterable[DayClose], paths: Iterable[str]) -> list[str]:

@@ -118,9 +118,11 @@ def compare_rows(workers: Workers, warehouse: Warehouse, watch: Watch = unwatche
     of_blocks, of_silver = Counter(of_rows.of("blocks")), Counter(of_hours.of("silver"))
     of_blocks.update(expired.headers)
     of_silver.update(usage.counts)
+    of_gold = Counter(of_hours.of("gold"))
+    of_gold.update(expired_usage(tables[USAGE_HOURLY.name]).counts)
     gone = tables[QUARANTINE.name].note(EXPIRED).get("rows", 0)
     counted["quarantine.rows"] = of_rows.of("quarantine")["rows"] + gone
-    compared = _compared(of_blocks, counted, of_silver, of_hours.of("gold"))
+    compared = _compared(of_blocks, counted, of_silver, of_gold)
     return compared + _places_of(of_hours)
 
 
@@ -171,13 +173,16 @@ def compare_sums(workers: Workers, warehouse: Warehouse) -> list[LayerComparison
     """Compare days and counts of latencies with gold.usage_hourly, and return where they differ.
 
     In place of silver stands what the hours say. No invoice is issued of days that differ; latencies are not billed.
-    Nothing is compared while a batch is under way that not all of them have.
+    Nothing is compared while a batch is under way that not all of them have, nor of days whose hours have expired.
     """
     tables = [warehouse.table(spec) for spec in (USAGE_DAILY, USAGE_HOURLY, LATENCY_HOURLY)]
     if len({table.last_batch(gold.APP) for table in tables}) > 1:
         return []
     places = {table.spec.name: table.place for table in tables}
-    items = plan_sums(*(table.files() for table in tables))
+    expired = expired_usage(warehouse.table(USAGE_HOURLY))
+    items = plan_sums(
+        *([file for file in table.files() if not expired.has(file.partition_value)] for table in tables)
+    )
     return _places_of(LayerSums(workers.over(items, days_work(places))))
 
 

@@ -37,6 +37,7 @@ from quaymaster_pipeline.checks.close_checks import (
     judge_closed_files,
     judge_closes,
     judge_expired_days,
+    judge_expired_hours,
     judge_last_close,
     plan_closed_files,
 )
@@ -64,7 +65,13 @@ from quaymaster_pipeline.checks.verification_tasks import (
 )
 from quaymaster_pipeline.usage import gold, silver
 from quaymaster_pipeline.usage.blocks import BRONZE, DAMAGED, MEASURES
-from quaymaster_pipeline.usage.expired import LAST_BATCH, ExpiredBlocks, expired_blocks, expired_usage
+from quaymaster_pipeline.usage.expired import (
+    LAST_BATCH,
+    ExpiredBlocks,
+    ExpiredUsage,
+    expired_blocks,
+    expired_usage,
+)
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
 from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_in
@@ -95,7 +102,7 @@ class UsageProof:
     `rows` are those of usage_events, `requests` those of gold, `closes` days that were closed, also again with late
     usage. `branched`: incarnations of which there were two at a time, as after a disk was copied; links and ends of
     these prove nothing. `unlinked`: blocks whose predecessor may be one of the damaged ones. `compared_batch` is the
-    last batch that silver has.
+    last batch that silver has. Hours of days before `hours_from` have expired; None: none have.
     """
 
     blocks: int = 0
@@ -115,6 +122,7 @@ class UsageProof:
     gaps_total: int = 0
     gaps: list[UsageGap] = field(default_factory=list)
     compared_batch: int = -1
+    hours_from: str | None = None
     breaks_total: int = 0
     breaks: list[UsageBreak] = field(default_factory=list)
 
@@ -178,9 +186,15 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     days_of_hours = {str(file.partition_value) for file in seen.hours}
     findings.add_all(
         judge_expired_days(
-            seen.closes, days_of_hours, findings.counts, seen.expired_usage, _unclosed_days(seen)
+            seen.closes,
+            days_of_hours,
+            findings.counts,
+            seen.expired_usage,
+            _unclosed_days(seen),
+            seen.expired_hours,
         )
     )
+    findings.add_all(judge_expired_hours(seen.closes, seen.expired_hours))
 
     findings.add_all(judge_totals(findings.counts, seen.note, seen.expired.headers))
     findings.add_all(_judge_expired(findings.counts, seen))
@@ -205,17 +219,23 @@ def compare_hours_of(
 
 
 def _look_between_expiries(warehouse: Warehouse) -> SeenTables:
-    """Look at each table so that no rows of bronze expire in between: some tables would have what others have not."""
+    """Look at each table so that no rows expire in between: some tables would have what others have not."""
     for _ in range(LOOKS_MAX):
-        before = _expired(warehouse)
+        before, hours_before = _expired(warehouse), _expired_hours(warehouse)
         seen = _look(warehouse)
-        if seen.expired.through == before.through:
+        if (seen.expired.through, seen.expired_hours) == (before.through, hours_before):
             return seen
-    raise CommitConflict(f"rows of {BLOCKS.name} expired while it was looked at, again and again")
+    raise CommitConflict(
+        f"rows of {BLOCKS.name} or {USAGE_HOURLY.name} expired while they were looked at, again and again"
+    )
 
 
 def _expired(warehouse: Warehouse) -> ExpiredBlocks:
     return expired_blocks(Table(EXPIRED_BLOCKS, warehouse.place(EXPIRED_BLOCKS)))
+
+
+def _expired_hours(warehouse: Warehouse) -> ExpiredUsage:
+    return expired_usage(Table(USAGE_HOURLY, warehouse.place(USAGE_HOURLY)))
 
 
 def _look(warehouse: Warehouse) -> SeenTables:
@@ -251,6 +271,7 @@ def _look(warehouse: Warehouse) -> SeenTables:
         daily_batch=daily.last_batch(gold.APP),
         expired=expired,
         expired_usage=expired_usage(events),
+        expired_hours=expired_usage(hourly),
     )
 
 
@@ -275,6 +296,7 @@ def _proof_of(findings: Findings, of_chains: Answers, seen: SeenTables, unlinked
         unlinked=unlinked,
         gaps=sorted(gaps)[:GAPS_MAX],
         compared_batch=seen.silver_batch,
+        hours_from=seen.expired_hours.before or None,
         breaks_total=findings.breaks_total,
         breaks=findings.breaks,
     )
@@ -360,7 +382,8 @@ def _judge_gold_totals(counts: Mapping[str, int], seen: SeenTables) -> Iterator[
     if seen.gold_batch != seen.silver_batch:
         return
     for measure in MEASURES:
-        found, said = counts.get(f"gold.{measure}", 0), seen.silver_totals.get(f"usage.{measure}", 0)
+        found = counts.get(f"gold.{measure}", 0) + seen.expired_hours.counts.get(measure, 0)
+        said = seen.silver_totals.get(f"usage.{measure}", 0)
         if found != said:
             yield UsageBreak(
                 USAGE_HOURLY.name, f"it has {found} {measure} in all; {said} were put into silver"

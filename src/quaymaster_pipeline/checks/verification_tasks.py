@@ -113,6 +113,7 @@ class SeenTables:
     daily_batch: int
     expired: ExpiredBlocks
     expired_usage: ExpiredUsage
+    expired_hours: ExpiredUsage
 
 
 def block_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:

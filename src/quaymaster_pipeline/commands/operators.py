@@ -17,14 +17,27 @@ from quaymaster.cli.shared.failures import CommandRefused
 from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
-from quaymaster_pipeline.commands.upkeep import AuditDays, ContentDays, UsageDays, delete_old_files_of_others
-from quaymaster_pipeline.commands.usage import Since, Until, hour_us
+from quaymaster_pipeline.commands.upkeep import (
+    AuditDays,
+    ContentDays,
+    HourlyMonths,
+    UsageDays,
+    delete_old_files_of_others,
+)
+from quaymaster_pipeline.commands.usage import Since, Until, hour_us, tell_expired_hours
 from quaymaster_pipeline.commands.warehouse import (
     need_tables,
     only_writer,
     open_warehouse,
 )
-from quaymaster_pipeline.jobs.retention import AUDIT_DAYS, CONTENT_DAYS, KEEP_HOURS, USAGE_DAYS, Retention
+from quaymaster_pipeline.jobs.retention import (
+    AUDIT_DAYS,
+    CONTENT_DAYS,
+    HOURLY_MONTHS,
+    KEEP_HOURS,
+    USAGE_DAYS,
+    Retention,
+)
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.brokers.broker_counts import Compared
@@ -88,6 +101,7 @@ def reconcile(given: ReconcileOptions) -> None:
     if given.accept_losses is not None:
         tell_accepted_losses(tables, given.accept_losses, now=_now())
     _print_comparisons(found, compared, as_json=given.as_json)
+    tell_expired_hours(tables)
     if set_back is not None:
         note(
             f"Usage or counts of the brokers are of {set_back:%Y-%m-%dT%H:%M:%SZ}, which is later than now: "
@@ -156,6 +170,7 @@ def verify(given: spark.SparkOptions) -> None:
         print_json(proof.as_json())
     else:
         print_table(("WHAT", "VALUE"), proof.summary())
+        tell_expired_hours(tables)
     if proof.breaks:
         breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
         raise CommandRefused(f"{breaks}; the first is {proof.breaks[0].text}")
@@ -211,6 +226,7 @@ class Keeping:
     content_days: ContentDays = CONTENT_DAYS
     usage_days: UsageDays = USAGE_DAYS
     audit_days: AuditDays = AUDIT_DAYS
+    hourly_months: HourlyMonths = HOURLY_MONTHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +260,7 @@ def compact(given: CompactOptions) -> None:
         complete_batch(tables)
         with progress_bar("Compacting: files and tables", quiet=given.as_json) as bar:
             watch = bar.show if bar.is_shown else None
-            retention = Retention(given.content_days, given.usage_days, given.audit_days)
+            retention = Retention(given.content_days, given.usage_days, given.audit_days, given.hourly_months)
             expired = expire(workers, tables, _now, retention)
             done = compact_tables(workers, tables, _now(), keep_hours=given.keep_hours, watch=watch)
         delete_old_files_of_others(tables, given.keep_hours)
@@ -276,6 +292,9 @@ def _tell_expired(expired: ExpiredRows, given: CompactOptions) -> None:
             f"{expired.requests} requests and {expired.headers} headers of blocks are deleted: their days are closed, "
             f"and over {given.usage_days} days ago."
         )
+    if expired.months:
+        months = " to ".join(dict.fromkeys((expired.months[0], expired.months[-1])))
+        note(f"Sums by hour of {months} are deleted; those by day stay.")
     if expired.events.deleted or expired.events.stubbed:
         note(
             f"{expired.events.deleted} audit events are deleted, and {expired.events.stubbed} emptied: they were over "

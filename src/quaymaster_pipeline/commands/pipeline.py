@@ -18,7 +18,7 @@ from quaymaster_pipeline.commands.close import close
 from quaymaster_pipeline.commands.operators import backfill, compact, reconcile, verify
 from quaymaster_pipeline.commands.running import Run, ended_by_sigterm, run_on, run_once
 from quaymaster_pipeline.commands.tables import tables as list_tables
-from quaymaster_pipeline.commands.upkeep import AuditDays, ContentDays, Upkeep, UsageDays
+from quaymaster_pipeline.commands.upkeep import AuditDays, ContentDays, HourlyMonths, Upkeep, UsageDays
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
@@ -28,7 +28,7 @@ from quaymaster_pipeline.commands.warehouse import (
     only_writer,
     open_warehouse,
 )
-from quaymaster_pipeline.jobs.retention import AUDIT_DAYS, CONTENT_DAYS, USAGE_DAYS, Retention
+from quaymaster_pipeline.jobs.retention import AUDIT_DAYS, CONTENT_DAYS, HOURLY_MONTHS, USAGE_DAYS, Retention
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.usage.feed import BlockSource
@@ -60,6 +60,7 @@ class PipelineRunOptions:
     content_days: ContentDays = CONTENT_DAYS
     usage_days: UsageDays = USAGE_DAYS
     audit_days: AuditDays = AUDIT_DAYS
+    hourly_months: HourlyMonths = HOURLY_MONTHS
     files: Annotated[
         Path | None,
         typer.Option(
@@ -107,7 +108,7 @@ def run(given: PipelineRunOptions) -> None:
             workers.in_pool("upkeep", gives_way=True),
             tables.another(),
             directory,
-            retention=Retention(given.content_days, given.usage_days, given.audit_days),
+            retention=Retention(given.content_days, given.usage_days, given.audit_days, given.hourly_months),
             counts_brokers=given.files is None,
             now=_now,
         )

@@ -39,7 +39,7 @@ UsageDays = Annotated[
     typer.Option(
         "--usage-days",
         min=1,
-        help="Keep single requests and headers of blocks of closed days for so long; sums by hour and day stay.",
+        help="Keep single requests and headers of blocks of closed days for so long; their sums stay.",
         metavar="N",
     ),
 ]
@@ -50,6 +50,16 @@ AuditDays = Annotated[
         "--audit-days",
         min=1,
         help="Keep audit events that no hold keeps for so long; the chains still prove the rest.",
+        metavar="N",
+    ),
+]
+
+HourlyMonths = Annotated[
+    int,
+    typer.Option(
+        "--hourly-months",
+        min=1,
+        help="Keep sums by hour, and latencies, of so many whole months; sums by day stay.",
         metavar="N",
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from quaymaster_pipeline.commands.warehouse import (
     need_tables_to_read,
     open_warehouse,
 )
+
+if TYPE_CHECKING:
+    from quaymaster_pipeline.warehouse.tables import Warehouse
 
 Since = Annotated[
     str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
@@ -58,17 +61,31 @@ def usage(given: UsageOptions) -> None:
     check_account(given.account)
     tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
     lines = read_usage(tables, account=given.account, queue=given.queue, since=first, until=end)
+    asked = first if first is not None or not lines else lines[0].hour
+    is_told = tell_expired_hours(tables, from_hour=asked)
     if given.as_json:
         print_json([line._asdict() for line in lines])
         return
     print_table(tuple(name.upper() for name in UsageLine._fields), lines)
     if not lines and tables.table(USAGE_HOURLY).rows:
         note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
-    elif not lines:
+    elif not lines and not is_told:
         note(
             "No usage is in the tables. `make run-pipeline` in a checkout, or `quaymaster pipeline run`, puts what "
             "front ends recorded into them."
         )
+
+
+def tell_expired_hours(tables: Warehouse, *, from_hour: str | None = None) -> bool:
+    """Tell of months whose hours have expired, if there are some from an hour on; return whether there are."""
+    from quaymaster_pipeline.usage.expired import expired_usage
+    from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_HOURLY
+
+    before = expired_usage(tables.table(USAGE_HOURLY)).before
+    if not before or (from_hour is not None and from_hour >= before):
+        return False
+    note(f"Hours of months before {before[:7]} have expired: {USAGE_DAILY.name} has the sums of their days.")
+    return True
 
 
 def hour_us(text: str | None, name: str, absent: int) -> int:

@@ -1,4 +1,7 @@
-"""What expires once a day, in the order in which one lets the next expire: content, requests, headers; audit events."""
+"""What expires once a day, in the order in which one lets the next expire: content, requests, headers, hours.
+
+Audit events and quarantine expire by their age alone.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from quaymaster_pipeline.jobs.content_expiry import (
     expire_quarantine,
 )
 from quaymaster_pipeline.jobs.header_expiry import expire_headers
+from quaymaster_pipeline.jobs.hourly_expiry import expire_hours
 from quaymaster_pipeline.jobs.retention import Retention, first_kept
 from quaymaster_pipeline.jobs.usage_expiry import expire_usage
 from quaymaster_pipeline.usage.tasks import Workers
@@ -28,7 +32,7 @@ NO_EVENTS: Final = Expiry(0, 0, 0)
 class ExpiredRows(NamedTuple):
     """What expired: content of blocks and of quarantine, requests, blocks as a whole, and audit events.
 
-    `refusals` say what did not, since it is not what it must be.
+    `months` are those whose hours did. `refusals` say what did not expire, since it is not what it must be.
     """
 
     content: Expired
@@ -36,6 +40,7 @@ class ExpiredRows(NamedTuple):
     requests: int
     headers: int
     events: Expiry
+    months: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
 
@@ -50,13 +55,16 @@ def expire(
     content = expire_content(workers, warehouse, now(), days=retention.content_days)
     quarantine = expire_quarantine(workers, warehouse, now(), days=retention.content_days)
     requests, headers, events = 0, 0, NO_EVENTS
+    months: tuple[str, ...] = ()
     refusals: list[str] = []
     with _noting(refusals):
         requests = expire_usage(workers, warehouse, now(), days=retention.usage_days)
         headers = expire_headers(workers, warehouse, now(), days=retention.usage_days)
     with _noting(refusals):
+        months = expire_hours(workers, warehouse, now(), months=retention.hourly_months)
+    with _noting(refusals):
         events = _expire_audit(workers, warehouse, now(), retention.audit_days)
-    return ExpiredRows(content, quarantine, requests, headers, events, tuple(refusals))
+    return ExpiredRows(content, quarantine, requests, headers, events, months, tuple(refusals))
 
 
 def _expire_audit(workers: Workers, warehouse: Warehouse, now: datetime.datetime, days: int) -> Expiry:

@@ -15,9 +15,13 @@ QUARANTINE_DAYS: Final = 400
 """How long quarantine keeps its rows: why usage of a year was not billed can be asked until then."""
 AUDIT_DAYS: Final = 400
 """How long audit events are kept that no hold keeps: what was done within a year can be looked up when it is over."""
+HOURLY_MONTHS: Final = 25
+"""How many whole months sums by hour, and latencies, are kept: two years can be compared, and the month in which that
+is done. Sums by day, which invoices are made of, stay."""
 KEEP_HOURS: Final = 24
 """How long files that no table has any more are kept for those who still read them, and files that nobody committed:
 another job may be about to."""
+MONTHS_OF_YEAR: Final = 12
 
 
 def first_kept(now: datetime.datetime, days: int) -> datetime.date:
@@ -28,9 +32,22 @@ def first_kept(now: datetime.datetime, days: int) -> datetime.date:
         return datetime.date.min
 
 
+def first_kept_month(now: datetime.datetime, months: int) -> datetime.date:
+    """Return the first day of the first month of which is kept what is kept for so many whole months."""
+    today = now.astimezone(datetime.UTC).date()
+    first = today.year * MONTHS_OF_YEAR + today.month - 1 - months
+    if first < MONTHS_OF_YEAR:
+        return datetime.date.min
+    return datetime.date(first // MONTHS_OF_YEAR, first % MONTHS_OF_YEAR + 1, 1)
+
+
 class Retention(NamedTuple):
-    """For how many days content is kept, requests with the headers of their blocks, and audit events."""
+    """For how many days content is kept, requests with the headers of their blocks, and audit events.
+
+    `hourly_months`: for how many whole months sums by hour are.
+    """
 
     content_days: int = CONTENT_DAYS
     usage_days: int = USAGE_DAYS
     audit_days: int = AUDIT_DAYS
+    hourly_months: int = HOURLY_MONTHS

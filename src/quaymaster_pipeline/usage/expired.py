@@ -1,4 +1,4 @@
-"""What is known of rows that have expired: blocks by ops.expired_blocks, requests by notes of usage_events.
+"""What is known of rows that have expired: blocks by ops.expired_blocks, requests and hours by notes of their tables.
 
 Rows of bronze.blocks expire in the order of their batches. The commit of ops.expired_blocks decides: rows of batches up
 to its own that bronze.blocks still has, as after a kill, count no more. So who reads both looks at bronze.blocks first.
@@ -129,9 +129,10 @@ class Spans:
 
 
 class ExpiredUsage(NamedTuple):
-    """Requests that have expired: of days before `before` (a date as text; empty: of none), of batches up to `through`.
+    """Requests, or their sums by hour, that have expired: of days before `before` (a date as text; empty: of none).
 
-    What came late to such a day expires once it is closed, too. `counts` are control totals.
+    They are of batches up to `through`. What came late to such a day expires once it is closed, too. `counts` are
+    control totals.
     """
 
     before: str
@@ -139,17 +140,19 @@ class ExpiredUsage(NamedTuple):
     through: int = NO_BATCH
 
     def has(self, date: str | None) -> bool:
-        """Return whether requests of a day have expired."""
+        """Return whether some of a day have expired."""
         return str(date) < self.before
 
 
 EXPIRED: Final = "expired"
-"""The note of usage_events and of quarantine with control totals of requests that they had and have no more."""
+"""The note of usage_events, of usage_hourly and of quarantine with control totals of requests that they had and have no
+more."""
 EXPIRED_DAYS: Final = "expired days"
-"""The note of usage_events: none of the day `before` and later ones has expired, nor of batches after `through`."""
+"""The note of usage_events and of usage_hourly: none of the day `before` and later ones has expired, nor of batches
+after `through`."""
 
 
-def expired_usage(events: Table) -> ExpiredUsage:
-    """Return which requests have expired, by a version of usage_events."""
-    days = events.note(EXPIRED_DAYS)
-    return ExpiredUsage(days.get("before", ""), events.note(EXPIRED), days.get("through", NO_BATCH))
+def expired_usage(table: Table) -> ExpiredUsage:
+    """Return which requests have expired, by a version of usage_events, or which hours, by one of usage_hourly."""
+    days = table.note(EXPIRED_DAYS)
+    return ExpiredUsage(days.get("before", ""), table.note(EXPIRED), days.get("through", NO_BATCH))
