@@ -88,10 +88,10 @@ class Bills:
         self.last_closed = max(last_day, self.last_closed or last_day)
 
     def _day_close(
-        self, number: int, day: dt.date, sums: dict[str, int], path: str, digest: bytes
+        self, number: int, day: dt.date, sums: dict[str, Any], path: str, digest: bytes
     ) -> DayClose:
         is_late = self.last_closed is not None and day <= self.last_closed
-        fields = dict.fromkeys(("first_batch", "blocks", "block_rows", "difference"), 0) | sums
+        fields: dict[str, Any] = dict.fromkeys(("first_batch", "blocks", "block_rows", "difference"), 0)
         closed_time = dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC) + DAY
         return DayClose(
             number=number,
@@ -105,6 +105,7 @@ class Bills:
             previous=b"",
             hash=b"",
             **fields,
+            **sums,
         )
 
     def request(self, month: Month, *accounts: str, **named: Any) -> InvoiceRequest:

@@ -1,7 +1,8 @@
 """The proof that no usage was changed: blocks are those that came, silver is what they give, and gold its sums.
 
     bronze.blocks ──a file at a time──▶ content = hash = columns;  rows of usage_events = those made again from content
-                  ──front ends by hash──▶ each block has the hash of the one before it; marks; ops.coverage
+                  ──front ends by hash──▶ each block has the hash of the one before it; marks; ops.coverage;
+                                          the last block of each incarnation is the one that closes recorded
     offsets ──▶ dense up to the position that the commits note;  headers add up to what they note
     usage_events ──a day at a time──▶ sums = usage_hourly
     ops.closes ──a chain──▶ closed files of usage_daily have their SHA-256, their sums, and all blocks are there
@@ -41,6 +42,7 @@ from quaymaster_pipeline.checks.close_checks import (
     judge_last_close,
     plan_closed_files,
 )
+from quaymaster_pipeline.checks.close_heads import heads_work, plan_heads
 from quaymaster_pipeline.checks.day_plans import plan_days
 from quaymaster_pipeline.checks.gold_checks import judge_files
 from quaymaster_pipeline.checks.header_groups import plan_groups
@@ -74,12 +76,13 @@ from quaymaster_pipeline.usage.expired import (
 )
 from quaymaster_pipeline.usage.tasks import Answers, Workers
 from quaymaster_pipeline.warehouse.closes import APP as CLOSE_APP
-from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_in
+from quaymaster_pipeline.warehouse.closes import all_closes, closes_of, noted_heads, noted_in
 from quaymaster_pipeline.warehouse.data_files import DataFile, hash_of_file
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
+    CLOSE_HEADS,
     CLOSES,
     COVERAGE,
     EXPIRED_BLOCKS,
@@ -155,7 +158,8 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     groups = plan_groups(seen.blocks, workers.cores)
     days = plan_days(seen.events, seen.hours, seen.expired_usage)
     closed = plan_closed_files(seen.closes, seen.daily)
-    steps = Steps(len(files) + len(groups) + len(days) + len(closed), watch)
+    heads = plan_heads(seen.closes, seen.heads, seen.expired.through)
+    steps = Steps(len(files) + len(groups) + len(days) + len(closed) + len(heads), watch)
     on_done = None if watch is unwatched else steps.take
     findings, unlinked = Findings(BREAKS_MAX), Findings(BREAKS_MAX, UNLINKED)
 
@@ -178,6 +182,7 @@ def verify(workers: Workers, warehouse: Warehouse, watch: Watch = unwatched) -> 
     findings.add_all(judge_files(seen.hours, findings.counts))
 
     findings.take(workers.over(closed, closed_file_work(seen.places[USAGE_DAILY.name]), on_done))
+    findings.take(workers.over(heads, heads_work(seen.places[CLOSE_HEADS.name]), on_done))
     findings.add_all(judge_closes(seen.closes, seen.last_close))
     findings.add_all(judge_last_close(seen.closes, seen.noted_closes, seen.later_closes))
     findings.add_all(_judge_batches_of_tables(seen))
@@ -243,10 +248,14 @@ def _look(warehouse: Warehouse) -> SeenTables:
     # Opened anew, one after the other: what others opened before is of an earlier version.
     tables = [
         Table(spec, warehouse.place(spec))
-        for spec in (USAGE_DAILY, CLOSES, USAGE_HOURLY, USAGE_EVENTS, COVERAGE, BLOCK_MARKS, BLOCKS)
+        for spec in (
+            *(USAGE_DAILY, CLOSES, CLOSE_HEADS, USAGE_HOURLY, USAGE_EVENTS, COVERAGE, BLOCK_MARKS, BLOCKS),
+        )
     ]
-    daily, closes, hourly, events, coverage, marks, blocks = tables
+    daily, closes, heads, hourly, events, coverage, marks, blocks = tables
     rows, last_close = closes_of(daily, closes)
+    # They follow the commit of usage_daily, too.
+    missing = noted_heads(daily) if heads.last_batch(CLOSE_APP) < last_close else []
     expired = _expired(warehouse)
     # Rows of ops.closes follow the commit of usage_daily that closed the days: a new one may have come in between.
     latest = Table(USAGE_DAILY, warehouse.place(USAGE_DAILY)).last_batch(CLOSE_APP)
@@ -255,6 +264,7 @@ def _look(warehouse: Warehouse) -> SeenTables:
         blocks=expired.remaining(blocks.files()),
         marks=marks.files(),
         coverage=coverage.files(),
+        heads=[*heads.files(), *missing],
         events=events.files(),
         hours=hourly.files(),
         note=blocks.note(BRONZE),

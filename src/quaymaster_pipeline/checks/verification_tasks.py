@@ -29,6 +29,7 @@ from quaymaster_pipeline.checks.block_links import (
     judge_coverage,
     judge_marks,
 )
+from quaymaster_pipeline.checks.close_heads import HEAD_COLUMNS, close_heads, judge_heads, ranges_of_heads
 from quaymaster_pipeline.checks.day_plans import EARLIEST_US, SUM_ROWS
 from quaymaster_pipeline.checks.gold_checks import COMPARED, added_up, compare_hours, rows_of_file, sum_of_day
 from quaymaster_pipeline.checks.header_groups import (
@@ -53,7 +54,7 @@ from quaymaster_pipeline.checks.usage_breaks import GAPS_MAX, Findings, UsageBre
 from quaymaster_pipeline.usage.batch_rows import in_batches
 from quaymaster_pipeline.usage.blocks import MEASURES
 from quaymaster_pipeline.usage.bronze.planning import passed_in
-from quaymaster_pipeline.usage.expired import LINE_COLUMNS, ExpiredBlocks, ExpiredUsage
+from quaymaster_pipeline.usage.expired import LAST_BATCH, LINE_COLUMNS, ExpiredBlocks, ExpiredUsage
 from quaymaster_pipeline.usage.gold import USED, control_totals, day_sums, partial_usage
 from quaymaster_pipeline.usage.sequences import Gap
 from quaymaster_pipeline.usage.silver import Marked
@@ -63,6 +64,7 @@ from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
+    CLOSE_HEADS,
     COVERAGE,
     EXPIRED_BLOCKS,
     USAGE_EVENTS,
@@ -97,6 +99,7 @@ class SeenTables:
     blocks: Sequence[DataFile]
     marks: Sequence[DataFile]
     coverage: Sequence[DataFile]
+    heads: Sequence[DataFile]
     events: Sequence[DataFile]
     hours: Sequence[DataFile]
     note: Mapping[str, Any]
@@ -206,22 +209,28 @@ def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
             COVERAGE, seen.places[COVERAGE.name], [file.path for file in seen.coverage], LINE_COLUMNS
         ),
         PartOfTable(EXPIRED_BLOCKS, expired.place, expired.paths, EXPIRED_BLOCKS.schema.names),
+        PartOfTable(
+            CLOSE_HEADS, seen.places[CLOSE_HEADS.name], [file.path for file in seen.heads], HEAD_COLUMNS
+        ),
     ]
+    ranges = ranges_of_heads(seen.closes)
     passed = passed_in(seen.note)
 
     def work(item: str) -> Iterator[Any]:
-        for blocks, marks, coverage, gone in read_groups(tables, item):
-            yield from judge(blocks, marks, coverage, gone)
+        for rows in read_groups(tables, item):
+            yield from judge(*rows)
 
-    def judge(blocks: Any, marks: Any, coverage: Any, gone: Any) -> Iterator[Any]:
-        blocks_of, marks_of, lines_of, expired_of = (
+    def judge(blocks: Any, marks: Any, coverage: Any, gone: Any, heads: Any) -> Iterator[Any]:
+        blocks_of, marks_of, lines_of, expired_of, heads_of = (
             chained_blocks(blocks),
             block_marks(in_batches(marks, expired.through + 1, silver_batch)),
             coverage_lines(coverage),
             expired_chains(gone),
+            close_heads(heads),
         )
         findings, unlinked, gaps = Findings(), Findings(what=UNLINKED), list[Gap]()
-        for front_end in sorted(blocks_of.keys() | marks_of.keys() | lines_of.keys() | expired_of.keys()):
+        known = (blocks_of, marks_of, lines_of, expired_of, heads_of)
+        for front_end in sorted(set().union(*known)):
             mine, before = blocks_of.get(front_end, []), expired_of.get(front_end, NOTHING_EXPIRED)
             marks_here = dict(marks_of.get(front_end, ()))
             chain = judge_chain(mine, passed, before, marks_here)
@@ -233,6 +242,8 @@ def chain_work(seen: SeenTables) -> Callable[[str], Iterator[Any]]:
             if coverage_batch >= max(0, expired.through):
                 lines = lines_of.get(front_end, ())
                 findings.add_all(judge_coverage(covered, lines, chain.branched, before))
+            recorded = heads_of.get(front_end, ())
+            findings.add_all(judge_heads(mine, recorded, ranges, expired.through, LAST_BATCH))
             findings.counts[EXPIRED_IN_CHAINS] += sum(before.blocks.values())
             gaps += chain.gaps
             _count(findings, chain)

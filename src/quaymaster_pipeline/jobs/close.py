@@ -3,11 +3,12 @@
     blocks, usage_events        batches since the last close: what the blocks say is what silver has
     usage_events, usage_hourly  hours of the days that are closed, key by key
     usage_hourly, usage_daily   the days, key by key; usage that is late: usage_events, usage_daily
-    usage_daily                 ──one commit: a closed file in place of a day's others──▶ ops.closes
+    usage_daily                 ──one commit: a closed file in place of a day's others──▶ ops.closes, ops.close_heads
 
 A day is due once every front end is past it, and all layers have the blocks that say so. The commit to usage_daily
-decides: its note has the rows of ops.closes, which follow. A batch that commits meanwhile is left for the next close;
-if another job replaced one of the files, the close is planned again. Days that differ stay open.
+decides: its note has the rows of ops.closes, and names the file with the heads of chains, which follow. A batch that
+commits meanwhile is left for the next close; if another job replaced one of the files, the close is planned again. Days
+that differ stay open.
 
 Tasks read and write. The driver has lists of files, and a line for each day.
 """
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.checks.close_heads import digest_of_heads, head_rows, plan_shares
 from quaymaster_pipeline.checks.reconciliation import LayerComparison, last_batch_of_all
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak
 from quaymaster_pipeline.checks.verification import compare_hours_of
@@ -30,6 +32,7 @@ from quaymaster_pipeline.jobs.close_tasks import (
     CLOSED_DAY,
     COUNTED,
     HEADERS,
+    HEADS,
     USAGE,
     closing_work,
     counting_work,
@@ -48,12 +51,20 @@ from quaymaster_pipeline.warehouse.closes import (
     closes_table,
     last_closed_day,
     noted_closes,
+    noted_heads,
     read_closes,
     sealed,
 )
 from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile, delete_files
 from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, CLOSES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import (
+    BLOCKS,
+    CLOSE_HEADS,
+    CLOSES,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+)
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 from quaymaster_pipeline.warehouse.times import time_of_us, us_of_time
 
@@ -145,7 +156,7 @@ def close_days(
 
 
 def complete_closes(warehouse: Warehouse) -> None:
-    """Add the rows of a close to ops.closes that a killed run left in the commit of usage_daily alone.
+    """Add what belongs to a close to its tables, if a killed run left it to the commit of usage_daily alone.
 
     Raises:
         BrokenTable: ops.closes has more closes, so usage_daily was made anew, or restored.
@@ -160,6 +171,9 @@ def complete_closes(warehouse: Warehouse) -> None:
             f"the table {USAGE_DAILY.name} is broken: {CLOSES.name} has {closes.last_batch(APP) + 1} closes, and it "
             f"has {number + 1}: it was made anew, or restored; {RESTORE}"
         )
+    files, heads = noted_heads(daily), warehouse.table(CLOSE_HEADS)
+    if files and heads.last_batch(APP) < number:
+        heads.commit(APP, number, files)
     if closes.last_batch(APP) < number:
         closes.commit(APP, number, closes.write(APP, closes_table(noted_closes(warehouse))))
 
@@ -276,7 +290,7 @@ def _last_day_due(warehouse: Warehouse, now: datetime.datetime) -> datetime.date
 def _close(
     workers: Workers, warehouse: Warehouse, plan: _Plan, now: datetime.datetime, accepted: Collection[str]
 ) -> Closed:
-    counted, of_batches = _compare_batches(workers, warehouse, plan)
+    counted, of_batches, heads = _compare_batches(workers, warehouse, plan)
     if _refused(of_batches, accepted):
         return Closed(differences=tuple(of_batches))
     breaks = _compare_hours(workers, warehouse, plan)
@@ -292,12 +306,14 @@ def _close(
         rows[0] = rows[0]._replace(
             blocks=counted["blocks"],
             block_rows=counted[f"{HEADERS}.rows"],
+            heads=heads.num_rows,
+            heads_hash=digest_of_heads(heads),
             difference=rows[0].difference + sum(one.difference for one in of_batches),
         )
         rows = [row._replace(accepted=row.difference > 0) for row in rows]
         last = read_closes(warehouse)[-1:]
         rows = sealed(rows, last[0].hash if last else b"")
-        _commit(warehouse, plan, kept, written, rows, last_day)
+        _commit(warehouse, plan, kept, written, rows, last_day, heads)
     return Closed(tuple(rows), differences, tuple(breaks))
 
 
@@ -328,6 +344,7 @@ def _commit(
     written: Mapping[str, _ClosedDay],
     rows: Sequence[DayClose],
     last_day: datetime.date | None,
+    heads: Any,
 ) -> None:
     adds = [file for day in kept if (file := written[day.date].file) is not None]
     removes = [file for day in kept for file in day.found]
@@ -335,6 +352,7 @@ def _commit(
         "closes": [row.to_json() for row in rows],
         "totals": dict(plan.totals),
         "last_day": None if last_day is None else last_day.isoformat(),
+        "heads": [file.to_json() for file in warehouse.table(CLOSE_HEADS).write(APP, heads)],
     }
     daily = warehouse.table(USAGE_DAILY)
     if not daily.commit(APP, plan.number, adds, removes=removes, note=note):
@@ -385,6 +403,8 @@ def _rows_of(
                 files=() if file is None else (file.path,),
                 file_hashes=() if file is None or done is None else (done.file_hash,),
                 previous=b"",
+                heads=0,
+                heads_hash=b"",
             )
         )
     return rows
@@ -395,14 +415,25 @@ def _rows_of(
 
 def _compare_batches(
     workers: Workers, warehouse: Warehouse, plan: _Plan
-) -> tuple[Counter[str], list[LayerComparison]]:
-    """Compare what the blocks since the last close say with what silver has of them, to the last request."""
+) -> tuple[Counter[str], list[LayerComparison], Any]:
+    """Compare what the blocks since the last close say with what silver has of them, to the last request.
+
+    Also return the last block of each incarnation among them, as rows of ops.close_heads.
+    """
     items = [json.dumps([HEADERS, file.path]) for file in plan.blocks]
     items += [json.dumps([USAGE, file.path]) for file in plan.events_of_batches]
+    shares = plan_shares(sum(file.rows for file in plan.blocks), workers.cores)
+    items += [json.dumps([HEADS, share]) for share in shares]
     work = counting_work(
-        warehouse.place(BLOCKS), warehouse.place(USAGE_EVENTS), plan.before + 1, plan.through
+        warehouse.place(BLOCKS),
+        warehouse.place(USAGE_EVENTS),
+        [file.path for file in plan.blocks],
+        plan.before + 1,
+        plan.through,
     )
-    counted = workers.over(items, work).counts(COUNTED)
+    answers = workers.over(items, work)
+    counted = answers.counts(COUNTED)
+    heads = head_rows(answers.tables(HEADS), plan.number, plan.through)
     since = Counter(plan.totals)
     since.subtract(plan.totals_before)
     found = []
@@ -414,7 +445,7 @@ def _compare_batches(
             # A run may take more until an operator has accepted it by this name.
             scope = f"batches from {plan.before + 1} on"
             found.append(LayerComparison(scope, measure, headers, noted[1], noted[2], usage, noted[3]))
-    return counted, found
+    return counted, found, heads
 
 
 def _compare_hours(workers: Workers, warehouse: Warehouse, plan: _Plan) -> list[UsageBreak]:

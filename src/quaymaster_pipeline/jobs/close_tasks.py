@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.checks.close_heads import last_blocks_of_share
 from quaymaster_pipeline.checks.day_plans import SUM_ROWS
 from quaymaster_pipeline.jobs.backfill import add_to_digests, sorted_rows
 from quaymaster_pipeline.usage import gold, silver
@@ -32,18 +33,27 @@ from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import add_up, read_sorted, summed
 
-HEADERS, USAGE, COUNTED, CLOSED_DAY = "headers", "usage", "counted", "closed day"
+HEADERS, USAGE, HEADS, COUNTED, CLOSED_DAY = "headers", "usage", "heads", "counted", "closed day"
 """Under which names tasks answer."""
 _KEYS: Final = ("usage_date", *gold.DAY_KEYS)
 
 
 def counting_work(
-    of_blocks: TablePlace, of_events: TablePlace, first: int, last: int
+    of_blocks: TablePlace, of_events: TablePlace, paths: Sequence[str], first: int, last: int
 ) -> Callable[[str], Iterator[Any]]:
-    """Return what a task does with a file of blocks or of events: count what batches have, both included."""
+    """Return what a task does with a file of blocks or of events: count what batches have, both included.
+
+    With a share of the front ends, it finds the last block of each of their incarnations, in all files of blocks.
+    """
 
     def work(item: str) -> Iterator[Any]:
-        what, path = json.loads(item)
+        what, of = json.loads(item)
+        if what == HEADS:
+            yield answer_table(HEADS, last_blocks_of_share(of_blocks, paths, (first, last), tuple(of)))
+        else:
+            yield answer_counts(COUNTED, count(what, of))
+
+    def count(what: str, path: str) -> Counter[str]:
         counts: Counter[str] = Counter()
         if what == HEADERS:
             for rows in read_row_groups(of_blocks, BLOCKS, path, ["batch_id", *MEASURES]):
@@ -55,8 +65,8 @@ def counting_work(
             names = ["batch_id", "messages", "bytes", "chunks", "http_status"]
             for rows in read_row_groups(of_events, USAGE_EVENTS, path, names):
                 totals = silver.control_totals_of_usage(in_batches(rows, first, last))
-                counts.update({f"{what}.{measure}": count for measure, count in totals.items()})
-        yield answer_counts(COUNTED, counts)
+                counts.update({f"{what}.{measure}": total for measure, total in totals.items()})
+        return counts
 
     return work
 

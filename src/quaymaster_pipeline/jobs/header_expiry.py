@@ -2,7 +2,7 @@
 
     blocks of whole days ──tasks, front ends by hash: judged a last time──▶ ops.expired_blocks   1 decides
     bronze.blocks without these files                                                            2 follows
-    ops.block_marks without their marks                                                          3 follows
+    ops.block_marks without their marks, ops.close_heads without heads of them alone             3 follow
 
 What stays says which sequences came, so a block that comes again is still known, and what the next block of each front
 end must name, so a chain holds over the cut. Nothing expires that is broken: evidence of a change would go with it.
@@ -26,6 +26,14 @@ from quaymaster_pipeline.checks.block_links import (
     judge_chain,
     judge_marks,
 )
+from quaymaster_pipeline.checks.close_heads import (
+    HEAD_COLUMNS,
+    HeadRange,
+    close_heads,
+    drop_heads,
+    judge_heads,
+    ranges_of_heads,
+)
 from quaymaster_pipeline.checks.header_groups import (
     CHAIN_COLUMNS,
     MARK_COLUMNS,
@@ -45,7 +53,7 @@ from quaymaster_pipeline.usage.blocks import BRONZE, MEASURES
 from quaymaster_pipeline.usage.bronze.planning import PASSED, passed_in
 from quaymaster_pipeline.usage.expired import APP, LAST_BATCH, ExpiredBlocks, expired_blocks
 from quaymaster_pipeline.usage.tasks import Workers, answer_counts, answer_files, answer_table
-from quaymaster_pipeline.warehouse.closes import closed_through
+from quaymaster_pipeline.warehouse.closes import closed_through, read_closes
 from quaymaster_pipeline.warehouse.data_files import (
     DataFile,
     FileWriter,
@@ -58,6 +66,7 @@ from quaymaster_pipeline.warehouse.errors import SumsDiffer
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
+    CLOSE_HEADS,
     EXPIRED_BLOCKS,
     USAGE_DAILY,
     USAGE_EVENTS,
@@ -119,11 +128,12 @@ def complete_expiry(workers: Workers, warehouse: Warehouse) -> None:
     Raises:
         CommitConflict: others replaced the files again and again.
     """
-    blocks, marks = warehouse.table(BLOCKS), warehouse.table(BLOCK_MARKS)
+    blocks, marks, heads = (warehouse.table(spec) for spec in (BLOCKS, BLOCK_MARKS, CLOSE_HEADS))
     through = expired_blocks(warehouse.table(EXPIRED_BLOCKS)).through
     if through != NO_BATCH:
         planning_again(lambda: _drop_blocks(blocks, through), blocks)
         planning_again(lambda: _drop_marks(workers, marks, through), marks)
+        planning_again(lambda: _drop_heads(heads, through), heads)
 
 
 # Planning
@@ -176,7 +186,9 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         SumsDiffer: some of it is broken.
     """
     table, marks, before = warehouse.table(BLOCKS), warehouse.table(BLOCK_MARKS), plan.before
+    heads = warehouse.table(CLOSE_HEADS)
     marks.refresh()
+    heads.refresh()
     paths = [file.path for file in plan.files]
     of_files = workers.over(paths, _places_work(table.place))
     places, counts = in_order(of_files.tables(PLACES)), of_files.counts(_COUNTS)
@@ -201,9 +213,12 @@ def _judge(workers: Workers, warehouse: Warehouse, plan: _Plan) -> tuple[Expired
         PartOfTable(BLOCKS, table.place, paths, CHAIN_COLUMNS),
         PartOfTable(BLOCK_MARKS, marks.place, [file.path for file in marks.files()], MARK_COLUMNS),
         PartOfTable(EXPIRED_BLOCKS, before.place, before.paths, EXPIRED_BLOCKS.schema.names),
+        PartOfTable(CLOSE_HEADS, heads.place, [file.path for file in heads.files()], HEAD_COLUMNS),
     )
+    ranges = ranges_of_heads(read_closes(warehouse))
     of_chains = workers.over(
-        plan_groups(plan.files, workers.cores), _chains_work(tables, before, plan.through, passed_in(note))
+        plan_groups(plan.files, workers.cores),
+        _chains_work(tables, before, plan.through, passed_in(note), ranges),
     )
     findings, unlinked = Findings(), Findings(what=UNLINKED)
     findings.take(of_chains)
@@ -255,25 +270,32 @@ def _places_work(place: TablePlace) -> Callable[[str], Iterator[Any]]:
 
 
 def _chains_work(
-    tables: Sequence[PartOfTable], before: ExpiredBlocks, through: int, passed: dict[int, Any]
+    tables: Sequence[PartOfTable],
+    before: ExpiredBlocks,
+    through: int,
+    passed: dict[int, Any],
+    ranges: Sequence[HeadRange],
 ) -> Callable[[str], Iterator[Any]]:
     """Return what a task does: judge the blocks of the front ends of an item, and write what stays known of them."""
 
     def work(item: str) -> Iterator[Any]:
-        for blocks, marks, gone in read_groups(tables, item):
-            yield from judge(blocks, marks, gone)
+        for blocks, marks, gone, heads in read_groups(tables, item):
+            yield from judge(blocks, marks, gone, heads)
 
-    def judge(blocks: Any, marks: Any, gone: Any) -> Iterator[Any]:
+    def judge(blocks: Any, marks: Any, gone: Any, heads: Any) -> Iterator[Any]:
+        heads_of = close_heads(heads)
         blocks_of, expired_of = chained_blocks(blocks), expired_chains(gone)
         marks_of = block_marks(in_batches(marks, before.through + 1, through))
         findings, unlinked, chains = Findings(), Findings(what=UNLINKED), []
-        for front_end in sorted(blocks_of.keys() | marks_of.keys() | expired_of.keys()):
+        for front_end in sorted(blocks_of.keys() | marks_of.keys() | expired_of.keys() | heads_of.keys()):
             mine, marks_here = blocks_of.get(front_end, []), dict(marks_of.get(front_end, ()))
             earlier = expired_of.get(front_end, NOTHING_EXPIRED)
             chain = judge_chain(mine, passed, earlier, marks_here)
             findings.add_all(chain.breaks)
             unlinked.add_all(chain.unlinked)
             findings.add_all(judge_marks(mine, chain.states, marks_here))
+            recorded = heads_of.get(front_end, ())
+            findings.add_all(judge_heads(mine, recorded, ranges, before.through, through))
             chains.append(expired_chain(chain, mine, earlier))
         yield from findings.answers()
         yield from unlinked.answers()
@@ -289,6 +311,12 @@ def _chains_work(
 def _drop_blocks(table: Table, through: int) -> None:
     # Looked for at each turn of upkeep, in a table of many files, of which hardly ever one is left.
     removes = [file for file in files_of_batches(table, 0, through) if file.bounds["batch_id"][1] <= through]
+    if removes:
+        table.commit(EXPIRY_APP, None, [], removes=removes)
+
+
+def _drop_heads(table: Table, through: int) -> None:
+    removes = drop_heads(table.files(), through)
     if removes:
         table.commit(EXPIRY_APP, None, [], removes=removes)
 

@@ -14,12 +14,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster_pipeline.jobs.close import complete_closes
 from quaymaster_pipeline.jobs.header_expiry import complete_expiry
 from quaymaster_pipeline.jobs.merge import BYTES_OF_ROUND, Merged, merge_sums
 from quaymaster_pipeline.jobs.retention import KEEP_HOURS
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
-from quaymaster_pipeline.warehouse.schemas import EXPIRED_BLOCKS, RECONCILIATION, SUMMED_UP, TABLES, TableSpec
+from quaymaster_pipeline.warehouse.schemas import (
+    CLOSE_HEADS,
+    EXPIRED_BLOCKS,
+    RECONCILIATION,
+    SUMMED_UP,
+    TABLES,
+    TableSpec,
+)
 from quaymaster_pipeline.warehouse.steps import Steps, Watch
 from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, planning_again
 
@@ -35,7 +43,7 @@ SIZE_STEP_BITS: Final = 4
 TURN_S: Final = 30.0
 """A turn begins no further round of merging after this. A round is bounded in bytes, a turn in time: at 10 billion
 requests a day each pass makes files of hundreds of megabytes, so a turn has as many rounds as that takes."""
-_COMPACTED: Final = tuple(spec for spec in TABLES if spec not in (*SUMMED_UP, EXPIRED_BLOCKS))
+_COMPACTED: Final = tuple(spec for spec in TABLES if spec not in (*SUMMED_UP, EXPIRED_BLOCKS, CLOSE_HEADS))
 
 
 def compact(
@@ -54,6 +62,7 @@ def compact(
     Raises: see `merge_sums`.
     """
     complete_expiry(workers, warehouse)  # or what has expired is in one file with what has not
+    complete_closes(warehouse)  # or a file that a commit names is deleted before its table has it
     planned = sum(len(plan_compaction(warehouse.table(spec).files())) for spec in _COMPACTED)
     steps = None if watch is None else Steps(planned + len(TABLES), watch)
     on_done = None if steps is None else steps.take
@@ -113,6 +122,7 @@ def end_day(warehouse: Warehouse, now: datetime.datetime) -> bool:
         return False
     is_first = table.last_batch(DAILY_APP) == NO_BATCH
     if not is_first:
+        complete_closes(warehouse)  # see `compact`
         for spec in TABLES:
             warehouse.table(spec).vacuum(KEEP_HOURS)
     table.commit(DAILY_APP, None, [], note={"day": now.toordinal()})

@@ -5,7 +5,8 @@
 
 A close takes every file of usage_daily that is not closed yet, of each day up to some day. So the closed files of a day
 have exactly the usage that came with batches up to the close's last one. What comes later is late: the next close gives
-the day a further file. Rows of ops.closes are a chain: operators keep its head elsewhere.
+the day a further file. Rows of ops.closes are a chain: operators keep its head elsewhere. What a close says of the last
+blocks of front ends is one hash; ops.close_heads has them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.warehouse.data_files import RESTORE
+from quaymaster_pipeline.warehouse.data_files import RESTORE, DataFile
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import CLOSES, USAGE_DAILY
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
@@ -38,11 +39,13 @@ Digest = bytes
 
 
 class DayClose(NamedTuple):
-    """What one close did with one day. Its hash covers all other fields.
+    """What one close did with one day. Its hash covers all other fields that are not None.
 
     `is_late`: the day was closed before, and this is usage that came since. `first_batch` to `through_batch` are the
     batches since the close before. `blocks` and `block_rows` are those of these batches, on the first row of a close,
-    and 0 on others. `difference` is 0 unless an operator `accepted` what the layers count differently.
+    and 0 on others. So are `heads`, how many incarnations these are of, and `heads_hash`, the SHA-256 of their last
+    blocks (`checks/close_heads`), empty on others; closes of earlier programs have neither. `difference` is 0 unless an
+    operator `accepted` what the layers count differently.
     """
 
     number: int
@@ -65,13 +68,18 @@ class DayClose(NamedTuple):
     file_hashes: tuple[Digest, ...]
     previous: Digest
     hash: Digest = b""
+    heads: int | None = None
+    heads_hash: Digest | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object, for the note of the commit that closes."""
         fields = self._asdict()
         fields |= {"day": self.day.isoformat(), "closed_time": bound_of_time(self.closed_time)}
         fields |= {name: fields[name].hex() for name in ("previous", "hash")}
-        return fields | {"file_hashes": [one.hex() for one in self.file_hashes], "files": list(self.files)}
+        fields |= {"file_hashes": [one.hex() for one in self.file_hashes], "files": list(self.files)}
+        if self.heads_hash is not None:
+            fields["heads_hash"] = self.heads_hash.hex()
+        return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> DayClose:
@@ -85,6 +93,7 @@ class DayClose(NamedTuple):
                 "file_hashes": tuple(map(bytes.fromhex, fields["file_hashes"])),
                 "previous": bytes.fromhex(fields["previous"]),
                 "hash": bytes.fromhex(fields["hash"]),
+                "heads_hash": bytes.fromhex(text) if (text := fields.get("heads_hash")) is not None else None,
             }
         )
 
@@ -163,6 +172,11 @@ def noted_closes(warehouse: Warehouse) -> list[DayClose]:
 def noted_in(daily: Table) -> list[DayClose]:
     """Return the same of a version of usage_daily."""
     return [DayClose.from_json(fields) for fields in daily.note(APP).get("closes", [])]
+
+
+def noted_heads(daily: Table) -> list[DataFile]:
+    """Return the files of ops.close_heads that the last close of a version of usage_daily wrote."""
+    return [DataFile.of_note(fields) for fields in daily.note(APP).get("heads", [])]
 
 
 def last_closed_day(warehouse: Warehouse) -> datetime.date | None:

@@ -425,6 +425,8 @@ CLOSES = TableSpec(
             pa.field("files", pa.list_(pa.string())),
             pa.field("file_hashes", pa.list_(pa.binary())),
             *_fields(pa.binary(), "previous", "hash"),
+            pa.field("heads", pa.int64()),
+            pa.field("heads_hash", pa.binary()),
         ]
     ),
     bounded=("number",),
@@ -433,9 +435,25 @@ CLOSES = TableSpec(
 files of gold.usage_daily that have it, and their SHA-256. `is_late`: usage of a day that was closed before. Each row
 has the hash of the row before it."""
 
+CLOSE_HEADS = TableSpec(
+    "ops.close_heads",
+    pa.schema(
+        [
+            *_fields(pa.int64(), "number", "through_batch"),
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "sequence", "batch_id"),
+            pa.field("sha256", pa.binary()),
+        ]
+    ),
+    bounded=("number", "through_batch"),
+)
+"""The last block of each incarnation that came since the close before (`quaymaster_pipeline/checks/close_heads`), one
+file a close: `number` and `through_batch` are the close's, `sequence` is where the block ends. Files go with the
+headers of their blocks; `heads_hash` of ops.closes stays."""
+
 TABLES = (
     *(BLOCKS, BLOCK_MARKS, COVERAGE, EXPIRED_BLOCKS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE),
-    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, LOSSES, CLOSES),
+    *(USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY, RECONCILIATION, LOSSES, CLOSES, CLOSE_HEADS),
 )
 
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)

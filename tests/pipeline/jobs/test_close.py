@@ -33,6 +33,7 @@ from quaymaster_pipeline.warehouse.data_files import hash_of_file
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
+    CLOSE_HEADS,
     CLOSES,
     USAGE_DAILY,
     USAGE_EVENTS,
@@ -220,7 +221,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, commits: int, *, after: bool) -> No
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("commits", [0, 1])
+@pytest.mark.parametrize("commits", [0, 1, 2])
 def test_a_close_that_was_killed_at_a_commit_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int, after: bool
 ) -> None:
@@ -238,6 +239,7 @@ def test_a_close_that_was_killed_at_a_commit_is_completed(
     assert [(row.number, row.day.day) for row in rows] == [(0, 22), (0, 23)]
     assert [sums_in(row) for row in rows] == [sums_of((one, two), row.day) for row in rows]
     assert site.warehouse.table(CLOSES).rows == 2
+    assert site.warehouse.table(CLOSE_HEADS).rows == rows[0].heads == 2
     assert compare_sums(site.warehouse) == []
 
 

@@ -37,6 +37,7 @@ from quaymaster_pipeline.warehouse.errors import UsageHasExpired
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCK_MARKS,
     BLOCKS,
+    CLOSE_HEADS,
     EXPIRED_BLOCKS,
     QUARANTINE,
     USAGE_EVENTS,
@@ -182,6 +183,35 @@ def test_verify_tells_what_was_changed_of_expired_blocks(tmp_path: Path, change:
     proof = verify(WORKERS, site.warehouse)
     assert proof.breaks
     assert {one.table for one in proof.breaks} <= {BLOCKS.name, EXPIRED_BLOCKS.name}
+
+
+def test_heads_of_closes_go_with_the_last_headers_that_they_are_of(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    next_days(site, one, two)
+    had = rows_of(site, CLOSE_HEADS)
+
+    expire_all(site)
+    cut = rows_of(site, CLOSE_HEADS)
+    assert_all_agree(site)
+    next_days(site, one, two, days=1)
+    expire_all(site, LATER + datetime.timedelta(days=200))
+
+    # The first close saw two batches that have expired then; the second a third batch, which has later requests.
+    assert (had, cut) == (4, 2)
+    assert rows_of(site, CLOSE_HEADS) == 2
+    assert_all_agree(site)
+
+
+def test_no_header_expires_whose_chain_ends_otherwise_than_a_close_recorded(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    rows = site.warehouse.table(CLOSE_HEADS).read().to_pylist()
+    rewrite(site, CLOSE_HEADS, [rows[0] | {"sha256": bytes(32)}, *rows[1:]])
+    next_days(site, one, two)
+
+    expired = expire_all(site, LATER + datetime.timedelta(days=200))
+
+    assert (expired.headers, len(expired.refusals)) == (0, 1)
+    assert "the last block that close 0 had" in expired.refusals[0]
 
 
 def test_verify_tells_that_the_table_of_expired_blocks_is_gone_or_reaches_too_far(tmp_path: Path) -> None:
