@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quaymaster.core.access.decisions import Decision, decide
+from quaymaster.core.access.decisions import Ruling, rule
 from quaymaster.core.access.keys import ALWAYS, SOMETIMES
 from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
@@ -127,7 +127,8 @@ def test_conditions_are_asked_at_each_call() -> None:
     definition = queue({**ALLOW, "Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}})
     authorization, call = judge(), call_by(OTHER)
 
-    authorization.authorize(call, definition, "jobs")
+    for _ in range(2):
+        authorization.authorize(call, definition, "jobs")
     call.request.peer = "11.0.0.1"
     with pytest.raises(AccessDenied):
         authorization.authorize(call, definition, "jobs")
@@ -136,24 +137,24 @@ def test_conditions_are_asked_at_each_call() -> None:
 
 
 def test_decisions_are_remembered_by_the_objects_that_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided = []
+    ruled = []
 
-    def decide_counted(*given: Any) -> Decision:
-        decided.append(given)
-        return decide(*given)
+    def rule_counted(*given: Any) -> Ruling:
+        ruled.append(given)
+        return rule(*given)
 
-    monkeypatch.setattr(module, "decide", decide_counted)
+    monkeypatch.setattr(module, "rule", rule_counted)
     monkeypatch.setattr(module, "DECISIONS_REMEMBERED_MAX", 2)
     authorization, call, definition = judge(), call_by(OTHER), queue(ALLOW)
 
     for _ in range(3):
         authorization.authorize(call, definition, "jobs")
-    assert len(decided) == 1
+    assert len(ruled) == 1
     authorization.authorize(call, queue(ALLOW), "jobs")
-    assert len(decided) == 2
+    assert len(ruled) == 2
     authorization.authorize(call, queue(ALLOW, name="other"), "other")
     authorization.authorize(call, definition, "jobs")
-    assert len(decided) == 4
+    assert len(ruled) == 4
 
 
 def test_a_request_has_all_keys_that_are_always_there_and_others_where_they_exist() -> None:

@@ -3,8 +3,9 @@
     owner's root key, no policy ──▶ yes
     all others ──▶ core/access/decisions ──▶ yes, or AccessDenied with the reason
 
-Decisions that depend only on principal, queue and permission are remembered by the identity of these objects: a changed
-queue, key or user is another object, so no entry is ever out of date.
+What depends on principal, queue and permission alone is worked out once, and remembered by the identity of these
+objects: a decision, or the conditions that are left to ask. A changed queue, key or user is another object, so no entry
+is ever out of date.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from quaymaster.core.access.decisions import Decision, decide, refusal_text
+from quaymaster.core.access.decisions import Decision, Ruling, decide, refusal_text, rule
 from quaymaster.core.access.permissions import PERMISSION_NAMES, SERVICE, Permission
 from quaymaster.core.access.statements import AccessRequest
 from quaymaster.core.values.errors import AccessDenied
@@ -55,8 +56,9 @@ class Authorization:
         self._region = region
         self._is_full = is_full
         self._now_ms = now_ms
-        self._refusals: dict[_Key, tuple[Principal, QueueDefinition, str]] = {}
-        """What a principal is told, empty where it is allowed; with the objects whose ids are the key."""
+        self._remembered: dict[_Key, tuple[Principal, QueueDefinition, str | Ruling]] = {}
+        """What a principal is told, empty where it is allowed, or what is to be asked for each request; with the
+        objects whose ids are the key."""
 
     def authorize(self, call: Call, queue: QueueDefinition, resource: str) -> None:
         """Raise AccessDenied unless a call may carry out its action on a queue, which it calls `resource`."""
@@ -98,40 +100,58 @@ class Authorization:
         can_cross = not call.action.owner_only
         for permission in permissions:
             key = id(principal), id(queue), permission, can_cross
-            remembered = self._refusals.get(key)
-            refusal = self._decide(call, queue, key) if remembered is None else remembered[2]
+            remembered = self._remembered.get(key)
+            known = self._rule(call, queue, key) if remembered is None else remembered[2]
+            refusal = known if isinstance(known, str) else self._ask(known, call, queue, permission)
             if refusal:
                 raise AccessDenied(refusal)
 
-    def _decide(self, call: Call, queue: QueueDefinition, key: _Key) -> str:
-        """Return why a call is refused, empty text where it is allowed; remember it if no condition was asked."""
+    def _rule(self, call: Call, queue: QueueDefinition, key: _Key) -> str | Ruling:
+        """Return and remember why such calls are refused, empty text where they are allowed, or what is to be asked."""
         principal = call.principal
         policy = queue.policy if self._is_full else None
+        request = self._request_on(queue, call, key[2], can_cross=key[3])
+        ruling = rule(request, policy, principal.policies, principal.session_policy)
+        known: str | Ruling = ruling
+        if ruling.is_fixed:
+            known = _refusal_of(request, ruling.decide(request.find))
+        if len(self._remembered) >= DECISIONS_REMEMBERED_MAX:
+            self._remembered.clear()
+        self._remembered[key] = principal, queue, known
+        return known
+
+    def _ask(self, ruling: Ruling, call: Call, queue: QueueDefinition, permission: Permission) -> str:
+        """Return why a call is refused, empty text where it is allowed."""
+        decision = ruling.decide(self._keys(call, queue.account_id).find)
+        if decision is Decision.ALLOWED:
+            return ""
+        return _refusal_of(self._request_on(queue, call, permission, can_cross=ruling.can_cross), decision)
+
+    def _request_on(
+        self, queue: QueueDefinition, call: Call, permission: Permission, *, can_cross: bool
+    ) -> AccessRequest:
         # A consumer group is authorized as its log.
         name = split_group(queue.name)[0]
-        request = self._request(call, key[2], queue.account_id, name, can_cross=key[3])
-        decision = decide(request, policy, principal.policies, principal.session_policy)
-        refusal = "" if decision is Decision.ALLOWED else refusal_text(request, decision)
-        asked = (policy, principal.session_policy, *principal.policies)
-        if all(one is None or one.is_fixed for one in asked):
-            if len(self._refusals) >= DECISIONS_REMEMBERED_MAX:
-                self._refusals.clear()
-            self._refusals[key] = principal, queue, refusal
-        return refusal
+        return self._request(call, permission, queue.account_id, name, can_cross=can_cross)
 
     def _request(
         self, call: Call, permission: Permission, owner: str, name: str, *, can_cross: bool
     ) -> AccessRequest:
-        principal = call.principal
-        keys = RequestKeys(call.request, principal, owner, self._region, self._now_ms())
         return AccessRequest(
-            principal.requester,
+            call.principal.requester,
             PERMISSION_NAMES[permission],
             ("arn", "aws", SERVICE, self._region, owner, name),
             owner,
-            keys.find,
+            self._keys(call, owner).find,
             can_cross=can_cross,
         )
+
+    def _keys(self, call: Call, owner: str) -> RequestKeys:
+        return RequestKeys(call.request, call.principal, owner, self._region, self._now_ms())
+
+
+def _refusal_of(request: AccessRequest, decision: Decision) -> str:
+    return "" if decision is Decision.ALLOWED else refusal_text(request, decision)
 
 
 def refuse_internal(owner: str, name: str) -> None:

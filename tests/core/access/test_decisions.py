@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quaymaster.core.access.decisions import Decision, decide, refusal_text
+from quaymaster.core.access.decisions import Decision, decide, refusal_text, rule
 from quaymaster.core.access.policies import Outcome, UnreadablePolicy, compile_policy, read_policy
 from quaymaster.core.access.principals import Requester
 
@@ -189,7 +189,7 @@ def test_a_statement_is_about_its_actions_and_resources(elements: dict[str, Any]
 def test_a_variable_in_a_resource_is_the_value_of_the_request() -> None:
     queue_policy = policy(statement(Resource="arn:aws:sqs:*:*:${aws:username}"))
 
-    assert not queue_policy.is_fixed
+    assert not rule(asking(), queue_policy).is_fixed
     assert decide(asking(username="jobs"), queue_policy) is ALLOWED
     assert decide(asking(username="*"), queue_policy) is NO_QUEUE
     assert decide(asking(), queue_policy) is NO_QUEUE
@@ -198,10 +198,38 @@ def test_a_variable_in_a_resource_is_the_value_of_the_request() -> None:
 def test_conditions_that_do_not_hold_leave_a_statement_out() -> None:
     queue_policy = policy(statement(Condition={"StringEquals": {"aws:UserAgent": "ada"}}))
 
-    assert not queue_policy.is_fixed
+    assert not rule(asking(), queue_policy).is_fixed
     assert decide(asking(useragent="ada"), queue_policy) is ALLOWED
     assert decide(asking(), queue_policy) is NO_QUEUE
-    assert policy(statement()).is_fixed
+    assert rule(asking(), policy(statement())).is_fixed
+
+
+def test_only_conditions_of_statements_that_may_apply_are_asked() -> None:
+    condition = {"Bool": {"aws:SecureTransport": "true"}}
+    queue_policy = policy(
+        statement(Principal=aws(THIRD), Condition=condition),
+        statement(Action="sqs:DeleteMessage", Effect="Deny", Condition=condition),
+        statement(Resource="arn:aws:sqs:*:*:others-*", Condition=condition),
+        statement(),
+    )
+
+    ruling = rule(asking(), queue_policy)
+
+    assert ruling.is_fixed
+    assert ruling.decide(asking().find) is ALLOWED
+
+
+def test_a_ruling_is_asked_with_the_keys_of_each_request() -> None:
+    over_tls = {"Bool": {"aws:SecureTransport": "true"}}
+    ruling = rule(
+        asking(BOB),
+        policy(statement(), statement(Effect="Deny", Condition={"Bool": {"aws:SecureTransport": "false"}})),
+        [of_identity(statement(Principal=None, Resource="*", Condition=over_tls))],
+    )
+
+    assert ruling.decide(asking(securetransport="true").find) is ALLOWED
+    assert ruling.decide(asking(securetransport="false").find) is DENIED
+    assert ruling.decide(asking().find) is Decision.NO_IDENTITY_POLICY
 
 
 def test_a_stored_policy_that_does_not_compile_denies_all_but_the_owners_root() -> None:

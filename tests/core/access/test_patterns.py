@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quaymaster.core.access.arns import one_matches, parse_arn_pattern
-from quaymaster.core.access.patterns import Patterns, automaton_of, parse_parts, parse_pattern
+from quaymaster.core.access.patterns import CANDIDATES_MAX, Patterns, automaton_of, parse_parts, parse_pattern
 
 from .naive import tokens, tokens_match
 
@@ -65,6 +65,32 @@ def test_many_wildcards_take_a_step_for_each_character() -> None:
 
     assert not pattern.matches_always(Counted("a" * 1_000))
     assert Counted.steps == 1_000
+
+
+def test_a_pattern_whose_longest_piece_stands_in_few_places_takes_no_step_for_each_character() -> None:
+    agent = "Boto3/1.40 md/Botocore#1.40 ua/2.1"
+    matching = parse_pattern("*Botocore?1.4?*", has_variables=False)
+    others = [parse_pattern(text, has_variables=False) for text in ("*Botocore?2.4?*", "?oto2*", "*/3.?")]
+    Counted.steps = 0
+
+    assert matching.matches_always(Counted(agent))
+    assert not any(pattern.matches_always(Counted(agent)) for pattern in others)
+    assert Patterns([*others, matching]).match(Counted(agent), lambda key: ())
+    assert not Patterns(others).match(Counted(agent), lambda key: ())
+    assert Counted.steps == 0
+
+
+def test_a_piece_that_stands_in_many_places_is_left_to_the_automaton() -> None:
+    matching, other = (parse_pattern(f"*aa?b{end}*", has_variables=False) for end in "bc")
+    text = "a" * CANDIDATES_MAX * 2 + "bb"
+    Counted.steps = 0
+
+    assert matching.matches_always(Counted(text))
+    assert not other.matches_always(Counted(text))
+    assert Counted.steps == 2 * len(text)
+    assert Patterns([other, matching]).match(Counted(text), lambda key: ())
+    assert not Patterns([other, other]).match(Counted(text), lambda key: ())
+    assert Counted.steps == 4 * len(text)
 
 
 def test_many_patterns_take_a_step_for_each_character() -> None:

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
-from quaymaster.core.access.policies import CompiledPolicy, Outcome, PolicyInForce
+from quaymaster.core.access.patterns import FindValues
+from quaymaster.core.access.policies import CompiledPolicy, Narrowed, Outcome, PolicyInForce
+from quaymaster.core.access.principals import Requester
 from quaymaster.core.access.statements import AccessRequest
 
 
@@ -30,6 +33,63 @@ class Decision(Enum):
     NO_SESSION_POLICY = "because no session policy allows the {action} action"
 
 
+class Ruling(NamedTuple):
+    """What policies say of one requester's action on one resource, ready to be asked for each request of that kind."""
+
+    requester: Requester
+    owner: str
+    can_cross: bool
+    queue: Narrowed | None
+    identity: tuple[Narrowed, ...]
+    session: Narrowed | None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all these requests get the same decision."""
+        asked = (self.queue, self.session, *self.identity)
+        return all(policy is None or policy.is_fixed for policy in asked)
+
+    def decide(self, find: FindValues) -> Decision:
+        """Return whether a request with these values of condition keys is allowed, or why not."""
+        queue = Outcome.NOTHING if self.queue is None else self.queue.outcome(find)
+        identity = [policy.outcome(find) for policy in self.identity]
+        session = Outcome.ALLOWS if self.session is None else self.session.outcome(find)
+        if queue is Outcome.DENIES:
+            return Decision.DENIED_BY_QUEUE
+        if Outcome.DENIES in identity:
+            return Decision.DENIED_BY_IDENTITY
+        if session is Outcome.DENIES:
+            return Decision.DENIED_BY_SESSION
+        requester = self.requester
+        is_by_identity = requester.is_root or Outcome.ALLOWS in identity
+        if requester.account_id == self.owner:
+            if requester.is_root or queue is Outcome.ALLOWS:
+                return Decision.ALLOWED
+            is_by_identity = is_by_identity or queue is Outcome.ALLOWS_INDIRECTLY
+        elif queue is Outcome.NOTHING or not self.can_cross:
+            return Decision.NO_QUEUE_POLICY
+        if not is_by_identity:
+            return Decision.NO_IDENTITY_POLICY
+        return Decision.ALLOWED if session is Outcome.ALLOWS else Decision.NO_SESSION_POLICY
+
+
+def rule(
+    request: AccessRequest,
+    queue_policy: PolicyInForce | None,
+    identity_policies: Sequence[PolicyInForce] = (),
+    session_policy: CompiledPolicy | None = None,
+) -> Ruling:
+    """Return what policies say of all requests of this requester for this action on this resource."""
+    return Ruling(
+        request.requester,
+        request.owner,
+        request.can_cross,
+        None if queue_policy is None else queue_policy.narrowed(request),
+        tuple(policy.narrowed(request) for policy in identity_policies),
+        None if session_policy is None else session_policy.narrowed(request),
+    )
+
+
 def decide(
     request: AccessRequest,
     queue_policy: PolicyInForce | None,
@@ -37,26 +97,7 @@ def decide(
     session_policy: CompiledPolicy | None = None,
 ) -> Decision:
     """Return whether a request is allowed, or why not."""
-    queue = Outcome.NOTHING if queue_policy is None else queue_policy.outcome(request)
-    identity = [policy.outcome(request) for policy in identity_policies]
-    session = Outcome.ALLOWS if session_policy is None else session_policy.outcome(request)
-    if queue is Outcome.DENIES:
-        return Decision.DENIED_BY_QUEUE
-    if Outcome.DENIES in identity:
-        return Decision.DENIED_BY_IDENTITY
-    if session is Outcome.DENIES:
-        return Decision.DENIED_BY_SESSION
-    requester = request.requester
-    is_by_identity = requester.is_root or Outcome.ALLOWS in identity
-    if requester.account_id == request.owner:
-        if requester.is_root or queue is Outcome.ALLOWS:
-            return Decision.ALLOWED
-        is_by_identity = is_by_identity or queue is Outcome.ALLOWS_INDIRECTLY
-    elif queue is Outcome.NOTHING or not request.can_cross:
-        return Decision.NO_QUEUE_POLICY
-    if not is_by_identity:
-        return Decision.NO_IDENTITY_POLICY
-    return Decision.ALLOWED if session is Outcome.ALLOWS else Decision.NO_SESSION_POLICY
+    return rule(request, queue_policy, identity_policies, session_policy).decide(request.find)
 
 
 def decide_role(

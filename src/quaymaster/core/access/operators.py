@@ -146,11 +146,11 @@ def _networks(name: str, values: Sequence[str], has_variables: bool) -> Comparis
         networks.append((network.version, int(network.network_address), int(network.broadcast_address)))
 
     def compare(value: str, find: FindValues) -> bool:
-        return any(
-            version == of_version and first <= address <= last
-            for version, address in _read_addresses(value)
-            for of_version, first, last in networks
-        )
+        for version, address in _read_addresses(value):
+            for of_version, first, last in networks:
+                if version == of_version and first <= address <= last:
+                    return True
+        return False
 
     return compare
 

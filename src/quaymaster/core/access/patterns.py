@@ -3,8 +3,10 @@
     *            any characters                ${aws:username}   a variable: its value, taken literally
     ?            one character                 ${*} ${?} ${$}    these characters themselves
 
-Texts between `*` are looked for from left to right. A pattern with `?` becomes an automaton whose states are bits of
-one number: a match takes a step for each character of the text, whatever the wildcards. Nothing backtracks.
+Texts between `*` are looked for from left to right. Where `?` leaves characters of one open, its longest piece is
+looked for, and the others have to stand at their distance from it. A text in which that piece stands too often, and a
+pattern of many pieces, take an automaton whose states are bits of one number: a match takes a step for each character
+of the text, whatever the wildcards. Nothing backtracks.
 
     state i: the first i characters of the pattern are matched.   a*b?   1 ─a─▶ 2 ─b─▶ 4 ─any─▶ 8
                                                                                ⟲ any
@@ -44,6 +46,12 @@ class PolicyVariable(NamedTuple):
 Part = str | Wildcard | PolicyVariable
 """A text is one character."""
 
+PIECES_MAX: Final = 16
+"""A pattern of more pieces, between which one character is open, is left to its automaton."""
+CANDIDATES_MAX: Final = 8
+"""So many places where a piece stands are looked at; then the automaton decides."""
+STRETCHED_MAX: Final = 4
+"""Of more patterns with `?` that stand side by side, one automaton decides at once."""
 VARIABLES: Final = frozenset({"aws:username", "aws:userid", "aws:principalaccount"})
 _ESCAPED: Final = frozenset("*?$")
 
@@ -67,11 +75,24 @@ class Automaton(NamedTuple):
         return bool(states & ends)
 
 
+class Stretch(NamedTuple):
+    """What stands between two `*` of a pattern: so many characters, of which pieces are given, by where they begin."""
+
+    length: int
+    pieces: tuple[tuple[int, str], ...]
+    """The longest first."""
+
+    def stands(self, text: str, at: int) -> bool:
+        """Tell whether it stands there in a text."""
+        return all(text.startswith(piece, at + place) for place, piece in self.pieces)
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Matches texts. `parts` are compared in lower case where it `folds_case`.
 
-    Without variables it is ready to match: `between` are the texts between its `*`, or there is an automaton.
+    Without variables it is ready to match: `between` are the texts between its `*`, or there is an automaton, and where
+    it has few pieces, `stretches` that mostly decide without.
     """
 
     parts: tuple[Part, ...]
@@ -79,6 +100,7 @@ class Pattern:
     has_variables: bool
     between: tuple[str, ...]
     automaton: Automaton | None
+    stretches: tuple[Stretch, ...]
 
     @property
     def literal(self) -> str | None:
@@ -101,9 +123,10 @@ class Pattern:
         """Tell whether a text matches a pattern without variables."""
         if self.folds_case:
             text = text.lower()
-        if self.automaton is not None:
-            return self.automaton.accepts(text)
-        return _has_all(self.between, text)
+        if self.automaton is None:
+            return _has_all(self.between, text)
+        decided = _has_stretches(self.stretches, text) if self.stretches else None
+        return self.automaton.accepts(text) if decided is None else decided
 
     def filled(self, find: FindValues) -> Automaton | None:
         """Return the automaton of a pattern with variables; None where the request has no value for one."""
@@ -126,8 +149,12 @@ class Patterns:
         self._ready = [pattern for pattern in patterns if pattern.between]
         self._with_variables = [pattern for pattern in patterns if pattern.has_variables]
         self._folds_case = any(pattern.folds_case for pattern in patterns)
-        automata = [pattern.automaton for pattern in patterns if pattern.automaton is not None]
-        self._automaton = side_by_side(automata) if automata else None
+        open_ones = [pattern for pattern in patterns if pattern.automaton is not None]
+        self._automaton = side_by_side(filter(None, (pattern.automaton for pattern in open_ones)))
+        self._stretched = [pattern.stretches for pattern in open_ones]
+        if len(open_ones) > STRETCHED_MAX or not all(self._stretched):
+            self._stretched = []
+        self._has_open = bool(open_ones)
 
     def match(self, text: str, find: FindValues) -> bool:
         """Tell whether one of them matches a text."""
@@ -135,11 +162,21 @@ class Patterns:
             return True
         if self._folds_case:
             text = text.lower()
-        if self._automaton is not None and self._automaton.accepts(text):
+        if self._has_open and self._one_open_matches(text):
             return True
         filled = [pattern.filled(find) for pattern in self._with_variables]
         automata = [automaton for automaton in filled if automaton is not None]
         return bool(automata) and side_by_side(automata).accepts(text)
+
+    def _one_open_matches(self, text: str) -> bool:
+        """Tell whether one of those with `?` matches."""
+        if self._stretched:
+            decided = [_has_stretches(stretches, text) for stretches in self._stretched]
+            if True in decided:
+                return True
+            if None not in decided:
+                return False
+        return self._automaton.accepts(text)
 
 
 def automaton_of(parts: Iterable[Part]) -> Automaton:
@@ -200,7 +237,30 @@ def pattern_of(parts: Iterable[Part], *, folds_case: bool = False) -> Pattern:
                 texts.append("")
         between = tuple(texts)
     automaton = None if has_variables or between else automaton_of(own)
-    return Pattern(tuple(own), folds_case, has_variables, between, automaton)
+    stretches = () if automaton is None else _stretches_of(own)
+    return Pattern(tuple(own), folds_case, has_variables, between, automaton, stretches)
+
+
+def _stretches_of(parts: Iterable[Part]) -> tuple[Stretch, ...]:
+    """Return what stands between the `*` of a pattern; nothing where it has too many pieces."""
+    stretches: list[list[Part]] = [[]]
+    for part in parts:
+        if part is Wildcard.ANY:
+            stretches.append([])
+        else:
+            stretches[-1].append(part)
+    found = []
+    for stretch in stretches:
+        pieces: dict[int, str] = {}
+        begin = 0
+        for at, part in enumerate(stretch):
+            if part is Wildcard.ONE:
+                begin = at + 1
+            else:
+                pieces[begin] = pieces.get(begin, "") + str(part)
+        by_length = sorted(pieces.items(), key=lambda placed: -len(placed[1]))
+        found.append(Stretch(len(stretch), tuple(by_length)))
+    return tuple(found) if sum(len(stretch.pieces) for stretch in found) <= PIECES_MAX else ()
 
 
 def _has_all(between: tuple[str, ...], text: str) -> bool:
@@ -216,6 +276,34 @@ def _has_all(between: tuple[str, ...], text: str) -> bool:
         if at < 0:
             return False
         at += len(middle)
+    return True
+
+
+def _has_stretches(stretches: tuple[Stretch, ...], text: str) -> bool | None:
+    """Tell whether a text is made of these stretches, with anything in between; None where that takes too long."""
+    first, last = stretches[0], stretches[-1]
+    at, end = first.length, len(text) - last.length
+    if len(stretches) == 1:
+        return end == 0 and first.stands(text, 0)
+    if at > end or not first.stands(text, 0) or not last.stands(text, end):
+        return False
+    candidates = CANDIDATES_MAX
+    for middle in stretches[1:-1]:
+        if middle.pieces:
+            place, piece = middle.pieces[0]
+            until = end - middle.length + place + len(piece)
+            found = text.find(piece, at + place, max(until, 0))
+            while found >= 0 and not middle.stands(text, found - place):
+                candidates -= 1
+                if not candidates:
+                    return None
+                found = text.find(piece, found + 1, until)
+            if found < 0:
+                return False
+            at = found - place
+        at += middle.length
+        if at > end:
+            return False
     return True
 
 

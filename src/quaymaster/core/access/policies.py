@@ -1,6 +1,7 @@
 """Policies, compiled: read once, checked in full, and asked for each request.
 
     text ──parse_document──▶ JSON ──▶ statements ──▶ by action: statements that deny, statements that allow
+    one requester, action, resource ──narrowed──▶ only conditions are left to ask, for each request
 
 A policy in force is a CompiledPolicy or an UnreadablePolicy: a stored text that does not compile, which denies
 everybody but the owner's root.
@@ -26,8 +27,15 @@ from quaymaster.core.access.errors import (
     PolicyValueIsWrong,
 )
 from quaymaster.core.access.kinds import PolicyKind
+from quaymaster.core.access.patterns import FindValues
 from quaymaster.core.access.principals import Naming
-from quaymaster.core.access.statements import ACTIONS_OF, AccessRequest, CompiledStatement, parse_statement
+from quaymaster.core.access.statements import (
+    ACTIONS_OF,
+    AccessRequest,
+    CompiledStatement,
+    Question,
+    parse_statement,
+)
 
 QUEUE_POLICY_BYTES_MAX: Final = 8_192
 QUEUE_POLICY_STATEMENTS_MAX: Final = 20
@@ -51,6 +59,47 @@ class Outcome(Enum):
     ALLOWS = "allows"
 
 
+class Narrowed(NamedTuple):
+    """What a policy says of one requester's action on one resource: only questions about condition keys are left.
+
+    Each entry stands for a statement, which applies if all its questions are answered with yes.
+    """
+
+    denying: tuple[tuple[Question, ...], ...] = ()
+    allowing: tuple[tuple[Question, ...], ...] = ()
+    allowing_indirectly: tuple[tuple[Question, ...], ...] = ()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing left to ask."""
+        return not (any(self.denying) or any(self.allowing) or any(self.allowing_indirectly))
+
+    def outcome(self, find: FindValues) -> Outcome:
+        """Return what it says of a request with these values of condition keys."""
+        denying, allowing, indirectly = self
+        if denying and _one_applies(denying, find):
+            return Outcome.DENIES
+        if allowing and _one_applies(allowing, find):
+            return Outcome.ALLOWS
+        if indirectly and _one_applies(indirectly, find):
+            return Outcome.ALLOWS_INDIRECTLY
+        return Outcome.NOTHING
+
+
+NOTHING_SAID: Final = Narrowed()
+_ALWAYS: Final[tuple[tuple[Question, ...], ...]] = ((),)
+
+
+def _one_applies(statements: tuple[tuple[Question, ...], ...], find: FindValues) -> bool:
+    for questions in statements:
+        for question in questions:
+            if not question.holds(find):
+                break
+        else:
+            return True
+    return False
+
+
 class _Statements(NamedTuple):
     denying: tuple[CompiledStatement, ...]
     allowing: tuple[CompiledStatement, ...]
@@ -58,14 +107,10 @@ class _Statements(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
-    """A policy that can be asked. Two are equal if their JSON says the same.
-
-    `is_fixed`: what it says depends on requester, action and resource alone.
-    """
+    """A policy that can be asked. Two are equal if their JSON says the same."""
 
     document: dict[str, Any]
     statements: tuple[CompiledStatement, ...] = field(compare=False, repr=False)
-    is_fixed: bool = field(compare=False)
     _actions: frozenset[str] = field(compare=False, repr=False)
     """The actions that it can be about."""
     _by_action: dict[str, _Statements] = field(compare=False, repr=False, default_factory=dict)
@@ -73,22 +118,22 @@ class CompiledPolicy:
 
     def outcome(self, request: AccessRequest) -> Outcome:
         """Return what it says of a request."""
+        return self.narrowed(request).outcome(request.find)
+
+    def narrowed(self, request: AccessRequest) -> Narrowed:
+        """Return what it says of all requests of this requester for this action on this resource."""
         statements = self._by_action.get(request.action)
         if statements is None:
             if request.action not in self._actions:
-                return Outcome.NOTHING
+                return NOTHING_SAID
             statements = self._by_action[request.action] = _of_action(self.statements, request.action)
-        for statement in statements.denying:
-            if statement.naming(request):
-                return Outcome.DENIES
-        outcome = Outcome.NOTHING
-        for statement in statements.allowing:
-            naming = statement.naming(request)
-            if naming is Naming.DIRECT:
-                return Outcome.ALLOWS
-            if naming is Naming.INDIRECT:
-                outcome = Outcome.ALLOWS_INDIRECTLY
-        return outcome
+        denying = [statement.narrowed(request) for statement in statements.denying]
+        allowing = [statement.narrowed(request) for statement in statements.allowing]
+        return Narrowed(
+            tuple(questions for naming, questions in denying if naming),
+            tuple(questions for naming, questions in allowing if naming is Naming.DIRECT),
+            tuple(questions for naming, questions in allowing if naming is Naming.INDIRECT),
+        )
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -101,13 +146,16 @@ class UnreadablePolicy(NamedTuple):
     """A stored policy that does not compile, and why: it denies everybody but the owner's root."""
 
     why: PolicyError
-    is_fixed: bool = True
 
     def outcome(self, request: AccessRequest) -> Outcome:
         """Return what it says of a request."""
+        return self.narrowed(request).outcome(request.find)
+
+    def narrowed(self, request: AccessRequest) -> Narrowed:
+        """Return what it says of all requests of this requester for this action on this resource."""
         requester = request.requester
         is_owner = requester.is_root and requester.account_id == request.owner
-        return Outcome.NOTHING if is_owner else Outcome.DENIES
+        return NOTHING_SAID if is_owner else Narrowed(denying=_ALWAYS)
 
 
 PolicyInForce = CompiledPolicy | UnreadablePolicy
@@ -138,12 +186,7 @@ def compile_policy(
         for statement in listed
     )
     _check_sids(statements)
-    return CompiledPolicy(
-        document,
-        statements,
-        all(statement.is_fixed for statement in statements),
-        ACTIONS_OF[kind],
-    )
+    return CompiledPolicy(document, statements, ACTIONS_OF[kind])
 
 
 def read_policy(

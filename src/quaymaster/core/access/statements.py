@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -95,6 +95,22 @@ class AccessRequest(msgspec.Struct, frozen=True, gc=False):
     can_cross: bool = True
 
 
+class ResourceCondition(NamedTuple):
+    """Asks whether a resource, given by its ARN's segments, is one of those that a statement is about, or is spared."""
+
+    resources: tuple[ArnPattern, ...]
+    resource: tuple[str, ...]
+    is_spared: bool
+
+    def holds(self, find: FindValues) -> bool:
+        """Tell whether it holds for a request."""
+        return one_matches(self.resources, self.resource, find) != self.is_spared
+
+
+Question = Condition | ResourceCondition
+"""What is left to ask of a request whose requester, action and resource are known."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledStatement:
     """A statement that can be asked. `principals` is None in a policy of an identity, which is about that alone."""
@@ -110,27 +126,22 @@ class CompiledStatement:
     spares_resources: bool
     conditions: tuple[Condition, ...]
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it applies by requester, action and resource alone."""
-        return not self.conditions and not any(resource.has_variables for resource in self.resources)
-
     def concerns(self, action: str) -> bool:
         """Tell whether it is about an action, which is given as in `PERMISSION_NAMES`."""
         return any(pattern.matches_always(action) for pattern in self.actions) != self.spares_actions
 
-    def naming(self, request: AccessRequest) -> Naming:
-        """Return how it names the requester, if it applies to the resource and its conditions hold."""
+    def narrowed(self, request: AccessRequest) -> tuple[Naming, tuple[Question, ...]]:
+        """Return how it names the requester where all these questions are answered with yes.
+
+        `Naming.NONE` where it does not apply, whatever condition keys the request has.
+        """
         naming = self._naming(request.requester, request.owner)
-        if naming is Naming.NONE:
-            return naming
-        find = request.find
-        if self.resources and one_matches(self.resources, request.resource, find) == self.spares_resources:
-            return Naming.NONE
-        for condition in self.conditions:
-            if not condition.holds(find):
-                return Naming.NONE
-        return naming
+        if naming is Naming.NONE or not self.resources:
+            return naming, self.conditions
+        condition = ResourceCondition(self.resources, request.resource, self.spares_resources)
+        if any(resource.has_variables for resource in self.resources):
+            return naming, (condition, *self.conditions)
+        return (naming if condition.holds(request.find) else Naming.NONE), self.conditions
 
     def _naming(self, requester: Requester, owner: str) -> Naming:
         if self.principals is None:
