@@ -21,7 +21,8 @@ from quaymaster.core.values.errors import RequestThrottled
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.call import Call
 from quaymaster.net.http.message import HTTPRequest
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
+from quaymaster.protocol.actions.sqs_json import named_action
+from quaymaster.protocol.actions.table import UNKNOWN_ACTION
 
 Rate = Literal["requests", "bytes"]
 
@@ -44,13 +45,24 @@ class Meter(NamedTuple):
         return 1.0 if self.rate == "requests" else len(body)
 
 
-class LimitReached(RequestThrottled):
-    """A limit is reached: to be asked again in `retry_ms`."""
+class Reached(NamedTuple):
+    """A limit that is reached, and when to ask again."""
 
-    def __init__(self, meter: Meter, retry_ms: float) -> None:
+    meter: Meter
+    wait_ms: float
+
+    @property
+    def retry_ms(self) -> int:
+        """In how many milliseconds to ask again."""
+        return max(1, int(self.wait_ms))
+
+
+class LimitReached(RequestThrottled):
+    """A limit is reached."""
+
+    def __init__(self, reached: Reached) -> None:
         super().__init__()
-        self.meter = meter
-        self.retry_ms = max(1, int(retry_ms))
+        self.reached = reached
 
 
 Meters = tuple[Meter, ...]
@@ -166,7 +178,7 @@ class Limits:
         self._dry[account_id] = until_ms
         self._dry_until_ms = max(self._dry_until_ms, until_ms)
 
-    def reached_by(self, account_id: str, request: HTTPRequest, *, is_known: bool) -> LimitReached | None:
+    def reached_by(self, account_id: str, request: HTTPRequest, *, is_known: bool) -> Reached | None:
         """Return the limit that an account reached which a request claims to be of; None where it has tokens.
 
         `is_known`: its key signed an earlier request of the connection.
@@ -185,8 +197,8 @@ class Limits:
             bucket = meter.bucket
             if not bucket.has_tokens(now_ms):
                 cost = meter.cost(request.body)
-                retry_ms = bucket.refuse(cost, now_ms) if is_known else bucket.wait_ms(now_ms)
-                return LimitReached(meter, retry_ms)
+                wait_ms = bucket.refuse(cost, now_ms) if is_known else bucket.wait_ms(now_ms)
+                return Reached(meter, wait_ms)
         return None
 
     def _charge_account(self, call: Call, now_ms: float) -> None:
@@ -220,7 +232,8 @@ class Limits:
     def _refuse(self, meters: Meters, call: Call, now_ms: float) -> None:
         for meter in meters:
             if not meter.bucket.has_tokens(now_ms):
-                raise LimitReached(meter, meter.bucket.refuse(meter.cost(call.request.body), now_ms))
+                wait_ms = meter.bucket.refuse(meter.cost(call.request.body), now_ms)
+                raise LimitReached(Reached(meter, wait_ms))
 
     def _on_limit(self, name: LimitName, limit: Limit | None) -> None:
         place = name.account_id, name.queue
@@ -252,10 +265,7 @@ def _header(name: LimitName, rate: Rate, per_s: int) -> bytes:
 def _claimed_action(request: HTTPRequest) -> str:
     """Return the limit class of the action that a JSON request names in its head; "" where it does not."""
     target = request.first.get(b"x-amz-target")
-    if target is None:
-        return ""
-    name = target.rpartition(b".")[2].decode("latin-1")
-    return ACTIONS.get(name, UNKNOWN_ACTION).limit_class
+    return "" if target is None else (named_action(target) or UNKNOWN_ACTION).limit_class
 
 
 def _ignore(name: LimitName, meters: Meters) -> None:

@@ -26,7 +26,7 @@ from quaymaster.frontend.authentication import Authentication
 from quaymaster.frontend.bad_signatures import BadSignatures
 from quaymaster.frontend.call import Call, render_headers
 from quaymaster.frontend.cors import CORS
-from quaymaster.frontend.limits import LimitReached, Limits
+from quaymaster.frontend.limits import Limits, Reached
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.wire_forms import is_signed_for_sts, query_form
 from quaymaster.monitoring.logs import log_event
@@ -50,10 +50,12 @@ class ThrottledReplies:
     _HINTS: Final = b"Retry-After: %d\r\nx-amz-retry-after: %d\r\n"
 
     def __init__(self) -> None:
-        self._rendered: dict[WireForm, tuple[int, bytes, bytes]] = {}
+        self._rendered: dict[WireForm, tuple[int, list[bytes], list[bytes]]] = {}
+        """Of each form the status, and what stands around the id in header lines and body."""
         for form in WireForm:
             response = render_error(RequestThrottled(), form, self._ID.decode())
-            self._rendered[form] = response.status, render_headers(response), response.body
+            headers, body = render_headers(response), response.body
+            self._rendered[form] = response.status, headers.split(self._ID), body.split(self._ID)
 
     def reply(
         self, form: WireForm, request_id: str, retry_ms: int, more: bytes = b""
@@ -62,7 +64,7 @@ class ThrottledReplies:
         status, headers, body = self._rendered[form]
         given = request_id.encode()
         hints = self._HINTS % (-(-retry_ms // 1000), retry_ms)
-        return status, headers.replace(self._ID, given) + hints + more, body.replace(self._ID, given)
+        return status, given.join(headers) + hints + more, given.join(body)
 
 
 class Refusals:
@@ -119,11 +121,11 @@ class Refusals:
             requests = self._refuse_limited(requests)
         return requests
 
-    def limit(self, call: Call, reached: LimitReached) -> None:
+    def limit(self, call: Call, reached: Reached) -> None:
         """Answer a call that reached a limit."""
-        call.request.hold_off_if_early(reached.retry_ms)
-        header = reached.meter.header
-        call.throttle(*self._replies.reply(call.form, call.request_id, reached.retry_ms, header))
+        retry_ms = reached.retry_ms
+        call.request.hold_off_if_early(retry_ms)
+        call.throttle(*self._replies.reply(call.form, call.request_id, retry_ms, reached.meter.header))
 
     def _refuse_excess(self, requests: list[HTTPRequest], now_ms: float) -> list[HTTPRequest]:
         """Answer what is too much, before anything is done for it; return what is taken.
@@ -190,7 +192,7 @@ class Refusals:
                 request.respond(*self._refuse_in_time(request, reached))
         return taken
 
-    def _limit_reached_by(self, request: HTTPRequest) -> LimitReached | None:
+    def _limit_reached_by(self, request: HTTPRequest) -> Reached | None:
         claimed = self._authentication.claimed(request)
         if claimed is None:
             return None
@@ -198,9 +200,10 @@ class Refusals:
         is_known = request.is_known_by(key)
         return self._limits.reached_by(account_id, request, is_known=is_known)
 
-    def _refuse_in_time(self, request: HTTPRequest, reached: LimitReached) -> tuple[int, bytes, bytes]:
-        request.hold_off_if_early(reached.retry_ms)
-        return self._throttled_reply(request, reached.retry_ms, reached.meter.header)
+    def _refuse_in_time(self, request: HTTPRequest, reached: Reached) -> tuple[int, bytes, bytes]:
+        retry_ms = reached.retry_ms
+        request.hold_off_if_early(retry_ms)
+        return self._throttled_reply(request, retry_ms, reached.meter.header)
 
     def record(self, request: HTTPRequest, code: str, status: int, form: WireForm, body: bytes) -> None:
         usage = self._usage

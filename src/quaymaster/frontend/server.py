@@ -244,8 +244,8 @@ class FrontEnd:
         except NotYetKnown as unknown:
             self._go_on_when_known(unknown, step, call)
             return False
-        except LimitReached as reached:
-            self._refusals.limit(call, reached)
+        except LimitReached as error:
+            self._refusals.limit(call, error.reached)
             return False
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             if call.principal is NOBODY and isinstance(error, CallerError):

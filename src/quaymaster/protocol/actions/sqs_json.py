@@ -38,10 +38,15 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def parse_target(target: bytes) -> Action:
     """Return the action a value of `X-Amz-Target` names. Raises UnknownOperation."""
-    action = _ACTION_BY_TARGET.get(target)
+    action = named_action(target)
     if action is None:
         raise UnknownOperation
     return action
+
+
+def named_action(target: bytes) -> Action | None:
+    """Return the same, None where there is no such action."""
+    return _ACTION_BY_TARGET.get(target)
 
 
 def decode_request(action: Action, body: bytes) -> Shape:
