@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from quaymaster.cli.connection import connection_fields, read_client_file
 from quaymaster.cli.failures import NoServer
+
 from quaymaster.cli.local.ports import ports_of_this_process
 
 from .waiting import PATIENCE_S

@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
+import pytest
 from harness.attackers import BY_PROXY, KINDS, MIB
 from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
@@ -130,6 +133,63 @@ def test_an_account_that_polls_with_two_keys_leaves_connections_to_other_account
 
         assert answers == [200] * 5
         process.stop()
+
+
+@pytest.mark.parametrize("accounts", [2, 3])
+def test_accounts_that_keep_all_connections_busy_do_not_keep_another_out(
+    tmp_path: Path, accounts: int
+) -> None:
+    settings = {"http_connections_max": "60", "http_key_connections_percent": "100"}
+    process = QuaymasterProcess(tmp_path / "data", settings=settings)
+    with running(process), ExitStack() as stack:
+        ours, port = process.env(), process.listen_port
+        with AdminClient(find_connection(process.data, None)) as admin:
+            made = [admin.call("POST", "accounts", fields={"name": f"greedy-{at}"}) for at in range(accounts)]
+        keys = [
+            ours._replace(
+                account_id=each["account_id"],
+                access_key_id=each["access_key_id"],
+                secret_access_key=each["secret_access_key"],
+            )
+            for each in made
+        ]
+        for key in keys:
+            owner = SQSConnection(key, port)
+            assert owner.call("CreateQueue", {"QueueName": "q"}).status == 200
+            owner.close()
+        # Of the connections nine in ten may have polls that wait; the others are asked something all the time.
+        for key in keys:
+            assert refusals(poll_by_url(stack, key, port, 54 // accounts), at_least=0) == 0
+        for key in keys:
+            for _ in range(6 // accounts):
+                stack.enter_context(asking_on_and_on(key, port))
+
+        other = SQSConnection(ours, port)
+        answers = [other.call("ListQueues", {}).status for _ in range(5)]
+        other.close()
+
+        assert answers == [200] * 5
+        process.stop()
+
+
+@contextmanager
+def asking_on_and_on(env: Environment, port: int) -> Iterator[None]:
+    """Have a connection that is never idle meanwhile; it has been answered once."""
+    connection, is_over = SQSConnection(env, port), threading.Event()
+    assert connection.call("ListQueues", {}).status == 200
+
+    def ask() -> None:
+        while not is_over.is_set():
+            connection.call("ListQueues", {})
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        connection.close()
 
 
 def poll_by_url(stack: ExitStack, env: Environment, port: int, connections: int) -> list[socket.socket]:

@@ -99,8 +99,6 @@ class Calls:
         self._slow_second = 0
         self._slow_logged = 0
         self._slow_left_out = 0
-        self.is_draining = False
-        """Set when the server wants to stop: from then on nobody waits for messages."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -296,7 +294,7 @@ class Call(msgspec.Struct, eq=False):
             self.load.requests -= 1
             self.load.long_polls += 1
         self.request.on_disconnect = self.on_disconnect
-        self.request.on_drain = self.on_drain
+        self.request.on_hurry = self.on_hurry
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
         """Take the broker's answer."""
@@ -315,9 +313,10 @@ class Call(msgspec.Struct, eq=False):
             self.calls.usage.record(self, CLIENT_GONE, CLIENT_GONE_STATUS, now_ms, 0)
         self._let_go()
 
-    def on_drain(self) -> None:
-        """The server stops: a poll still parked ends empty; one being served gets its messages."""
-        self.calls.is_draining = True
+    def on_hurry(self) -> None:
+        """The server stops, or others need the connection: a poll still parked ends empty, one being served gets its
+        messages.
+        """
         if self.is_done:
             return
         if self.submitted is not None:
@@ -453,7 +452,7 @@ class Call(msgspec.Struct, eq=False):
         self.submitted = None
         self.render = cannot_render
         if self.wait_ms:
-            self.request.on_disconnect = self.request.on_drain = None
+            self.request.on_disconnect = self.request.on_hurry = None
 
     def _log_if_slow(self, code: str, took_ms: float) -> None:
         times = self.times

@@ -746,14 +746,26 @@ def test_a_receive_beyond_the_limits_is_refused(member: str, value: int, message
     asyncio.run(scenario())
 
 
-def test_once_the_server_drains_nobody_waits_any_more() -> None:
+def test_a_poll_that_is_hurried_ends_empty_and_the_others_wait_on() -> None:
     async def scenario() -> None:
         async with serving() as service:
             await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
-            service.calls.is_draining = True
+            given = {"QueueUrl": service.client.url("jobs")}
+            other = asyncio.ensure_future(service.client.json("ReceiveMessage", given))
+            await until(lambda: service.calls.long_polls == 1)
+            (others_call,) = service.calls.waiting
+            poll = asyncio.ensure_future(service.client.json("ReceiveMessage", given))
+            await until(lambda: service.calls.long_polls == 2)
+            (call,) = service.calls.waiting - {others_call}
 
-            answer = await service.client.json("ReceiveMessage", {"QueueUrl": "jobs"})
+            assert call.request.on_hurry is not None
+            call.request.on_hurry()
+            answer = await poll
 
             assert (answer.status, answer.json) == (200, {})
+            call.on_hurry()
+            assert not other.done()
+            await service.client.json("SendMessage", {**given, "MessageBody": "hello"})
+            assert (await other).status == 200
 
     asyncio.run(scenario())

@@ -7,6 +7,8 @@ import hashlib
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from net.http.test_http_server import PATIENT, Client, RunOnLoop, echo, post, run, serving
+from quaymaster.net.http import connection as http_connection
 from quaymaster.net.http import known
 from quaymaster.net.http import server as http_server
 from quaymaster.net.http import strangers as unsigned
@@ -632,6 +635,136 @@ def test_an_account_has_no_more_than_its_share_of_the_connections(run: RunOnLoop
             assert [answer[1].get(b"Connection") for answer in answers[2:]] == [None, b"close", b"close"]
             assert other[0] == 200
             assert (await greedy[0].ask(GET))[0] == 200
+
+    run(scenario)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so; what runs the scenario bounds the time."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def by_account(served: list[HTTPRequest]) -> Callable[[HTTPRequest], None]:
+    """Return what takes a path as the account that signed, and lets what ends in `poll` wait."""
+
+    def answer(request: HTTPRequest) -> None:
+        account, _, what = request.path.decode().rpartition("/")
+        if not request.vouch(account, account):
+            request.respond(503, b"", b"")
+        elif what == "poll":
+            request.on_hurry = lambda: request.respond(200, b"", b"empty")
+            served.append(request)
+        elif what == "work":
+            served.append(request)
+        else:
+            request.respond(200, b"", b"")
+
+    return answer
+
+
+def asking(account: str, what: str) -> bytes:
+    return f"GET /{account}/{what} HTTP/1.1\r\nHost: q\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("attackers", ["ab", "abc"])
+def test_accounts_that_take_all_connections_and_keep_them_busy_do_not_keep_another_out(
+    run: RunOnLoop, attackers: str
+) -> None:
+    kept: list[HTTPRequest] = []
+
+    async def scenario() -> None:
+        limits = replace(PATIENT, connections_max=12)
+        async with serving(by_account(kept), limits) as served:
+            for number in range(12 // len(attackers)):
+                for account in attackers:
+                    client = await served.connect()
+                    client.send(asking(account, "poll" if number % 2 else "work"))
+            await until(lambda: len(kept) == 12)
+            assert served.server.known._count_of_all == 12
+
+            for _ in range(2):
+                newcomer = await served.connect()
+                assert (await newcomer.ask(asking("last", "quick")))[0] == 200
+                # It has its place from now on.
+                assert (await newcomer.ask(asking("last", "quick")))[0] == 200
+                for request in kept:
+                    connection: Any = request._connection
+                    if connection is not None and connection.gives_way:
+                        request.respond(200, b"", b"done")
+                await until(lambda: served.server.connections <= 12)
+
+            assert served.events["connection_refused"] == 0
+            assert served.events["closed_for_others"] == 2
+
+    run(scenario)
+
+
+def test_what_gives_way_is_answered_and_closed_behind_its_answer(run: RunOnLoop) -> None:
+    kept: list[HTTPRequest] = []
+
+    async def scenario() -> None:
+        async with serving(by_account(kept)) as served:
+            polling, working, quick, pipelining = [await served.connect() for _ in range(4)]
+            polling.send(asking("a", "poll"))
+            working.send(asking("a", "work"))
+            await quick.ask(asking("a", "quick"))
+            pipelining.send(asking("a", "work"))
+            await until(lambda: len(kept) == 3)
+            connections: list[Any] = list(served.server.known._accounts["/a"].connections)
+
+            pipelining.send(asking("a", "quick")[:-2])
+            await until(lambda: any(one._unread for one in connections))
+            for connection in connections:
+                connection.give_way()
+
+            for client, body in (
+                (polling, b"empty"),
+                (working, b"done"),
+                (quick, b""),
+                (pipelining, b"done"),
+            ):
+                if client is quick:
+                    client.send(asking("a", "quick"))
+                for request in kept:
+                    if request.is_waiting:
+                        request.respond(200, b"", b"done")
+                status, headers, said = await client.reply()
+                assert (status, headers[b"Connection"], said) == (200, b"close", body)
+                assert await client.rest() == b""
+            assert served.events["closed_for_others"] == 4
+
+    run(scenario)
+
+
+def test_what_gives_way_and_stalls_is_closed_in_a_while(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "GIVE_WAY_MS", 20)
+
+    async def scenario() -> None:
+        limits = replace(PATIENT, header_timeout_ms=60_000, idle_timeout_ms=40, write_buffer_bytes_max=1)
+        async with serving(by_account([]), replace(limits, idle_timeout_ms=100_000)) as served:
+            served.server._sweep_interval_s = 0.01
+            idle, in_head, in_body, unread = clients = [await served.connect() for _ in range(4)]
+            for client in clients:
+                await client.ask(asking("a", "quick"))
+            in_head.send(GET[:10])
+            in_body.send(HEAD + b"Content-Length: 10\r\n\r\n12")
+            connections: list[Any] = list(served.server.known._accounts["/a"].connections)
+            await until(lambda: connections[2]._body is not None and bool(connections[1]._unread))
+            connections[3].pause_writing()
+
+            for connection in connections:
+                connection.give_way()
+
+            assert await idle.rest() == b""
+            for client in (in_head, in_body):
+                status, headers, _ = await client.reply()
+                assert (status, headers[b"Connection"]) == (503, b"close")
+            with suppress(ConnectionError):
+                assert await unread.rest() == b""
+            assert served.events["closed_for_others"] == 4
 
     run(scenario)
 

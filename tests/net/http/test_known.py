@@ -25,6 +25,7 @@ class Connection:
         self.idle_for_ms = idle_ms
         self.has_input = False
         self.is_closed = False
+        self.gives_way = False
         self._known = known
         self.was_taken = known.add(self, key, account)
 
@@ -36,6 +37,13 @@ class Connection:
 
     def idle_ms(self) -> float:
         return self.idle_for_ms
+
+    def unchanged_ms(self) -> float:
+        return self.idle_for_ms
+
+    def give_way(self) -> None:
+        assert not self.gives_way
+        self.gives_way = True
 
     def close_idle(self) -> bool:
         if self.has_input:
@@ -197,6 +205,49 @@ def test_room_is_made_in_as_many_steps_with_10_keys_as_with_1000() -> None:
         assert sum(one.is_closed for one in all_) == 0
         assert len(known._keys["key-5"].connections) == 1
     assert abs(steps[2] - steps[1]) <= 20  # what watches takes some
+
+
+def test_accounts_that_keep_all_connections_busy_leave_another_as_many_as_they_have() -> None:
+    known = Known(replace(HTTPLimits(), connections_max=12))
+    greedy = [Connection(known, key, number) for number in range(6) for key in "ab"]
+    full = known._count_of_all
+
+    others = []
+    for _ in range(5):
+        others.append(Connection(known, "c"))
+        for gone in [one for one in greedy if one.gives_way and one.key]:
+            known.remove(gone)
+
+    assert full == known._count_of_all == 12
+    assert [one.was_taken for one in others] == [True, True, True, True, False]
+    assert Counter(one.key for one in (*greedy, *others)) == {None: 5, "a": 4, "b": 4, "c": 4}
+    assert [one.idle_for_ms for one in greedy if one.gives_way] == [4, 4, 5, 5]
+    assert not any(one.is_closed for one in greedy)
+
+
+def test_an_account_that_has_as_many_as_any_only_gives_its_own_idle_ones_for_more() -> None:
+    known = Known(replace(LIMITS, connections_max=7))
+    most = [Connection(known, f"key-{number}", 1, "a") for number in range(4)]
+    own = [Connection(known, f"key-{number}", 1, "b") for number in range(4, 7)]
+
+    refused = Connection(known, "key-7", account="b")
+    own[1].idle_for_ms = IDLE_MS_MIN
+    known.forgive()
+    taken = Connection(known, "key-8", account="b")
+
+    assert (refused.was_taken, taken.was_taken) == (False, True)
+    assert [one.is_closed for one in own] == [False, True, False]
+    assert not any(one.gives_way for one in (*most, *own))
+
+
+def test_no_more_are_taken_while_all_that_are_looked_at_give_way_already() -> None:
+    known = Known(replace(HTTPLimits(), connections_max=4, account_connections_percent=100))
+    all_ = [Connection(known, "a") for _ in range(4)]
+
+    taken = [Connection(known, key).was_taken for key in "bcdef"]
+
+    assert taken == [True] * 4 + [False]
+    assert all(one.gives_way for one in all_)
 
 
 def test_connections_wait_for_the_turn_of_their_account_whatever_key_they_have() -> None:

@@ -185,7 +185,6 @@ class MessageActions:
         if wait_ms and (
             calls.long_polls >= self._long_polls_max
             or calls.loads.of(call.principal.account_id).long_polls >= calls.loads.long_polls_max
-            or calls.is_draining
         ):
             wait_ms = 0
         attempt = None

@@ -43,6 +43,8 @@ UNCOUNTED_BYTES = 4 * 1024
 HELD_PERCENT_MAX = 90
 """No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
 seen that it has gone, so those that reconnect would use up all connections."""
+GIVE_WAY_MS = 2_000
+"""A connection that others need is closed after so long in which nothing new happened on it."""
 LINGER_MS = 2_000
 """How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
 kernel reset the connection, and the client might never see why it was refused."""
@@ -90,6 +92,7 @@ class HTTPConnection(asyncio.Protocol):
         "_unread",
         "_write_paused",
         "counted_bytes",
+        "gives_way",
         "is_late",
         "key",
         "peer",
@@ -116,6 +119,8 @@ class HTTPConnection(asyncio.Protocol):
         self.is_late = False
         """Whether an answer went to it that was not for something signed; see `net/http/strangers`."""
         self.counted_bytes = 0
+        self.gives_way = False
+        """Whether it is closed behind its next reply, for others."""
         self._phase = _HEAD
         self._unread = b""
         """Bytes received and not taken yet: until the next pass; part of a head; requests over pipeline_max."""
@@ -459,9 +464,10 @@ class HTTPConnection(asyncio.Protocol):
         if self.key is None:
             self.is_late = True
             server.unsigned_answers += 1
-        if server.is_draining and self._is_last(request):
-            request._connection_line = CONNECTION_CLOSE
-            self._phase = _NOTHING_MORE
+        if (server.is_draining and self._is_last(request)) or (
+            self.gives_way and self._is_last_taken(request)
+        ):
+            self._end_behind(request)
         line, is_head = request._connection_line, request.method == b"HEAD"
         rendered = server.replies.render(status, headers, line, body, is_head=is_head)
         if self._replies.answer(request, rendered):
@@ -469,7 +475,21 @@ class HTTPConnection(asyncio.Protocol):
 
     def _is_last(self, request: HTTPRequest) -> bool:
         """Whether nothing has been received behind `request`."""
-        return self._phase == _HEAD and not self._unread and request is self._replies.pending[-1]
+        return not self._unread and self._is_last_taken(request)
+
+    def _is_last_taken(self, request: HTTPRequest) -> bool:
+        """Whether nothing behind `request` is being read."""
+        return self._phase == _HEAD and request is self._replies.pending[-1]
+
+    def _end_behind(self, request: HTTPRequest) -> None:
+        """Answer `request`, and nothing that came behind it."""
+        request._connection_line = CONNECTION_CLOSE
+        self._phase = _NOTHING_MORE
+        if self._unread:
+            self._unread = b""
+            self._refused = True
+        if self.gives_way:
+            self._server.on_event("closed_for_others")
 
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled:
@@ -610,6 +630,17 @@ class HTTPConnection(asyncio.Protocol):
         self._close()
         return True
 
+    def unchanged_ms(self) -> float:
+        """Return for how long it has been doing what it does, as the sweeps saw."""
+        if self._activity != self._requests_seen * _ACTIVITIES + self._current_activity():
+            return 0.0
+        return self._server.clock_ms - self._activity_since_ms
+
+    def give_way(self) -> None:
+        """Have it closed for others: behind its next reply, or once it was idle or stalled for long enough."""
+        self.gives_way = True
+        self._hurry()
+
     def close_for_others(self) -> None:
         """Close it, so that there is room for others."""
         self._server.on_event("closed_for_others")
@@ -642,11 +673,14 @@ class HTTPConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Tell the requests that wait, and close if there is nothing to answer."""
-        for request in self._replies.waiting():
-            if request.on_drain is not None and request.is_waiting:
-                self._server.call_back(request.on_drain)
+        self._hurry()
         if not self._replies.pending and not self._replies.ready and self._is_idle():
             self._close()
+
+    def _hurry(self) -> None:
+        for request in self._replies.waiting():
+            if request.on_hurry is not None and request.is_waiting:
+                self._server.call_back(request.on_hurry)
 
     def abort(self) -> None:
         """Cut the connection off; what has not been sent is lost."""
@@ -664,7 +698,9 @@ class HTTPConnection(asyncio.Protocol):
         elapsed_ms = now_ms - self._activity_since_ms
         limits = self._limits
         doing = activity % _ACTIVITIES
-        if doing == _IDLE:
+        if self.gives_way and elapsed_ms >= GIVE_WAY_MS:
+            self._end_for_others(doing)
+        elif doing == _IDLE:
             if elapsed_ms > limits.idle_timeout_ms and not has_input(self._transport):
                 self._server.on_event("timeout_idle")
                 self._close()
@@ -679,6 +715,17 @@ class HTTPConnection(asyncio.Protocol):
                 self.abort()
         elif doing != _SERVING and elapsed_ms > limits.write_timeout_ms:
             self._server.on_event("timeout_write")
+            self.abort()
+
+    def _end_for_others(self, doing: int) -> None:
+        """Close it unless an answer is being made, or its next request has come."""
+        if doing in (_IN_HEAD, _IN_BODY):
+            self._refuse(UnreadableRequest(503, "closed_for_others", "Others need this connection."))
+        elif doing == _WRITING:
+            self.close_for_others()
+        elif doing == _IDLE:
+            self.close_idle()
+        elif doing == _LINGERING:
             self.abort()
 
     def _current_activity(self) -> int:

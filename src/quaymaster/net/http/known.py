@@ -4,7 +4,11 @@
     signed ──▶ of its account, or of its key, are too many? ──▶ the longest idle of these is closed, or the request
                                                                 refused when none is idle
     newcomer, and the server is full of known connections ──▶ the longest idle of the account that has most is closed
+    newcomer signed, and no known one was idle ──▶ the account that has most gives one up, if it has more by two
 ```
+
+So accounts that keep all connections busy, however few they are, leave others as many as they have themselves. What is
+given up is closed behind its next answer, and a poll on it is ended: its client loses nothing.
 
 All keys of an account count together, those of its sessions too: an account makes as many as it likes.
 
@@ -13,7 +17,8 @@ URL, or one request, sends it again by as many connections as it likes. So a key
 
 Keys of one account are read in turn with those of others (`flows`).
 
-Public: `Known` (`add`, `remove`, `wait_for_turn`, `make_room`, `can_make_room`, `forgive`), `KnownConnection`.
+Public: `Known` (`add`, `remove`, `wait_for_turn`, `make_room`, `can_make_room`, `is_shared`, `forgive`),
+`KnownConnection`.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from quaymaster.net.http.message import HTTPLimits
 
 LOOKS_MAX: Final = 256
 """So many of an account or a key are looked at for the longest idle; the busy ones among them come last next time."""
+GIVEN_UP_LOOKS_MAX: Final = 64
+"""So many of the account that has most are looked at for the one that has done nothing new for longest."""
 IDLE_MS_MIN: Final = 2_000
 """One that was asked something less than so long ago is not closed for others: its client is about to ask again."""
 
@@ -48,6 +55,17 @@ class KnownConnection(Protocol):
 
     def close_idle(self) -> bool:
         """Close it for others; False, and nothing is done, when something of its client has just come in."""
+        ...
+
+    gives_way: bool
+    """Whether it is about to be closed for others."""
+
+    def unchanged_ms(self) -> float:
+        """Return for how long it has been doing what it does: nothing, or waiting for the same answer."""
+        ...
+
+    def give_way(self) -> None:
+        """Have it closed for others as soon as its client loses nothing by that."""
         ...
 
 
@@ -74,6 +92,8 @@ class Known:
     """The known connections of one server."""
 
     def __init__(self, limits: HTTPLimits) -> None:
+        self._connections_max = limits.connections_max
+        self._count_of_all = 0
         self._account_max = _part(limits.connections_max, limits.account_connections_percent)
         self._key_max = _part(self._account_max, limits.key_connections_percent)
         self.flows: Flows[KnownConnection] = Flows()
@@ -98,6 +118,8 @@ class Known:
     def add(self, connection: KnownConnection, key: str, account: str = "") -> bool:
         """Note whose a connection is; False when its account or its key has too many, and none of them is idle.
 
+        Also when all connections are known ones, and no other account has more than its account by two.
+
         `account`: of the key; "" where each key is one of its own. Open authentication knows no keys (""): then all
         connections are one's, which may have all.
         """
@@ -106,6 +128,7 @@ class Known:
         if key and not (
             self._has_room(self._keys.get(key), self._key_max)
             and self._has_room(self._accounts.get(name), self._account_max)
+            and (self._count_of_all < self._connections_max or self._is_given_place(self._accounts.get(name)))
         ):
             return False
         connection.key = key
@@ -113,6 +136,7 @@ class Known:
         self._keys.setdefault(key, _Group()).connections[connection] = None
         own = self._accounts.setdefault(name, _Account())
         own.connections[connection] = None
+        self._count_of_all += 1
         self._count(own, len(own.connections) - 1)
         return True
 
@@ -129,6 +153,7 @@ class Known:
         name = self._account_of[key]
         of_key, own = self._keys[key], self._accounts[name]
         del of_key.connections[connection], own.connections[connection]
+        self._count_of_all -= 1
         self._count(own, len(own.connections) + 1)
         if not of_key.connections:
             del self._keys[key], self._account_of[key]
@@ -136,6 +161,11 @@ class Known:
         if not own.connections:
             del self._accounts[name]
             self._busy.discard(own)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several accounts have connections."""
+        return len(self._accounts) > 1
 
     def make_room(self) -> bool:
         """Close the longest idle of the account that has most; False when none is idle for long."""
@@ -155,6 +185,23 @@ class Known:
 
     def _has_room(self, group: _Group | None, connections_max: int) -> bool:
         return group is None or len(group.connections) < connections_max or self._close_longest_idle(group)
+
+    def _is_given_place(self, own: _Account | None) -> bool:
+        """Have the account that has most give one up; one that would have as many then only gives up an idle one."""
+        largest = self._largest()
+        if largest is None or len(largest.connections) < (len(own.connections) if own else 0) + 2:
+            return own is not None and self._close_longest_idle(own)
+        chosen = max(
+            (one for one in islice(largest.connections, GIVEN_UP_LOOKS_MAX) if not one.gives_way),
+            key=lambda one: one.unchanged_ms(),
+            default=None,
+        )
+        if chosen is None:
+            return False
+        del largest.connections[chosen]
+        largest.connections[chosen] = None  # behind those that have not given way
+        chosen.give_way()
+        return True
 
     def _largest(self) -> _Account | None:
         return next(iter(self._accounts_with[self._most])) if self._most else None

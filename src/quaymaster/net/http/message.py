@@ -123,8 +123,9 @@ class HTTPRequest(msgspec.Struct, eq=False):
     """Whole and de-chunked. Trailers are checked and dropped."""
     on_disconnect: Callable[[], None] | None = None
     """Set by a handler that lets the request wait: called once if the client goes before `respond`."""
-    on_drain: Callable[[], None] | None = None
-    """Set by a handler that lets the request wait: called once when the server wants to stop."""
+    on_hurry: Callable[[], None] | None = None
+    """Set by a handler that lets the request wait: called when the server wants to stop, or others need the connection.
+    """
     digest: hashlib._Hash | None = None
     """Set on admission to have the body hashed as it comes in: a large one at once would hold the loop."""
     _reply: tuple[bytes, ...] | None = None

@@ -110,7 +110,7 @@ class ReplyQueue:
         taken = []
         for at, poll in enumerate(self.pending):
             if poll.on_disconnect is not None and poll.is_waiting:
-                stand_in = msgspec.structs.replace(poll, on_disconnect=None, on_drain=None)
+                stand_in = msgspec.structs.replace(poll, on_disconnect=None, on_hurry=None)
                 self.pending[at] = stand_in
                 poll._connection = None
                 taken.append((poll, stand_in))

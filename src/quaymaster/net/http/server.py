@@ -2,7 +2,7 @@
 
 Public: `HTTPServer` (`start`, `drain`, `connections`, `connections_held`, `requests_active`, `is_draining`),
 `RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `message`:
-`HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`,
+`HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_hurry`, `is_waiting`), `HTTPLimits`,
 `render_error_as_text`.
 
 Work goes in passes, one for all that came in since the last, each a few short loops over many requests:
@@ -58,7 +58,7 @@ HTTP_EVENTS: Final = (
     "connection_opened",
     "connection_closed",
     "connection_refused",  # over connections_max, or over what one peer may have without a signature
-    "closed_for_others",  # a connection without a valid signature, for there was no room
+    "closed_for_others",  # for there was no room
     "rejected_malformed",
     "rejected_proxy_header",  # no header of the PROXY protocol where each connection has one
     "rejected_target_too_large",
@@ -89,6 +89,10 @@ UNSIGNED_PASS_S = 0.001
 UNSIGNED_STEP_REQUESTS = 4
 UNSIGNED_STEP_BYTES = 64 * 1024
 """So many of their requests, or so much of their bodies, are handed over at once."""
+NEWCOMERS_MAX = 64
+NEWCOMERS_PART = 16
+"""Where several accounts have connections, so many more than `connections_max` may be open, at most a part of these:
+new clients are heard, and known connections give way to those who sign (`net/http/known`)."""
 TURNED_AWAY_MAX = 256
 """Clients that were refused, and are let see why before their connection is closed."""
 HOLD_STEP_S = 0.05
@@ -228,7 +232,7 @@ class HTTPServer:
     async def drain(self, grace_s: float) -> None:
         """Stop: answer what has been asked, take nothing new, and cut off what is left after `grace_s`.
 
-        Idle connections are closed at once. Requests that wait are told (`on_drain`) so they can be answered
+        Idle connections are closed at once. Requests that wait are told (`on_hurry`) so they can be answered
         early. Requests half received are still read and answered, with `Connection: close`.
         """
         if self._listener is None or self._all_closed is not None:
@@ -259,10 +263,16 @@ class HTTPServer:
     def has_room_for(self, peer: str) -> bool:
         """Tell whether one more connection is taken; another may have been closed for it."""
         return self.strangers.make_room_for(peer) and (
-            self.connections < self.limits.connections_max
+            self.connections < self.limits.connections_max + self._places_of_newcomers()
             or self.strangers.make_room(peer)
             or self.known.make_room()
         )
+
+    def _places_of_newcomers(self) -> int:
+        """Return how many connections may be open above the most that there may be."""
+        if not self.known.is_shared:
+            return 0
+        return min(NEWCOMERS_MAX, -(-self.limits.connections_max // NEWCOMERS_PART))
 
     def turn_away(self, transport: asyncio.Transport) -> None:
         """Close the connection of a client that was refused, once it has seen that."""
@@ -454,8 +464,8 @@ class HTTPServer:
                     request.respond(500, headers, body)
         if self.is_draining:
             for request in requests:
-                if request.on_drain is not None and request.is_waiting:
-                    self.call_back(request.on_drain)
+                if request.on_hurry is not None and request.is_waiting:
+                    self.call_back(request.on_hurry)
 
     def call_back(self, callback: Callable[[], None]) -> None:
         """Tell a handler something of its request; its failure is nobody else's."""
