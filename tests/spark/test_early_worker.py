@@ -1,4 +1,4 @@
-"""Workers that tests give Spark answer before they import what takes long."""
+"""Workers that tests give Spark answer before they import what takes long, which they need not compile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 import subprocess
 from pathlib import Path
 
+import pyspark
 from harness import early_worker
 
 from .conftest import WAIT_S
@@ -63,3 +64,23 @@ def test_what_is_no_such_worker_is_run_as_python_runs_it(tmp_path: Path) -> None
     )
 
     assert done.stdout == "['-c', 'word']\n"
+
+
+def test_a_worker_takes_spark_from_where_it_is_compiled_and_all_else_from_its_path(tmp_path: Path) -> None:
+    installed = Path(pyspark.__file__).parent
+    archives = sorted(map(str, (installed / "python" / "lib").glob("*.zip")))
+    (tmp_path / "own.py").touch()
+
+    done = subprocess.run(
+        [early_worker.program(tmp_path), "-c", "import own, py4j, pyspark; print(own, py4j, pyspark)"],
+        env=os.environ | {early_worker.PATH: os.pathsep.join([*archives, str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+
+    assert len(archives) == 2
+    assert str(tmp_path / "own.py") in done.stdout
+    assert pyspark.__file__ in done.stdout
+    assert ".zip" not in done.stdout
