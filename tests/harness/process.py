@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from quaymaster.cli.connection import connection_fields, read_client_file
-from quaymaster.cli.failures import NoServer
-
 from quaymaster.cli.local.ports import ports_of_this_process
+from quaymaster.cli.shared.connection import connection_fields, read_client_file
+from quaymaster.cli.shared.failures import NoServer
 
 from .waiting import PATIENCE_S
 

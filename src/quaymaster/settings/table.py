@@ -351,5 +351,3 @@ class SettingsTable(BaseModel):
     loop_watch_ms: NotNegative = Field(5, json_schema_extra=OBSERVABILITY)
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""
-
-

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.block_links import ChainedBlock
-from quaymaster_pipeline.checks.header_groups import are_of_group
+from quaymaster_pipeline.checks.header_groups import GroupItem
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
-from quaymaster_pipeline.usage.bronze import in_batches
+from quaymaster_pipeline.usage.batch_rows import in_batches
 from quaymaster_pipeline.usage.sequences import IncarnationId
 from quaymaster_pipeline.warehouse.closes import DayClose
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
@@ -78,7 +78,8 @@ def last_blocks_of_share(
         for rows in read_row_groups(place, BLOCKS, path, _READ):
             mine = in_batches(rows, *batches)
             if share[1] > 1:
-                mine = mine.filter(are_of_group(mine.column("front_end"), *share))
+                groups = GroupItem(*share, groups=1).groups_of(mine.column("front_end"))
+                mine = mine.filter(pc.equal(groups, 0))
             parts.append(mine)
             if sum(part.num_rows for part in parts) > _WAITING_ROWS + 2 * parts[0].num_rows:
                 parts = [last_blocks(pa.concat_tables(parts))]

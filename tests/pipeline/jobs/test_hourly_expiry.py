@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from harness.expiring import (
-    HALF_HOUR_US,
     MONTHS_LATER,
     WORKERS,
     assert_all_agree,
@@ -17,7 +16,7 @@ from harness.expiring import (
     used_in_two_months,
 )
 from harness.pipeline_site import Site, expected_usage
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import slow
 
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.store import BillingStore
@@ -107,7 +106,7 @@ def test_months_with_single_requests_or_open_days_keep_their_hours(tmp_path: Pat
 def test_what_comes_late_to_an_expired_month_counts_and_expires_once_it_is_closed(tmp_path: Path) -> None:
     site, one, two = used_in_two_months(tmp_path)
     expire_all(site)
-    late = FrontEnd("c", step_us=HALF_HOUR_US)
+    late = slow("c")
 
     site.ship(late.block(10))
     site.run(now=MONTHS_LATER)
