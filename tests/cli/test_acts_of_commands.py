@@ -60,6 +60,8 @@ def module(name: str) -> dict[str, ast.AST]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name] = node
+        if isinstance(node, ast.FunctionDef):  # which may make commands that several groups have
+            found |= {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
     return found
 
 

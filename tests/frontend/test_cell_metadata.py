@@ -160,7 +160,7 @@ def test_role_that_a_front_end_has_not_heard_of_is_assumed_there_and_its_session
             elsewhere = Temporary(asked.ann, answer.texts)
             for client in (worker, elsewhere):
                 assert (await client.json("ListQueues", {}, client.token)).status == 200
-            await asked.identities.revoke_role_sessions(ACCOUNT, "worker")
+            await asked.identities.revoke_sessions("role", ACCOUNT, "worker")
             assert (await elsewhere.json("ListQueues", {}, elsewhere.token)).status == 403
             await pair.metadata.registry.mirror.refresh_all(ROLES)
             assert (await worker.json("ListQueues", {}, worker.token)).status == 403

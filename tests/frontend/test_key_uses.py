@@ -214,7 +214,7 @@ def test_uses_go_with_their_keys() -> None:
             assert [number_of(row) for row in (await store.list_all(KEY_USES))[0]] == [START_MS] * 3
 
             await accounts.delete_access_key(one.access_key_id)
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             await accounts.drop_keys_of_deleted_users()
             await accounts.delete_account("222222222222")
 

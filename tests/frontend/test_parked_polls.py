@@ -47,21 +47,21 @@ REVOCATIONS: dict[str, tuple[Revoke, str]] = {
         "UnrecognizedClient",
     ),
     "the user is deleted": (
-        lambda service, key_id: service.metadata.identities.delete_user(ACCOUNT, "ada"),
+        lambda service, key_id: service.metadata.identities.delete("user", ACCOUNT, "ada"),
         "UnrecognizedClient",
     ),
     "the policy is taken away": (
-        lambda service, key_id: service.metadata.identities.delete_user_policy(ACCOUNT, "ada", "all"),
+        lambda service, key_id: service.metadata.identities.delete_policy("user", ACCOUNT, "ada", "all"),
         "AccessDenied",
     ),
     "the queue's policy denies it": (deny_all, "AccessDenied"),
 }
 OTHERS: dict[str, Revoke] = {
-    "another user is deleted": lambda service, key_id: service.metadata.identities.delete_user(
-        ACCOUNT, "bob"
+    "another user is deleted": lambda service, key_id: service.metadata.identities.delete(
+        "user", ACCOUNT, "bob"
     ),
-    "another policy is added": lambda service, key_id: service.metadata.identities.put_user_policy(
-        ACCOUNT, "ada", "more", MAY_ALL
+    "another policy is added": lambda service, key_id: service.metadata.identities.put_policy(
+        "user", ACCOUNT, "ada", "more", MAY_ALL
     ),
 }
 
@@ -73,7 +73,7 @@ def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[Non
             identities = service.metadata.identities
             for name in ("ada", "bob"):
                 await identities.create_user(ACCOUNT, name)
-            await identities.put_user_policy(ACCOUNT, "ada", "all", MAY_ALL)
+            await identities.put_policy("user", ACCOUNT, "ada", "all", MAY_ALL)
             key = await service.metadata.accounts.create_access_key(ACCOUNT, user="ada")
             client = Client(service.client.port, key.access_key_id, key.secret)
             given = {"QueueUrl": client.url("jobs"), "WaitTimeSeconds": 20}
@@ -142,7 +142,7 @@ def test_a_poll_gets_no_messages_that_come_when_its_permission_has_ended(
             condition = {"DateLessThan": {"aws:CurrentTime": until}}
             allowed = {"Effect": "Allow", "Action": "sqs:*", "Resource": "*", "Condition": condition}
             policy = json.dumps({"Statement": allowed})
-            await service.metadata.identities.put_user_policy(ACCOUNT, "ada", "all", policy)
+            await service.metadata.identities.put_policy("user", ACCOUNT, "ada", "all", policy)
         key = await service.metadata.accounts.create_access_key(ACCOUNT, user="ada")
         again = await parked(service, Client(service.client.port, key.access_key_id, key.secret))
 

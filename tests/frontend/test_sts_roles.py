@@ -63,10 +63,10 @@ async def people(
         await metadata.accounts.create_account("other", account_id)
     ann = await metadata.identities.create_user(account_id, "ann", "/team/")
     if may != "":
-        await metadata.identities.put_user_policy(account_id, "ann", "assumes", may or policy(ASSUMES))
+        await metadata.identities.put_policy("user", account_id, "ann", "assumes", may or policy(ASSUMES))
     key = await metadata.accounts.create_access_key(account_id, user="ann")
     role = await metadata.identities.create_role(ACCOUNT, "worker", trusts or trust(), path="/ops/")
-    await metadata.identities.put_role_policy(ACCOUNT, "worker", "sends", policy(SENDS))
+    await metadata.identities.put_policy("role", ACCOUNT, "worker", "sends", policy(SENDS))
     client = Client(service.client.port, key.access_key_id, key.secret)
     return People(service, client, key.access_key_id, ann.arn, role.unique_id)
 
@@ -188,7 +188,7 @@ def test_a_role_is_assumed_from_another_account_if_both_allow_it() -> None:
         sent = await worker.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "a"}, worker.token)
         assert sent.status == 200
 
-        await asked.identities.delete_user_policy(OTHER, "ann", "assumes")
+        await asked.identities.delete_policy("user", OTHER, "ann", "assumes")
         assert (await asked.assume()).code == "AccessDenied"
 
     run(scenario)
@@ -235,8 +235,8 @@ def test_a_session_that_assumes_a_role_gets_an_hour_at_most() -> None:
         await asked.identities.update_role(ACCOUNT, "worker", session_max_s=7_200)
         await asked.identities.create_role(ACCOUNT, "next", trust(), session_max_s=7_200)
         arn = f"arn:aws:iam::{ACCOUNT}:role/next"
-        await asked.identities.put_role_policy(
-            ACCOUNT, "worker", "assumes", policy(ASSUMES | {"Resource": arn})
+        await asked.identities.put_policy(
+            "role", ACCOUNT, "worker", "assumes", policy(ASSUMES | {"Resource": arn})
         )
         worker = await asked.assumed()
 
@@ -276,20 +276,20 @@ def test_temporary_credentials_of_a_user_have_its_policies_and_12_hours() -> Non
         assert (await asked.assume(ann, ann.token)).status == 200
         listing = await ann.json("ListQueues", {}, ann.token)
         assert listing.status == 403
-        await asked.identities.put_user_policy(ACCOUNT, "ann", "lists", policy(SENDS))
+        await asked.identities.put_policy("user", ACCOUNT, "ann", "lists", policy(SENDS))
         assert (await ann.json("ListQueues", {}, ann.token)).status == 200
 
     run(scenario)
 
 
 async def revoke_role(asked: People) -> None:
-    await asked.identities.revoke_role_sessions(ACCOUNT, "worker")
+    await asked.identities.revoke_sessions("role", ACCOUNT, "worker")
 
 
 async def make_role_again(asked: People) -> None:
-    await asked.identities.delete_role(ACCOUNT, "worker")
+    await asked.identities.delete("role", ACCOUNT, "worker")
     await asked.identities.create_role(ACCOUNT, "worker", trust(), path="/ops/")
-    await asked.identities.put_role_policy(ACCOUNT, "worker", "sends", policy(SENDS))
+    await asked.identities.put_policy("role", ACCOUNT, "worker", "sends", policy(SENDS))
 
 
 async def disable_key(asked: People) -> None:
@@ -365,11 +365,11 @@ def test_new_sessions_are_good_after_those_of_before_were_revoked() -> None:
 
 
 async def revoke_user(asked: People) -> None:
-    await asked.identities.revoke_user_sessions(ACCOUNT, "ann")
+    await asked.identities.revoke_sessions("user", ACCOUNT, "ann")
 
 
 async def delete_user(asked: People) -> None:
-    await asked.identities.delete_user(ACCOUNT, "ann")
+    await asked.identities.delete("user", ACCOUNT, "ann")
     await asked.identities.create_user(ACCOUNT, "ann", "/team/")
 
 
@@ -398,7 +398,9 @@ def test_roles_of_a_disabled_account_are_not_assumed_and_their_sessions_are_refu
         await service.metadata.accounts.create_account("third", third)
         await asked.identities.create_role(third, "worker", trust(f"arn:aws:iam::{OTHER}:root"))
         arn = f"arn:aws:iam::{third}:role/worker"
-        await asked.identities.put_user_policy(OTHER, "ann", "assumes", policy(ASSUMES | {"Resource": "*"}))
+        await asked.identities.put_policy(
+            "user", OTHER, "ann", "assumes", policy(ASSUMES | {"Resource": "*"})
+        )
         worker = await asked.assumed(RoleArn=arn)
 
         await service.metadata.accounts.set_account_enabled(third, enabled=False)
@@ -422,9 +424,9 @@ def test_policies_ask_when_a_token_was_issued() -> None:
         young = old | {"Condition": {"DateGreaterThan": {"aws:TokenIssueTime": "2020-01-01T00:00:00Z"}}}
         worker = await asked.assumed()
 
-        await asked.identities.put_role_policy(ACCOUNT, "worker", "sends", policy(SENDS, old))
+        await asked.identities.put_policy("role", ACCOUNT, "worker", "sends", policy(SENDS, old))
         assert (await worker.json("ListQueues", {}, worker.token)).status == 200
-        await asked.identities.put_role_policy(ACCOUNT, "worker", "sends", policy(SENDS, young))
+        await asked.identities.put_policy("role", ACCOUNT, "worker", "sends", policy(SENDS, young))
         assert (await worker.json("ListQueues", {}, worker.token)).status == 403
 
     run(scenario)

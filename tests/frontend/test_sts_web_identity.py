@@ -58,7 +58,7 @@ async def begin(service: Service, trusts: str | None = None) -> Client:
     await metadata.issuers.put(ISSUER, ["sts.amazonaws.com"], KEYS)
     await metadata.identities.create_role(ACCOUNT, "deployer", trusts or trust())
     sends = {"Effect": "Allow", "Action": "sqs:*", "Resource": "*"}
-    await metadata.identities.put_role_policy(ACCOUNT, "deployer", "sends", policy(sends))
+    await metadata.identities.put_policy("role", ACCOUNT, "deployer", "sends", policy(sends))
     return Client(service.client.port, None, "")
 
 
@@ -169,7 +169,7 @@ def test_a_session_of_a_web_identity_lasts_as_its_role_allows_and_ends_with_it()
         await service.metadata.issuers.delete(NAME)
         assert (await assume(client, token())).code == "InvalidIdentityToken"
         assert told(await worker.sts("GetCallerIdentity", {}, worker.token)).status == 200
-        await service.metadata.identities.revoke_role_sessions(ACCOUNT, "deployer")
+        await service.metadata.identities.revoke_sessions("role", ACCOUNT, "deployer")
 
         assert "MaxSessionDuration" in too_long.texts["Message"]
         assert told(await worker.sts("GetCallerIdentity", {}, worker.token)).code == "InvalidClientTokenId"

@@ -36,8 +36,8 @@ class User:
     async def may(self, *actions: str, resource: str = "*", effect: str = "Allow", **more: Any) -> None:
         statement = {"Effect": effect, "Action": list(actions), "Resource": resource, **more}
         text = json.dumps({"Version": "2012-10-17", "Statement": statement})
-        await self.service.metadata.identities.put_user_policy(
-            ACCOUNT, "ada", f"{effect}-{actions[0][4:].replace('*', 'all')}", text
+        await self.service.metadata.identities.put_policy(
+            "user", ACCOUNT, "ada", f"{effect}-{actions[0][4:].replace('*', 'all')}", text
         )
 
 
@@ -76,7 +76,7 @@ def test_a_user_may_do_what_its_policies_allow_from_the_moment_they_do(evaluatio
         refused(await user.ask("PurgeQueue", QueueUrl="jobs"))
         await user.may("sqs:SendMessage", effect="Deny")
         assert "with an explicit deny in an identity-based policy" in refused(await user.send())
-        await service.metadata.identities.delete_user_policy(ACCOUNT, "ada", "Deny-SendMessage")
+        await service.metadata.identities.delete_policy("user", ACCOUNT, "ada", "Deny-SendMessage")
         assert (await user.send()).status == 200
 
     with_user(test, policy_evaluation=evaluation)
@@ -93,7 +93,7 @@ def test_a_queues_policy_lets_in_the_users_that_it_names() -> None:
         assert DENIED in refused(await user.send())
         await policy(Principal={"AWS": f"arn:aws:iam::{ACCOUNT}:user/ada"})
         assert (await user.send()).status == 200
-        await service.metadata.identities.delete_user(ACCOUNT, "ada")
+        await service.metadata.identities.delete("user", ACCOUNT, "ada")
         again = await new_user(service)
         assert DENIED in refused(await again.send())
         await policy(Principal="*")
@@ -123,7 +123,7 @@ def test_a_user_that_is_deleted_or_whose_key_is_disabled_is_unknown_at_once() ->
         assert (await user.send()).status == 403
         await service.metadata.accounts.set_enabled(user.client.key_id or "", enabled=True)
         assert (await user.send()).status == 200
-        await service.metadata.identities.delete_user(ACCOUNT, "ada")
+        await service.metadata.identities.delete("user", ACCOUNT, "ada")
         answer = await user.send()
         assert answer.status == 403
         assert "UnrecognizedClient" in answer.json["__type"], answer.body

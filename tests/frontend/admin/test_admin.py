@@ -811,7 +811,7 @@ async def operator(port: Port, name: str, *statements: Mapping[str, Any]) -> Asy
     metadata = port.service.metadata
     await metadata.identities.create_user(ACCOUNT, name)
     policy = json.dumps({"Statement": list(statements)})
-    await metadata.identities.put_user_policy(ACCOUNT, name, "operates", policy)
+    await metadata.identities.put_policy("user", ACCOUNT, name, "operates", policy)
     key = await metadata.accounts.create_access_key(ACCOUNT, user=name)
     yield Client(port.client.port, key.access_key_id, key.secret)
 

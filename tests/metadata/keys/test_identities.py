@@ -48,7 +48,7 @@ def test_a_user_is_found_by_its_name_in_any_case_after_a_restart_too(tmp_path: P
     async def scenario(world: World) -> None:
         async with world.service() as service:
             made = await service.identities.create_user(ACCOUNT, "Ada", "/staff/")
-            await service.identities.put_user_policy(ACCOUNT, "ada", "send", MAY_SEND)
+            await service.identities.put_policy("user", ACCOUNT, "ada", "send", MAY_SEND)
         async with world.service() as service:
             user = service.user(ACCOUNT, "ADA")
 
@@ -98,11 +98,11 @@ def test_names_are_unique_in_an_account_whatever_their_case(tmp_path: Path) -> N
         lambda all: all.create_role(ACCOUNT, "a", naming(f"arn:aws:iam::{ACCOUNT}:user/b", action="sts:*")),
         lambda all: all.update_role(ACCOUNT, "there", session_max_s=0),
         lambda all: all.update_role(ACCOUNT, "there", trust_policy=MAY_SEND),
-        lambda all: all.put_role_policy(ACCOUNT, "there", "p", OPEN_TRUST),
-        lambda all: all.put_role_policy(ACCOUNT, "there", "p p", MAY_SEND),
-        lambda all: all.put_user_policy(ACCOUNT, "there", "p" * 129, MAY_SEND),
-        lambda all: all.put_user_policy(ACCOUNT, "there", "p", MAY_SEND + " " * 6_144),
-        lambda all: all.put_user_policy(ACCOUNT, "there", "p", MAY_SEND.replace("sqs:Send", "sqs:Fly")),
+        lambda all: all.put_policy("role", ACCOUNT, "there", "p", OPEN_TRUST),
+        lambda all: all.put_policy("role", ACCOUNT, "there", "p p", MAY_SEND),
+        lambda all: all.put_policy("user", ACCOUNT, "there", "p" * 129, MAY_SEND),
+        lambda all: all.put_policy("user", ACCOUNT, "there", "p", MAY_SEND + " " * 6_144),
+        lambda all: all.put_policy("user", ACCOUNT, "there", "p", MAY_SEND.replace("sqs:Send", "sqs:Fly")),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
@@ -115,8 +115,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
             role = await identities.create_role(ACCOUNT, "there", OPEN_TRUST)
             with pytest.raises(InvalidParameterValue):
                 await create(identities)
-            assert [one.row for one in identities.list_users(ACCOUNT, "", 10)] == [user.row]
-            assert [one.row for one in identities.list_roles(ACCOUNT, "", 10)] == [role.row]
+            assert [one.row for one in identities.list_page("user", ACCOUNT, "", 10)] == [user.row]
+            assert [one.row for one in identities.list_page("role", ACCOUNT, "", 10)] == [role.row]
 
     run(scenario, tmp_path)
 
@@ -126,14 +126,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     [
         lambda all: all.create_user(SHOP, "ada"),
         lambda all: all.create_role(SHOP, "ada", OPEN_TRUST),
-        lambda all: all.put_user_policy(ACCOUNT, "ada", "p", MAY_SEND),
-        lambda all: all.delete_user_policy(ACCOUNT, "there", "p"),
-        lambda all: all.delete_role_policy(ACCOUNT, "there", "p"),
-        lambda all: all.revoke_user_sessions(ACCOUNT, "ada"),
-        lambda all: all.revoke_role_sessions(ACCOUNT, "ada"),
+        lambda all: all.put_policy("user", ACCOUNT, "ada", "p", MAY_SEND),
+        lambda all: all.delete_policy("user", ACCOUNT, "there", "p"),
+        lambda all: all.delete_policy("role", ACCOUNT, "there", "p"),
+        lambda all: all.revoke_sessions("user", ACCOUNT, "ada"),
+        lambda all: all.revoke_sessions("role", ACCOUNT, "ada"),
         lambda all: all.update_role(ACCOUNT, "ada", session_max_s=3_600),
-        lambda all: all.delete_user(ACCOUNT, "ada"),
-        lambda all: all.delete_role(ACCOUNT, "ada"),
+        lambda all: all.delete("user", ACCOUNT, "ada"),
+        lambda all: all.delete("role", ACCOUNT, "ada"),
     ],
 )
 def test_what_is_not_there_cannot_be_changed(
@@ -162,13 +162,13 @@ def test_an_account_has_so_many_users_roles_and_policies_at_most(tmp_path: Path)
             with pytest.raises(LimitExceeded, match="1 roles"):
                 await identities.create_role(ACCOUNT, "b", OPEN_TRUST)
             for number in range(10):
-                await identities.put_user_policy(ACCOUNT, "a", f"p{number}", MAY_SEND)
-            await identities.put_user_policy(ACCOUNT, "a", "p9", MAY_SEND)
+                await identities.put_policy("user", ACCOUNT, "a", f"p{number}", MAY_SEND)
+            await identities.put_policy("user", ACCOUNT, "a", "p9", MAY_SEND)
             with pytest.raises(LimitExceeded, match="10 policies"):
-                await identities.put_user_policy(ACCOUNT, "a", "p10", MAY_SEND)
-            await identities.delete_user_policy(ACCOUNT, "a", "p0")
-            await identities.put_user_policy(ACCOUNT, "a", "p10", MAY_SEND)
-            await identities.delete_user(ACCOUNT, "b")
+                await identities.put_policy("user", ACCOUNT, "a", "p10", MAY_SEND)
+            await identities.delete_policy("user", ACCOUNT, "a", "p0")
+            await identities.put_policy("user", ACCOUNT, "a", "p10", MAY_SEND)
+            await identities.delete("user", ACCOUNT, "b")
             await identities.create_user(ACCOUNT, "c")
 
     run(scenario, tmp_path)
@@ -181,7 +181,7 @@ def test_identities_are_listed_in_order_and_in_pages(tmp_path: Path) -> None:
                 await service.identities.create_user(ACCOUNT, name)
 
             def names(after: str, count: int) -> list[str]:
-                return [user.row.name for user in service.identities.list_users(ACCOUNT, after, count)]
+                return [user.row.name for user in service.identities.list_page("user", ACCOUNT, after, count)]
 
             assert names("", 10) == ["A", "b", "c", "D"]
             assert names("", 2) == ["A", "b"]
@@ -205,7 +205,7 @@ def test_a_key_of_a_user_has_the_users_id_and_goes_with_it(tmp_path: Path) -> No
             with pytest.raises(ResourceNotFound, match="has no user bob"):
                 await accounts.create_access_key(ACCOUNT, user="bob")
 
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             again = await identities.create_user(ACCOUNT, "ada")
             newer = await accounts.create_access_key(ACCOUNT, user="ada")
             await accounts.drop_keys_of_deleted_users()
@@ -225,7 +225,7 @@ def test_keys_of_users_survive_restarts_and_those_of_deleted_ones_go_after_one(t
             await service.identities.create_user(ACCOUNT, "bob")
             kept = await service.accounts.create_access_key(ACCOUNT, user="ada")
             gone = await service.accounts.create_access_key(ACCOUNT, user="bob")
-            await service.identities.delete_user(ACCOUNT, "bob")
+            await service.identities.delete("user", ACCOUNT, "bob")
         async with world.service() as service:
             await service.run_upkeep()
 
@@ -284,7 +284,7 @@ def test_what_is_left_of_deleted_accounts_and_users_goes_though_the_store_was_aw
             await identities.create_user(ACCOUNT, "bob")
             key = await accounts.create_access_key(ACCOUNT, user="bob")
             await accounts.delete_account(SHOP)
-            await identities.delete_user(ACCOUNT, "bob")
+            await identities.delete("user", ACCOUNT, "bob")
             with monkeypatch.context() as patched:
                 patched.setattr(world.memory, "transaction", away)
                 with pytest.raises(NotNow):
@@ -317,7 +317,7 @@ def test_a_trust_policy_is_bound_to_whom_it_names_when_it_is_written(tmp_path: P
             )
             assert role.row.trusted_ids == named
 
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             await identities.create_user(ACCOUNT, "ada")
             kept = await identities.update_role(ACCOUNT, "reader", session_max_s=7_200)
             assert kept.row.trusted_ids == named
@@ -356,7 +356,7 @@ def test_a_queues_policy_is_bound_to_whom_it_names_until_it_is_written_as_a_whol
             made = await change(CreateQueue(ACCOUNT, "jobs", {"Policy": policy}))
             assert made.policy_ids == {arn: first.unique_id}
 
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             second = await identities.create_user(ACCOUNT, "ada")
             for request in (
                 SetAttributes(ACCOUNT, "jobs", {"DelaySeconds": "1"}),
@@ -395,8 +395,8 @@ def test_no_revocation_of_sessions_gives_a_number_again_also_after_the_store_wen
             before = [(await world.memory.list_all(prefix))[0][0] for prefix in (USERS, ROLES)]
         for _ in range(3):
             async with world.service() as service:
-                user = await service.identities.revoke_user_sessions(ACCOUNT, "ada")
-                role = await service.identities.revoke_role_sessions(ACCOUNT, "reader")
+                user = await service.identities.revoke_sessions("user", ACCOUNT, "ada")
+                role = await service.identities.revoke_sessions("role", ACCOUNT, "reader")
                 given += [user.row.sessions_generation, role.row.sessions_generation]
             await world.memory.transaction([], [Put(item.key, item.value) for item in before])
 
@@ -412,7 +412,7 @@ def test_users_and_roles_wait_for_the_cells_format(tmp_path: Path) -> None:
             for create in (
                 service.identities.create_user(ACCOUNT, "ada"),
                 service.identities.create_role(ACCOUNT, "ada", OPEN_TRUST),
-                service.identities.delete_user(ACCOUNT, "ada"),
+                service.identities.delete("user", ACCOUNT, "ada"),
             ):
                 with pytest.raises(UnsupportedOperation, match="cell upgrade"):
                     await create
@@ -426,7 +426,10 @@ def test_changes_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
             identities = service.identities
             await identities.create_user(ACCOUNT, "ada")
             await asyncio.gather(
-                *(identities.put_user_policy(ACCOUNT, "ada", f"p{number}", MAY_SEND) for number in range(5))
+                *(
+                    identities.put_policy("user", ACCOUNT, "ada", f"p{number}", MAY_SEND)
+                    for number in range(5)
+                )
             )
             user = service.user(ACCOUNT, "ada")
             assert user is not None
@@ -439,7 +442,7 @@ def test_other_front_ends_know_users_and_their_policies(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (one, two):
             await one.identities.create_user(ACCOUNT, "ada")
-            await one.identities.put_user_policy(ACCOUNT, "ada", "send", MAY_SEND)
+            await one.identities.put_policy("user", ACCOUNT, "ada", "send", MAY_SEND)
             key = await one.accounts.create_access_key(ACCOUNT, user="ada")
 
             await eventually(lambda: two.accounts._rows.get(key.access_key_id) is not None)
@@ -449,7 +452,7 @@ def test_other_front_ends_know_users_and_their_policies(tmp_path: Path) -> None:
             assert await two.look_up(lambda: two.user(ACCOUNT, "bob")) is None
             assert await two.look_up(lambda: two.role(ACCOUNT, "bob")) is None
 
-            await two.identities.delete_user(ACCOUNT, "ada")
+            await two.identities.delete("user", ACCOUNT, "ada")
             await eventually(lambda: one.identities.known.users.known(ACCOUNT, "ada") is None)
 
     run_cell(scenario, tmp_path)
@@ -495,7 +498,7 @@ def test_names_in_policies_are_stale_once_others_have_them(tmp_path: Path) -> No
 
             await identities.create_role(ACCOUNT, "trusting", trust)
             assert stale() == []
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             assert stale() == []  # nobody has the name
             await identities.create_user(ACCOUNT, "ada")
             assert stale() == [ada]
@@ -505,7 +508,7 @@ def test_names_in_policies_are_stale_once_others_have_them(tmp_path: Path) -> No
             policy = {"Policy": naming(ada)}
             queue = await service.queues.change(CreateQueue(ACCOUNT, "jobs", policy))
             assert identities.stale_names(queue.policy, queue.policy_ids) == []
-            await identities.delete_user(ACCOUNT, "ada")
+            await identities.delete("user", ACCOUNT, "ada")
             await identities.create_user(ACCOUNT, "ada")
             assert identities.stale_names(queue.policy, queue.policy_ids) == [ada]
             queue = await service.queues.change(SetAttributes(ACCOUNT, "jobs", policy))
@@ -529,7 +532,7 @@ def test_a_trust_policy_is_bound_to_users_as_another_front_end_has_just_made_the
 
             for link in two.links.values():
                 link.delays_answers = delay
-            await one.identities.delete_user(ACCOUNT, "ada")
+            await one.identities.delete("user", ACCOUNT, "ada")
             again = await one.identities.create_user(ACCOUNT, "ada")
             await one.accounts.create_account("shop", SHOP)
             made = await one.identities.create_user(SHOP, "bob")
@@ -562,7 +565,7 @@ def test_a_queue_policy_is_bound_to_users_as_another_node_has_just_made_them(
             await other.identities.create_user(ACCOUNT, "ada")
             await eventually(lambda: late.identities.known.users.known(ACCOUNT, "ada") is not None)
             store.told.clear()
-            await other.identities.delete_user(ACCOUNT, "ada")
+            await other.identities.delete("user", ACCOUNT, "ada")
             again = await other.identities.create_user(ACCOUNT, "ada")
             await other.accounts.create_account("shop", SHOP)
             made = await other.identities.create_user(SHOP, "bob")
@@ -595,7 +598,7 @@ def test_a_policy_is_bound_to_users_as_they_are_when_it_is_stored(
 
             async def act() -> None:
                 if others == "the user is made again":
-                    await other.identities.delete_user(ACCOUNT, "ada")
+                    await other.identities.delete("user", ACCOUNT, "ada")
                     await other.identities.create_user(ACCOUNT, "ada")
                 else:
                     await other.accounts.create_account("shop", SHOP)

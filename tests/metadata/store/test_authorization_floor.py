@@ -35,15 +35,19 @@ TAKES_AWAY: dict[str, Callable[[Any, str], Awaitable[Any]]] = {
     "delete key": lambda service, key: service.accounts.delete_access_key(key),
     "disable account": lambda service, key: service.accounts.set_account_enabled(SHOP, enabled=False),
     "delete account": lambda service, key: service.accounts.delete_account(SHOP),
-    "delete user": lambda service, key: service.identities.delete_user(ACCOUNT, "ada"),
-    "delete user policy": lambda service, key: service.identities.delete_user_policy(ACCOUNT, "ada", "may"),
-    "put user policy": lambda service, key: service.identities.put_user_policy(ACCOUNT, "ada", "may", MAY),
-    "revoke user sessions": lambda service, key: service.identities.revoke_user_sessions(ACCOUNT, "ada"),
-    "delete role": lambda service, key: service.identities.delete_role(ACCOUNT, "reader"),
+    "delete user": lambda service, key: service.identities.delete("user", ACCOUNT, "ada"),
+    "delete user policy": lambda service, key: service.identities.delete_policy(
+        "user", ACCOUNT, "ada", "may"
+    ),
+    "put user policy": lambda service, key: service.identities.put_policy("user", ACCOUNT, "ada", "may", MAY),
+    "revoke user sessions": lambda service, key: service.identities.revoke_sessions("user", ACCOUNT, "ada"),
+    "delete role": lambda service, key: service.identities.delete("role", ACCOUNT, "reader"),
     "change trust": lambda service, key: service.identities.update_role(
         ACCOUNT, "reader", trust_policy=TRUST + " "
     ),
-    "revoke role sessions": lambda service, key: service.identities.revoke_role_sessions(ACCOUNT, "reader"),
+    "revoke role sessions": lambda service, key: service.identities.revoke_sessions(
+        "role", ACCOUNT, "reader"
+    ),
     "set queue policy": lambda service, key: service.queues.change(
         SetAttributes(ACCOUNT, "jobs", {"Policy": POLICY})
     ),
@@ -81,7 +85,7 @@ def floors_of(change: Callable[[Any, str], Awaitable[Any]], keys: Path, number: 
             await service.queues.change(AddPermission(ACCOUNT, "jobs", "shop", [SHOP], ["SendMessage"]))
             if number >= 6:
                 await service.identities.create_user(ACCOUNT, "ada")
-                await service.identities.put_user_policy(ACCOUNT, "ada", "may", MAY)
+                await service.identities.put_policy("user", ACCOUNT, "ada", "may", MAY)
                 await service.identities.create_role(ACCOUNT, "reader", TRUST)
             found.append(service.floor.raised)
             await change(service, key.access_key_id)

@@ -10,14 +10,12 @@ import typer
 from quaymaster.cli.admin.identity_calls import (
     Admin,
     NamePath,
-    PolicyFile,
-    PolicyName,
     RoleName,
     print_done,
-    print_identity,
     print_listed,
     read_policy_file,
 )
+from quaymaster.cli.admin.identity_commands import add_commands
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.failures import WrongUsage
 
@@ -87,77 +85,13 @@ def update(
     print_done(result, f"The role {name} was changed.", as_json)
 
 
-@app.command()
-def show(
-    name: RoleName,
-    account: options.Account = None,
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Show a role's trust policy and policies."""
-    with Admin(data, admin_url, account) as admin:
-        print_identity(admin.get("roles", name), as_json)
-
-
-@app.command()
-def put_policy(
-    name: RoleName,
-    policy: PolicyName,
-    file: PolicyFile,
-    account: options.Account = None,
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Give a role a policy, in place of the one with this name."""
-    text = read_policy_file(file)
-    with Admin(data, admin_url, account) as admin:
-        result = admin.post("roles", name, "policy", policy_name=policy, policy=text)
-    print_done(result, f"The role {name} has the policy {policy}.", as_json)
-
-
-@app.command()
-def delete_policy(
-    name: RoleName,
-    policy: PolicyName,
-    account: options.Account = None,
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Take a policy from a role."""
-    with Admin(data, admin_url, account) as admin:
-        result = admin.delete("roles", name, "policy", policy_name=policy)
-    print_done(result, f"The role {name} does not have the policy {policy} any more.", as_json)
-
-
-@app.command()
-def revoke_sessions(
-    name: RoleName,
-    account: options.Account = None,
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Refuse all temporary credentials that were given for a role until now."""
-    with Admin(data, admin_url, account) as admin:
-        result = admin.post("roles", name, "revoke-sessions")
-    print_done(result, f"The temporary credentials of the role {name} are refused.", as_json)
-
-
-@app.command()
-def delete(
-    name: RoleName,
-    account: options.Account = None,
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Delete a role for good; its sessions are refused.
+add_commands(
+    app,
+    "roles",
+    show_help="Show a role's trust policy and policies.",
+    revoke_help="Refuse all temporary credentials that were given for a role until now.",
+    delete_help="""Delete a role for good; its sessions are refused.
 
     Queue policies that name it do not mean a later role of this name.
-    """
-    with Admin(data, admin_url, account) as admin:
-        result = admin.delete("roles", name)
-    print_done(result, f"Deleted the role {name}.", as_json)
+    """,
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
@@ -14,8 +15,10 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
 )
 from quaymaster.frontend.admin.account_admin import AccountService, last_uses
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
 from quaymaster.frontend.key_uses import KeyUses
+
+Kind = Literal["user", "role"]
 
 
 class IdentityRow(Protocol):
@@ -59,6 +62,7 @@ class Identity(Protocol):
     def policies(self) -> tuple[PolicyInForce, ...]: ...
 
 
+@runtime_checkable
 class Role(Identity, Protocol):
     """A role with its policies."""
 
@@ -75,19 +79,11 @@ class IdentityService(Protocol):
 
     def role(self, account_id: str, name: str) -> Role | None: ...
 
-    def list_users(self, account_id: str, after: str, count_max: int) -> Sequence[Identity]: ...
+    def find(self, kind: Kind, account_id: str, name: str) -> Identity | None: ...
 
-    def list_roles(self, account_id: str, after: str, count_max: int) -> Sequence[Role]: ...
+    def list_page(self, kind: Kind, account_id: str, after: str, count_max: int) -> Sequence[Identity]: ...
 
     async def create_user(self, account_id: str, name: str, path: str = "/") -> Identity: ...
-
-    async def put_user_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Identity: ...
-
-    async def delete_user_policy(self, account_id: str, name: str, policy_name: str) -> Identity: ...
-
-    async def revoke_user_sessions(self, account_id: str, name: str) -> Identity: ...
-
-    async def delete_user(self, account_id: str, name: str) -> Identity: ...
 
     async def create_role(
         self,
@@ -103,13 +99,15 @@ class IdentityService(Protocol):
         self, account_id: str, name: str, *, trust_policy: str | None = None, session_max_s: int | None = None
     ) -> Role: ...
 
-    async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role: ...
+    async def put_policy(
+        self, kind: Kind, account_id: str, name: str, policy_name: str, text: str
+    ) -> Identity: ...
 
-    async def delete_role_policy(self, account_id: str, name: str, policy_name: str) -> Role: ...
+    async def delete_policy(self, kind: Kind, account_id: str, name: str, policy_name: str) -> Identity: ...
 
-    async def revoke_role_sessions(self, account_id: str, name: str) -> Role: ...
+    async def revoke_sessions(self, kind: Kind, account_id: str, name: str) -> Identity: ...
 
-    async def delete_role(self, account_id: str, name: str) -> Role: ...
+    async def delete(self, kind: Kind, account_id: str, name: str) -> Identity: ...
 
     def stale_names(self, policy: PolicyInForce | None, bound: Mapping[str, str]) -> list[str]: ...
 
@@ -126,61 +124,78 @@ class IdentityAdmin:
 
     def routes(self) -> dict[tuple[str, ...], AdminRoute]:
         """Return what answers each request, as `Admin` has them."""
+        name_of_user, name_of_role = partial(self._stored_name, "user"), partial(self._stored_name, "role")
         return {
-            ("GET", "users"): AdminRoute(self._list_users, looks_at=Operation.LIST_USERS),
+            ("GET", "users"): AdminRoute(self._of("user", self._list), looks_at=Operation.LIST_USERS),
             ("POST", "users"): AdminRoute(self._create_user, "CreateUser"),
             ("GET", "users", "*"): AdminRoute(
-                self._show_user, looks_at=Operation.GET_USER, stored_name=self._name_of_user
+                self._show_user, looks_at=Operation.GET_USER, stored_name=name_of_user
             ),
             ("DELETE", "users", "*"): AdminRoute(
-                self._delete_user, "DeleteUser", stored_name=self._name_of_user
+                self._of("user", self._delete), "DeleteUser", stored_name=name_of_user
             ),
             ("POST", "users", "*", "policy"): AdminRoute(
-                self._put_user_policy, "PutUserPolicy", stored_name=self._name_of_user
+                self._of("user", self._put_policy), "PutUserPolicy", stored_name=name_of_user
             ),
             ("DELETE", "users", "*", "policy"): AdminRoute(
-                self._delete_user_policy, "DeleteUserPolicy", stored_name=self._name_of_user
+                self._of("user", self._delete_policy), "DeleteUserPolicy", stored_name=name_of_user
             ),
             ("POST", "users", "*", "revoke-sessions"): AdminRoute(
-                self._revoke_user_sessions, "RevokeUserSessions", stored_name=self._name_of_user
+                self._of("user", self._revoke_sessions), "RevokeUserSessions", stored_name=name_of_user
             ),
-            ("GET", "roles"): AdminRoute(self._list_roles, looks_at=Operation.LIST_ROLES),
+            ("GET", "roles"): AdminRoute(self._of("role", self._list), looks_at=Operation.LIST_ROLES),
             ("POST", "roles"): AdminRoute(self._create_role, "CreateRole"),
             ("GET", "roles", "*"): AdminRoute(
-                self._show_role, looks_at=Operation.GET_ROLE, stored_name=self._name_of_role
+                self._show_role, looks_at=Operation.GET_ROLE, stored_name=name_of_role
             ),
-            ("POST", "roles", "*"): AdminRoute(
-                self._update_role, "UpdateRole", stored_name=self._name_of_role
-            ),
+            ("POST", "roles", "*"): AdminRoute(self._update_role, "UpdateRole", stored_name=name_of_role),
             ("DELETE", "roles", "*"): AdminRoute(
-                self._delete_role, "DeleteRole", stored_name=self._name_of_role
+                self._of("role", self._delete), "DeleteRole", stored_name=name_of_role
             ),
             ("POST", "roles", "*", "policy"): AdminRoute(
-                self._put_role_policy, "PutRolePolicy", stored_name=self._name_of_role
+                self._of("role", self._put_policy), "PutRolePolicy", stored_name=name_of_role
             ),
             ("DELETE", "roles", "*", "policy"): AdminRoute(
-                self._delete_role_policy, "DeleteRolePolicy", stored_name=self._name_of_role
+                self._of("role", self._delete_policy), "DeleteRolePolicy", stored_name=name_of_role
             ),
             ("POST", "roles", "*", "revoke-sessions"): AdminRoute(
-                self._revoke_role_sessions, "RevokeRoleSessions", stored_name=self._name_of_role
+                self._of("role", self._revoke_sessions), "RevokeRoleSessions", stored_name=name_of_role
             ),
         }
 
-    def _name_of_user(self, call: AdminCall) -> str:
-        user = self._identities.user(call.owner, call.name)
-        return call.name if user is None else user.row.name
+    @staticmethod
+    def _of(kind: Kind, handler: Callable[[Kind, AdminCall], Awaitable[Mapping[str, Any]]]) -> Handler:
+        return partial(handler, kind)
 
-    def _name_of_role(self, call: AdminCall) -> str:
-        role = self._identities.role(call.owner, call.name)
-        return call.name if role is None else role.row.name
+    def _stored_name(self, kind: Kind, call: AdminCall) -> str:
+        identity = self._identities.find(kind, call.owner, call.name)
+        return call.name if identity is None else identity.row.name
 
-    # Users
+    # Both
 
-    async def _list_users(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _list(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
         limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
         after = call.query.get("next_token", "")
-        users = self._identities.list_users(call.owner, after, limit + 1)
-        return _page("users", [_short_row(user) for user in users], limit)
+        found = self._identities.list_page(kind, call.owner, after, limit + 1)
+        return _page(f"{kind}s", [_short_row(identity) for identity in found], limit)
+
+    async def _delete(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
+        identity = await self._identities.delete(kind, call.owner, call.name)
+        if kind == "user":
+            await self._accounts.drop_keys_of_deleted_users()
+        return {"account_id": identity.row.account_id, "name": identity.row.name, "deleted": True}
+
+    async def _put_policy(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
+        name, text = call.text("policy_name"), call.text("policy")
+        return _row(await self._identities.put_policy(kind, call.owner, call.name, name, text))
+
+    async def _delete_policy(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
+        return _row(await self._identities.delete_policy(kind, call.owner, call.name, _policy_of(call)))
+
+    async def _revoke_sessions(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
+        return _row(await self._identities.revoke_sessions(kind, call.owner, call.name))
+
+    # Users
 
     async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.owner
@@ -189,15 +204,15 @@ class IdentityAdmin:
             raise InvalidParameterValue.of("key", has_key, "Must be true or false.")
         user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
         if not has_key:
-            return _user_row(user)
+            return _row(user)
         try:
             key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
         except CallerError:
             # Whoever is refused may ask again, once there is room for the key.
-            await self._identities.delete_user(account_id, user.row.name)
+            await self._identities.delete("user", account_id, user.row.name)
             raise
         return {
-            **_user_row(user),
+            **_row(user),
             "access_key_id": key.access_key_id,
             "secret_access_key": key.secret,
         }
@@ -213,34 +228,9 @@ class IdentityAdmin:
             {"access_key_id": key.access_key_id, "enabled": key.is_enabled} | used(key.access_key_id)
             for key in keys
         ]
-        return {**_user_row(user), "keys": listed}
-
-    async def _delete_user(self, call: AdminCall) -> Mapping[str, Any]:
-        user = await self._identities.delete_user(call.owner, call.name)
-        await self._accounts.drop_keys_of_deleted_users()
-        return {"account_id": user.row.account_id, "name": user.row.name, "deleted": True}
-
-    async def _put_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        user = await self._identities.put_user_policy(
-            call.owner, call.name, call.text("policy_name"), call.text("policy")
-        )
-        return _user_row(user)
-
-    async def _delete_user_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        user = await self._identities.delete_user_policy(call.owner, call.name, _policy_of(call))
-        return _user_row(user)
-
-    async def _revoke_user_sessions(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        return _user_row(await self._identities.revoke_user_sessions(account_id, call.name))
+        return {**_row(user), "keys": listed}
 
     # Roles
-
-    async def _list_roles(self, call: AdminCall) -> Mapping[str, Any]:
-        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        after = call.query.get("next_token", "")
-        roles = self._identities.list_roles(call.owner, after, limit + 1)
-        return _page("roles", [_short_row(role) for role in roles], limit)
 
     async def _create_role(self, call: AdminCall) -> Mapping[str, Any]:
         role = await self._identities.create_role(
@@ -250,7 +240,7 @@ class IdentityAdmin:
             path=call.text("path", "/"),
             session_max_s=call.integer("session_max_s", 3_600),
         )
-        return _role_row(role)
+        return _row(role)
 
     async def _show_role(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.owner
@@ -258,7 +248,7 @@ class IdentityAdmin:
         if role is None:
             raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
         stale = self._identities.stale_names(role.trust_policy, role.row.trusted_ids)
-        return {**_role_row(role), "stale": stale}
+        return {**_row(role), "stale": stale}
 
     async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
         fields = call.fields
@@ -268,25 +258,7 @@ class IdentityAdmin:
             trust_policy=call.text("trust_policy") if "trust_policy" in fields else None,
             session_max_s=call.integer("session_max_s") if "session_max_s" in fields else None,
         )
-        return _role_row(role)
-
-    async def _delete_role(self, call: AdminCall) -> Mapping[str, Any]:
-        role = await self._identities.delete_role(call.owner, call.name)
-        return {"account_id": role.row.account_id, "name": role.row.name, "deleted": True}
-
-    async def _put_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        role = await self._identities.put_role_policy(
-            call.owner, call.name, call.text("policy_name"), call.text("policy")
-        )
-        return _role_row(role)
-
-    async def _delete_role_policy(self, call: AdminCall) -> Mapping[str, Any]:
-        role = await self._identities.delete_role_policy(call.owner, call.name, _policy_of(call))
-        return _role_row(role)
-
-    async def _revoke_role_sessions(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.owner
-        return _role_row(await self._identities.revoke_role_sessions(account_id, call.name))
+        return _row(role)
 
 
 def _policy_of(call: AdminCall) -> str:
@@ -312,21 +284,14 @@ def _short_row(identity: Identity) -> dict[str, Any]:
     }
 
 
-def _user_row(user: Identity) -> dict[str, Any]:
-    return {**_short_row(user), "policies": user.row.policies, "problems": _problems(user)}
-
-
-def _role_row(role: Role) -> dict[str, Any]:
-    problems = _problems(role)
-    if isinstance(role.trust_policy, UnreadablePolicy):
-        problems["trust policy"] = str(role.trust_policy.why)
-    return {
-        **_short_row(role),
-        "trust_policy": role.row.trust_policy,
-        "session_max_s": role.row.session_max_s,
-        "policies": role.row.policies,
-        "problems": problems,
-    }
+def _row(identity: Identity) -> dict[str, Any]:
+    """Return a user or role with its policies; of a role, its trust policy, too."""
+    shown, problems = _short_row(identity), _problems(identity)
+    if isinstance(identity, Role):
+        shown |= {"trust_policy": identity.row.trust_policy, "session_max_s": identity.row.session_max_s}
+        if isinstance(identity.trust_policy, UnreadablePolicy):
+            problems["trust policy"] = str(identity.trust_policy.why)
+    return {**shown, "policies": identity.row.policies, "problems": problems}
 
 
 def _problems(identity: Identity) -> dict[str, str]:

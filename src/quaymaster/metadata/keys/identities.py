@@ -41,6 +41,7 @@ from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import (
     Identity,
+    IdentityKind,
     IdentityTable,
     KnownIdentities,
     Role,
@@ -85,8 +86,6 @@ class Identities:
         self.known = known
         self.user = known.users.find
         self.role = known.roles.find
-        self.list_users = known.users.list_page
-        self.list_roles = known.roles.list_page
         self._accounts = accounts
         self._of_deleted: set[str] = set()
         """Accounts that were deleted while users or roles of theirs are left."""
@@ -98,6 +97,16 @@ class Identities:
         self._now_ms = now_ms
         self._quotas = quotas or Quotas()
         self._cell_format = cell_format or CellFormat()
+
+    def find(self, kind: IdentityKind, account_id: str, name: str) -> User | Role | None:
+        """Return a user or role by its name; None where there is none."""
+        return self.known.of_kind(kind).find(account_id, name)
+
+    def list_page(
+        self, kind: IdentityKind, account_id: str, after: str, count_max: int
+    ) -> Sequence[User | Role]:
+        """Return users or roles of an account in order of their names: the first behind `after`, so many at most."""
+        return self.known.of_kind(kind).list_page(account_id, after, count_max)
 
     # Users
 
@@ -112,22 +121,6 @@ class Identities:
             with suppress(RevisionMismatch):
                 return await self._put(users, User(row), [account, _absent(users, row)])
         raise Overloaded
-
-    async def put_user_policy(self, account_id: str, name: str, policy_name: str, text: str) -> User:
-        """Give a user an identity policy, in place of the one with this name; InvalidParameterValue."""
-        return await self._put_policy(self.known.users, account_id, name, policy_name, text)
-
-    async def delete_user_policy(self, account_id: str, name: str, policy_name: str) -> User:
-        """Take an identity policy from a user."""
-        return await self._delete_policy(self.known.users, account_id, name, policy_name)
-
-    async def revoke_user_sessions(self, account_id: str, name: str) -> User:
-        """Refuse all temporary credentials that a user has now."""
-        return await self._revoke_sessions(self.known.users, account_id, name)
-
-    async def delete_user(self, account_id: str, name: str) -> User:
-        """Delete a user; its keys and sessions are refused from then on."""
-        return await self._delete(self.known.users, account_id, name)
 
     # Roles
 
@@ -183,21 +176,43 @@ class Identities:
                 return changed
         raise Overloaded
 
-    async def put_role_policy(self, account_id: str, name: str, policy_name: str, text: str) -> Role:
-        """Give a role an identity policy, in place of the one with this name; InvalidParameterValue."""
-        return await self._put_policy(self.known.roles, account_id, name, policy_name, text)
+    # Both
 
-    async def delete_role_policy(self, account_id: str, name: str, policy_name: str) -> Role:
-        """Take an identity policy from a role."""
-        return await self._delete_policy(self.known.roles, account_id, name, policy_name)
+    async def put_policy(
+        self, kind: IdentityKind, account_id: str, name: str, policy_name: str, text: str
+    ) -> User | Role:
+        """Give a user or role an identity policy, in place of the one with this name; InvalidParameterValue."""
+        _check_policy(policy_name, text)
+        return await self._change_of(
+            kind, account_id, name, lambda row: {"policies": _with(row.policies, policy_name, text)}
+        )
 
-    async def revoke_role_sessions(self, account_id: str, name: str) -> Role:
-        """Refuse all credentials that were given for a role until now."""
-        return await self._revoke_sessions(self.known.roles, account_id, name)
+    async def delete_policy(
+        self, kind: IdentityKind, account_id: str, name: str, policy_name: str
+    ) -> User | Role:
+        """Take an identity policy from a user or role."""
+        return await self._change_of(
+            kind, account_id, name, lambda row: {"policies": _without(row.policies, policy_name)}
+        )
 
-    async def delete_role(self, account_id: str, name: str) -> Role:
-        """Delete a role; its sessions are refused from then on."""
-        return await self._delete(self.known.roles, account_id, name)
+    async def revoke_sessions(self, kind: IdentityKind, account_id: str, name: str) -> User | Role:
+        """Refuse all temporary credentials that a user has, or that were given for a role, until now."""
+        # Not one more than before: a store that went back would give that number twice.
+        generation = random_generation()
+        return await self._change_of(kind, account_id, name, _set({"sessions_generation": generation}))
+
+    async def delete(self, kind: IdentityKind, account_id: str, name: str) -> User | Role:
+        """Delete a user or role; its sessions, and a user's keys, are refused from then on."""
+        table, suffix = self.known.of_kind(kind), suffix_of(account_id, name)
+        for _ in range(ATTEMPTS_MAX):
+            unchanged = table.rows.compare(suffix)
+            identity: User | Role = self._existing(table, account_id, name)
+            with suppress(RevisionMismatch):
+                await self._mirror.transact(
+                    [unchanged], raised_floor(self._cell_format), [table.prefix + suffix]
+                )
+                return identity
+        raise Overloaded
 
     def stale_names(self, policy: PolicyInForce | None, bound: Mapping[str, str]) -> list[str]:
         """Return the names in a policy that others have now than when it was written and bound to ids."""
@@ -263,25 +278,15 @@ class Identities:
         await self._mirror.transact(compares, [Put(key, encode_row(row)), *raised])
         return identity
 
-    async def _put_policy(
-        self, table: IdentityTable[Identity], account_id: str, name: str, policy_name: str, text: str
-    ) -> Identity:
-        _check_policy(policy_name, text)
-        return await self._change(
-            table, account_id, name, lambda row: {"policies": _with(row.policies, policy_name, text)}
-        )
-
-    async def _delete_policy(
-        self, table: IdentityTable[Identity], account_id: str, name: str, policy_name: str
-    ) -> Identity:
-        return await self._change(
-            table, account_id, name, lambda row: {"policies": _without(row.policies, policy_name)}
-        )
-
-    async def _revoke_sessions(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
-        # Not one more than before: a store that went back would give that number twice.
-        generation = random_generation()
-        return await self._change(table, account_id, name, lambda row: {"sessions_generation": generation})
+    async def _change_of(
+        self,
+        kind: IdentityKind,
+        account_id: str,
+        name: str,
+        change: Callable[[UserRow | RoleRow], Mapping[str, Any]],
+    ) -> User | Role:
+        changed: User | Role = await self._change(self.known.of_kind(kind), account_id, name, change)
+        return changed
 
     async def _change(
         self,
@@ -312,18 +317,6 @@ class Identities:
         with suppress(RevisionMismatch):
             return await self._put(table, changed, [unchanged, *others], raised_floor(self._cell_format))
         return None
-
-    async def _delete(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
-        suffix = suffix_of(account_id, name)
-        for _ in range(ATTEMPTS_MAX):
-            unchanged = table.rows.compare(suffix)
-            identity = self._existing(table, account_id, name)
-            with suppress(RevisionMismatch):
-                await self._mirror.transact(
-                    [unchanged], raised_floor(self._cell_format), [table.prefix + suffix]
-                )
-                return identity
-        raise Overloaded
 
     def _existing(self, table: IdentityTable[Identity], account_id: str, name: str) -> Identity:
         self._check_format()

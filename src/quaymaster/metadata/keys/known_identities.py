@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from quaymaster.coordination.interface import Compare
 from quaymaster.core.access.kinds import PolicyKind
@@ -21,60 +21,55 @@ from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import ROLES, USERS, RoleRow, UserRow, row_decoder
 
 IDENTITIES_PAGE_MAX: Final = 1_000
+IdentityKind = Literal["user", "role"]
+
+Row = TypeVar("Row", bound=UserRow | RoleRow)
 
 
-class User:
-    """A user with its policies. A change of the row makes another object."""
+class StoredIdentity(Generic[Row]):
+    """A user or role with its policies. A change of the row makes another object."""
 
-    def __init__(self, row: UserRow) -> None:
-        self.row = row
+    noun: ClassVar[IdentityKind]
+
+    def __init__(self, row: Row) -> None:
+        self.row: Row = row
+
+    @property
+    def full_name(self) -> str:
+        """The name with its path, as in the ARN."""
+        return self.row.path[1:] + self.row.name
+
+    @property
+    def arn(self) -> str:
+        """The ARN that policies name."""
+        return f"arn:aws:iam::{self.row.account_id}:{self.noun}/{self.full_name}"
+
+    @cached_property
+    def policies(self) -> tuple[PolicyInForce, ...]:
+        """The identity policies in force."""
+        return tuple(read_policy(text, PolicyKind.IDENTITY) for text in self.row.policies.values())
+
+
+class User(StoredIdentity[UserRow]):
+    """A user of an account."""
+
+    noun = "user"
 
     @property
     def unique_id(self) -> str:
         """The id that no other user ever has."""
         return self.row.user_id
 
-    @property
-    def full_name(self) -> str:
-        """The name with its path, as in the ARN."""
-        return self.row.path[1:] + self.row.name
 
-    @property
-    def arn(self) -> str:
-        """The ARN that policies name."""
-        return f"arn:aws:iam::{self.row.account_id}:user/{self.full_name}"
+class Role(StoredIdentity[RoleRow]):
+    """A role of an account."""
 
-    @cached_property
-    def policies(self) -> tuple[PolicyInForce, ...]:
-        """The identity policies in force."""
-        return tuple(read_policy(text, PolicyKind.IDENTITY) for text in self.row.policies.values())
-
-
-class Role:
-    """A role with its policies. A change of the row makes another object."""
-
-    def __init__(self, row: RoleRow) -> None:
-        self.row = row
+    noun = "role"
 
     @property
     def unique_id(self) -> str:
         """The id that no other role ever has."""
         return self.row.role_id
-
-    @property
-    def full_name(self) -> str:
-        """The name with its path, as in the ARN."""
-        return self.row.path[1:] + self.row.name
-
-    @property
-    def arn(self) -> str:
-        """The ARN that policies name."""
-        return f"arn:aws:iam::{self.row.account_id}:role/{self.full_name}"
-
-    @cached_property
-    def policies(self) -> tuple[PolicyInForce, ...]:
-        """The identity policies in force."""
-        return tuple(read_policy(text, PolicyKind.IDENTITY) for text in self.row.policies.values())
 
     @cached_property
     def trust_policy(self) -> PolicyInForce:
@@ -146,6 +141,10 @@ class KnownIdentities:
             mirror, ROLES, "role", lambda data: Role(decode_role(data))
         )
 
+    def of_kind(self, kind: str) -> IdentityTable[Any]:
+        """Return the users, or the roles; so does the kind of a session's ARN."""
+        return self.users if kind == "user" else self.roles
+
     def unique_ids(self, arns: Iterable[str]) -> dict[str, str]:
         """Return the ids of the users and roles that there are among those named by ARN."""
         found = {}
@@ -158,17 +157,16 @@ class KnownIdentities:
     def compare(self, arn: str) -> Compare:
         """Return the condition that the row of the user or role that an ARN may name is still as it is here."""
         account_id, kind, full_name = _parts(arn)
-        suffix = suffix_of(account_id, _short_name(kind, full_name))
-        return self.users.rows.compare(suffix) if kind == "user" else self.roles.rows.compare(suffix)
+        return self.of_kind(kind).rows.compare(suffix_of(account_id, _short_name(kind, full_name)))
 
     def _unique_id(self, arn: str) -> str | None:
         account_id, kind, full_name = _parts(arn)
         name = _short_name(kind, full_name)
-        if kind == "assumed-role":
-            role = self.roles.known(account_id, name)
-            return None if role is None or role.row.name != name else role.unique_id
-        identity = (self.users if kind == "user" else self.roles).known(account_id, name)
-        return None if identity is None or identity.full_name != full_name else identity.unique_id
+        identity: User | Role | None = self.of_kind(kind).known(account_id, name)
+        if identity is None:
+            return None
+        is_meant = identity.row.name == name if kind == "assumed-role" else identity.full_name == full_name
+        return identity.unique_id if is_meant else None
 
 
 def _parts(arn: str) -> tuple[str, str, str]:
