@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from harness.etcd import EtcdCluster
 
 from metadata.cell import Cell, FrontEnd, run_cell
 from metadata.support import ACCOUNT, START_MS, Clock, World, eventually, is_good, run
 from quaymaster.coordination.counted_time import COUNTED_AT_ONCE_MAX_MS
-from quaymaster.coordination.interface import Put
+from quaymaster.coordination.interface import Coordination, Put
+from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.values.errors import (
     JournalStopped,
     NotNow,
@@ -133,6 +135,44 @@ def test_deletions_and_pending_changes_that_a_store_brings_wait_for_a_minute_wha
                     assert len((await world.store.list_all(prefix))[0]) == left
 
     run(scenario, tmp_path)
+
+
+@asynccontextmanager
+async def store_of(kind: str, directory: Path) -> AsyncIterator[Coordination]:
+    with ExitStack() as stack:
+        store: Coordination
+        if kind == "sqlite":
+            store = await SQLiteCoordination.open(directory / "metadata.sqlite")
+        else:
+            store = stack.enter_context(EtcdCluster.started(directory)).store("q/")
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@pytest.mark.parametrize("off_s", [YEAR_S, -YEAR_S])
+@pytest.mark.parametrize("kind", ["sqlite", "etcd"])
+def test_names_rest_for_a_minute_in_stores_of_both_kinds(tmp_path: Path, kind: str, off_s: int) -> None:
+    async def scenario(world: World) -> None:
+        async with store_of(kind, tmp_path) as store:
+            world.store = store
+            async with world.service() as one, world.service() as two:
+                await one.queues.change(CreateQueue(ACCOUNT, "orders"))
+                await one.queues.change(DeleteQueue(ACCOUNT, "orders"))
+                await eventually(lambda: len(two.registry.queues.deleted) == 1)
+                world.clock.set_s(off_s)
+                for node in (one, two):
+                    with pytest.raises(QueueDeletedRecently):
+                        await node.queues.change(CreateQueue(ACCOUNT, "orders"))
+                    await node.registry.run_upkeep()
+                assert len((await store.list_all(DELETED))[0]) == 1
+
+                world.clock.pass_s(60)
+
+                await two.queues.change(CreateQueue(ACCOUNT, "orders"))
+
+    run(scenario, tmp_path / "keys")
 
 
 def test_a_deletion_that_comes_while_old_ones_are_dropped_is_remembered(
