@@ -18,14 +18,14 @@ it knows to be committed, what was acknowledged is there at the end, and a heale
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, NamedTuple
+
+from sim.model_runs import Model, Violation
 
 NODES = 4
 STEPS = 1_500
@@ -47,10 +47,6 @@ BUGS = {
     "longack": "a follower acknowledges all it has, not what it compared",
 }
 """The planted bugs: each takes one rule away, and must be caught."""
-
-
-class Violation(AssertionError):
-    """A rule of the protocol was broken in this run."""
 
 
 # What is stored and what is said
@@ -647,6 +643,14 @@ class World:
         self.check_acknowledged(leader)
         return self
 
+    def counts(self) -> dict[str, int]:
+        """What this run did."""
+        return {
+            "epochs": self.stored.epoch,
+            "activations": self.activations,
+            "acknowledged sends": len(self.acknowledged),
+        }
+
     def _note(self, what: str) -> None:
         if self.story is not None:
             self.story.append(f"{self.events:6d}  {what}")
@@ -659,68 +663,11 @@ class World:
             self._note(f"node {node.number} ({node.role}; {state}) {what}")
 
 
-# The command line
+def _make(seed: int, bugs: Iterable[str], has_story: bool) -> World:
+    return World(seed, bugs, has_story=has_story)
 
 
-def run_seed(seed: int, bugs: Iterable[str] = ()) -> tuple[World, Violation | None]:
-    """Run one seed to its end, or to what it found."""
-    world = World(seed, bugs)
-    try:
-        return world.run(), None
-    except Violation as violation:
-        return world, violation
-
-
-def tell(seed: int, bugs: Iterable[str] = ()) -> str:
-    """Return the last events of a run, and what was found."""
-    world = World(seed, bugs, has_story=True)
-    assert world.story is not None, "this world has a story"
-    try:
-        world.run()
-        world.story.append("nothing was found")
-    except Violation as violation:
-        world.story.append(f"{world.events:6d}  VIOLATION: {violation}")
-    return "\n".join(world.story)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run seeds until the time is up or something is found; 1 when it was."""
-    parser = argparse.ArgumentParser(prog="python -m sim.protocol_model", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--seed0", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, help="run this one only")
-    parser.add_argument("--bug", action="append", default=[], choices=sorted(BUGS))
-    parser.add_argument("--story", action="store_true", help="tell the last events of what was found")
-    options = parser.parse_args(arguments)
-    name = ", ".join(options.bug) or "no bug planted"
-    started = time.monotonic()
-    seed: int = options.seed0 if options.seed is None else options.seed
-    runs = events = epochs = activations = acknowledged = 0
-    while options.seed is None or runs == 0:
-        world, violation = run_seed(seed, options.bug)
-        runs += 1
-        events += world.events
-        epochs += world.stored.epoch
-        activations += world.activations
-        acknowledged += len(world.acknowledged)
-        if violation is not None or (options.seed is not None and options.story):
-            if options.story:
-                print(tell(seed, options.bug))
-            took_s = time.monotonic() - started
-            print(
-                f"{name}: seed {seed}, after {runs} seeds and {took_s:.1f} s: {violation or 'nothing found'}"
-            )
-            return 1 if violation else 0
-        seed += 1
-        if time.monotonic() - started > options.seconds:
-            break
-    took_s = time.monotonic() - started
-    print(
-        f"{name}: nothing found in {runs} seeds, {events:,} events ({events / took_s:,.0f}/s), "
-        f"{epochs:,} epochs, {activations:,} activations, {acknowledged:,} acknowledged sends"
-    )
-    return 0
-
+MODEL = Model("sim.protocol_model", _make, BUGS)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(MODEL.main())

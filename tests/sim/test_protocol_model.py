@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from sim.protocol_model import BUGS, Violation, World, main, run_seed, tell
+from sim.model_runs import Violation
+from sim.protocol_model import BUGS, MODEL, World
 
 SEEDS = 4 * int(os.environ.get("SOAK_RUNS", "100"))
 CAUGHT_BY = {
@@ -27,7 +28,7 @@ CAUGHT_BY = {
 
 def test_the_protocol_keeps_its_rules_in_every_run() -> None:
     for seed in range(SEEDS):
-        _, violation = run_seed(seed)
+        _, violation = MODEL.run_seed(seed)
 
         assert violation is None, (
             f"PYTHONPATH=tests python -m sim.protocol_model --seed {seed} --story: {violation}"
@@ -46,22 +47,22 @@ def test_the_seeds_that_catch_bugs_find_nothing_without_one(seed: int) -> None:
 
 
 def test_a_seed_tells_the_same_story_again() -> None:
-    assert tell(17, ["fig8"]) == tell(17, ["fig8"])
+    assert MODEL.tell(17, ["fig8"]) == MODEL.tell(17, ["fig8"])
 
 
 def test_a_story_ends_with_what_was_broken() -> None:
-    assert "VIOLATION: two records are committed at 29" in tell(17, ["fig8"]).splitlines()[-1]
+    assert "VIOLATION: two records are committed at 29" in MODEL.tell(17, ["fig8"]).splitlines()[-1]
 
 
 def test_the_command_says_which_seed_found_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    found = main(["--seed", "17", "--bug", "fig8", "--story"])
+    found = MODEL.main(["--seed", "17", "--bug", "fig8", "--story"])
 
     assert found == 1
     assert "fig8: seed 17, after 1 seeds" in capsys.readouterr().out
 
 
 def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    found = main(["--seed", "3"])
+    found = MODEL.main(["--seed", "3"])
 
     assert found == 0
     assert "nothing found in 1 seeds" in capsys.readouterr().out
