@@ -47,11 +47,15 @@ class Patience:
 
 
 class Bounds(NamedTuple):
-    """What a log's partition holds: offsets from `earliest` on, below `next`; below `live` the archive has them."""
+    """What a log's partition holds: offsets from `earliest` on, below `next`; below `live` the archive has them.
+
+    Of a group's URL, all below `committed` is consumed.
+    """
 
     earliest: int
     next: int
     live: int = 0
+    committed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +157,12 @@ class Client:
         self._call("AmazonSQS.SetQueueAttributes", {"QueueUrl": url, "Attributes": dict(attributes)})
 
     def describe_log(self, url: str) -> Log:
-        """Return identity and bounds of a log-retained queue."""
+        """Return identity and bounds of a log-retained queue, or of one of its groups."""
         found = self._call("Quaymaster.DescribeLog", {"QueueUrl": url})
         partitions = {
-            int(one["Partition"]): Bounds(int(one["EarliestOffset"]), int(one["NextOffset"]))
+            int(one["Partition"]): Bounds(
+                int(one["EarliestOffset"]), int(one["NextOffset"]), committed=one.get("Committed")
+            )
             for one in found["Partitions"]
         }
         return Log(str(found["QueueId"]), str(found["QueueName"]), url, partitions)

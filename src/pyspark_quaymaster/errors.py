@@ -25,6 +25,10 @@ class RequestRefused(QuaymasterError):
         return RequestRefused, (self.action, self.queue, self.status, self.code, self.message)
 
 
+NO_SUCH_QUEUE = ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
+"""The codes of a refusal because there is no such queue, or group."""
+
+
 class ServerIsUnavailable(QuaymasterError):
     """No usable answer came before the deadline; whether the last request was carried out is unknown."""
 

@@ -152,6 +152,10 @@ class FakeServer:
                 {"Partition": number, "EarliestOffset": log.earliest[number], "NextOffset": len(bodies)}
                 for number, bodies in enumerate(log.partitions)
             ]
+            name = fields["QueueUrl"].rpartition("/")[2]
+            if name in self.committed:
+                for one in bounds:
+                    one["Committed"] = self.committed[name].get(one["Partition"], 0)
             return {"QueueId": str(log.queue_id), "QueueName": log.name, "Partitions": bounds}
         assert action == "FindOffsets", action
         return {
@@ -218,6 +222,8 @@ class FakeServer:
 
     def _log(self, fields: dict[str, Any]) -> FakeLog:
         name = fields["QueueUrl"].rpartition("/")[2]
+        if name in self.committed:  # a group's
+            name = name.partition("@")[0]
         if name in self.ordinary:
             raise Refusal(400, "UnsupportedOperation")
         if name not in self.logs:

@@ -14,7 +14,6 @@ from harness.reconciled import compare_rows
 from harness.waiting import PATIENCE_S
 from pyspark.sql import SparkSession
 
-from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.credentials import Endpoint
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage.bronze.batches import positions_of
@@ -80,7 +79,8 @@ def test_usage_is_what_clients_did_also_when_the_server_is_killed(
         found: Counter[tuple[str, str, str]] = Counter()
         deadline_s = time.monotonic() + WAIT_S
         with warehouse.ingesting():
-            pipeline = Pipeline(SparkWorkers(spark), warehouse, QueueFeed(endpoint, fields["queue_url"]))
+            feed = QueueFeed(endpoint, fields["queue_url"])
+            pipeline = Pipeline(SparkWorkers(spark), warehouse, feed)
             while found != made and time.monotonic() < deadline_s:
                 pipeline.catch_up()
                 found = Counter()
@@ -88,10 +88,7 @@ def test_usage_is_what_clients_did_also_when_the_server_is_killed(
                     for name in ("requests", "messages", "bytes", "chunks", "errors"):
                         found[line.queue, line.action, name] += getattr(line, name)
                 found = +found
-            with Client(endpoint) as client:
-                group = client._call(
-                    "Quaymaster.DescribeLog", {"QueueUrl": f"{fields['queue_url']}@pipeline"}
-                )
+            told = feed.committed()
             positions = positions_of(warehouse)
     finally:
         process.kill9()
@@ -99,4 +96,4 @@ def test_usage_is_what_clients_did_also_when_the_server_is_killed(
     assert found == made
     assert [one.difference for one in compare_rows(warehouse)] == [0] * 5
     assert pipeline.coverage.gaps() == []
-    assert {one["Partition"]: one["Committed"] for one in group["Partitions"]} == positions
+    assert told == positions

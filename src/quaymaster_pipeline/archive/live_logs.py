@@ -160,13 +160,13 @@ class LiveLogs:
 
 def url_of_queue(client: Client, name: str) -> str:
     """Return the URL of a queue, given that or its name; LogIsGone when there is none."""
-    from pyspark_quaymaster.errors import RequestRefused
+    from pyspark_quaymaster.errors import NO_SUCH_QUEUE, RequestRefused
 
     if "://" in name:
         return name
     try:
         return client.queue_url(name)
     except RequestRefused as error:
-        if error.code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
+        if error.code in NO_SUCH_QUEUE:
             raise LogIsGone(f"there is no queue {name}") from None
         raise

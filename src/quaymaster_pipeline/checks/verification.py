@@ -129,6 +129,12 @@ class UsageProof:
     breaks_total: int = 0
     breaks: list[UsageBreak] = field(default_factory=list)
 
+    def add(self, found: UsageBreak) -> None:
+        """Count a further break, and keep it if there is room."""
+        self.breaks_total += 1
+        if len(self.breaks) < BREAKS_MAX:
+            self.breaks.append(found)
+
     def summary(self) -> list[tuple[str, Any]]:
         """Return what there is to say in lines: a name and a value."""
         lists = ("gaps", "breaks")

@@ -7,13 +7,14 @@ import dataclasses
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import data_directory
-from quaymaster.cli.shared.failures import CommandRefused
+from quaymaster.cli.shared.failures import CommandRefused, NoServer
 from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.broker_counts import count_brokers, tell_accepted_losses
@@ -25,6 +26,7 @@ from quaymaster_pipeline.commands.upkeep import (
     delete_old_files_of_others,
 )
 from quaymaster_pipeline.commands.usage import Since, Until, hour_us, tell_expired_hours
+from quaymaster_pipeline.commands.usage_queue import PATIENCE_S, queue_feed
 from quaymaster_pipeline.commands.warehouse import (
     need_tables,
     only_writer,
@@ -42,6 +44,7 @@ from quaymaster_pipeline.jobs.retention import (
 if TYPE_CHECKING:
     from quaymaster_pipeline.checks.brokers.broker_counts import Compared
     from quaymaster_pipeline.checks.reconciliation import LayerComparison
+    from quaymaster_pipeline.checks.usage_breaks import UsageBreak
     from quaymaster_pipeline.jobs.expiry import ExpiredRows
     from quaymaster_pipeline.jobs.merge import Merged
     from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -153,7 +156,8 @@ def verify(given: spark.SparkOptions) -> None:
     """Check that no usage was changed, deleted or put in, from blocks to sums by hour. Ends with 1 otherwise.
 
     Blocks must be those that came, by their hashes and the links between them; events those that their blocks give;
-    hours the sums of events. Changes nothing, and may run next to `pipeline run`.
+    hours the sums of events. The usage queue is asked how far the tables have been, where its server answers. Changes
+    nothing, and may run next to `pipeline run`.
     """
     need_tables()
     from quaymaster_pipeline.checks.verification import verify as check
@@ -166,6 +170,8 @@ def verify(given: spark.SparkOptions) -> None:
         progress_bar("Checking: files, front ends and days", quiet=given.as_json) as bar,
     ):
         proof = check(workers, tables, bar.show if bar.is_shown else unwatched)
+    for found in _breaks_of_queue(directory, tables):
+        proof.add(found)
     if given.as_json:
         print_json(proof.as_json())
     else:
@@ -174,6 +180,23 @@ def verify(given: spark.SparkOptions) -> None:
     if proof.breaks:
         breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
         raise CommandRefused(f"{breaks}; the first is {proof.breaks[0].text}")
+
+
+def _breaks_of_queue(directory: Path, tables: Warehouse) -> Sequence[UsageBreak]:
+    """Compare the end of the tables with the usage queue, if they are of one; say so if it does not answer."""
+    from pyspark_quaymaster.errors import QuaymasterError
+    from quaymaster_pipeline.checks.queue_checks import compare_with_queue
+    from quaymaster_pipeline.usage import bronze
+    from quaymaster_pipeline.usage.feed import QUEUE_FEED
+    from quaymaster_pipeline.warehouse.schemas import BLOCKS
+
+    if not str(tables.table(BLOCKS).note(bronze.APP).get("feed", "")).startswith(QUEUE_FEED):
+        return ()
+    try:
+        return compare_with_queue(tables, queue_feed(directory, patience_s=PATIENCE_S))
+    except (NoServer, QuaymasterError):
+        note("The usage queue does not answer, so it is not known if the tables end where they ended once.")
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

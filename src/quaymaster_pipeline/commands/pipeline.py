@@ -19,7 +19,7 @@ from quaymaster_pipeline.commands.operators import backfill, compact, reconcile,
 from quaymaster_pipeline.commands.running import Run, ended_by_sigterm, run_on, run_once
 from quaymaster_pipeline.commands.tables import tables as list_tables
 from quaymaster_pipeline.commands.upkeep import AuditDays, ContentDays, HourlyMonths, Upkeep, UsageDays
-from quaymaster_pipeline.commands.usage_queue import find_usage_queue
+from quaymaster_pipeline.commands.usage_queue import PATIENCE_S, queue_feed
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
     WarehouseURI,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 app = options.new_group(
     "Make tables of usage, audit and bills of what front ends record. Needs quaymaster[spark]."
 )
-
-STATUS_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +188,13 @@ for _command in (reconcile, verify, close, backfill, compact):
 
 
 def _feed(directory: Path, files: Path | None, *, patience_s: float | None = None) -> BlockSource:
-    from pyspark_quaymaster.credentials import Endpoint
-    from quaymaster_pipeline.usage.feed import FileFeed, QueueFeed
+    from quaymaster_pipeline.usage.feed import FileFeed
 
     if files is not None:
         if not files.is_dir():
             raise WrongUsage(f"{files} is not a directory.")
         return FileFeed(files)
-    found = find_usage_queue(directory)
-    endpoint = Endpoint(found.endpoint_url, found.region, found.access_key_id, found.secret_access_key)
-    return QueueFeed(endpoint, found.queue_url, patience_s=patience_s)
+    return queue_feed(directory, patience_s=patience_s)
 
 
 def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
@@ -208,7 +203,7 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
     from quaymaster_pipeline.jobs.jobs import lag_of
 
     try:
-        feed = _feed(directory, None, patience_s=STATUS_PATIENCE_S)
+        feed = _feed(directory, None, patience_s=PATIENCE_S)
         return lag_of(tables, feed)
     except (NoServer, QuaymasterError):
         return None

@@ -10,13 +10,18 @@ names itself as the endpoint. For a cluster that of its `client.json` is taken i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quaymaster.cli.shared.connection import read_client_file, read_server_file
 from quaymaster.cli.shared.failures import NoServer
 
+if TYPE_CHECKING:
+    from quaymaster_pipeline.usage.feed import QueueFeed
+
 PIPELINE_FILE = Path("keys", "pipeline.json")
 FRONT_ENDS = Path("frontend-*")
+PATIENCE_S: Final = 3.0
+"""How long commands wait for a server that they can do without."""
 
 
 class UsageQueue(NamedTuple):
@@ -27,6 +32,20 @@ class UsageQueue(NamedTuple):
     access_key_id: str
     secret_access_key: str
     queue_url: str
+
+
+def queue_feed(directory: Path, *, patience_s: float | None = None) -> QueueFeed:
+    """Return the usage queue of the server, or of the local cluster, in `directory`.
+
+    Raises:
+        NoServer: see `find_usage_queue`.
+    """
+    from pyspark_quaymaster.credentials import Endpoint
+    from quaymaster_pipeline.usage.feed import QueueFeed
+
+    found = find_usage_queue(directory)
+    endpoint = Endpoint(found.endpoint_url, found.region, found.access_key_id, found.secret_access_key)
+    return QueueFeed(endpoint, found.queue_url, patience_s=patience_s)
 
 
 def find_usage_queue(directory: Path) -> UsageQueue:

@@ -16,7 +16,7 @@ from quaymaster.protocol.usage.usage_rows import CorruptBlock
 
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.
-    from pyspark_quaymaster.client import Log
+    from pyspark_quaymaster.client import Log, Patience
     from pyspark_quaymaster.credentials import Endpoint
 
 FILES_PATTERN = "*.blocks"
@@ -107,11 +107,32 @@ class QueueFeed:
         with Client(self._endpoint) as client:
             client.commit_offsets(f"{self._url}@{GROUP}", positions)
 
-    def _describe(self) -> Log:
-        from pyspark_quaymaster.client import Client, Patience
+    def committed(self) -> dict[int, int]:
+        """Return the offsets of the group `pipeline` by partition; none while there is no such group.
 
-        patience = None if self._patience_s is None else Patience(self._patience_s, self._patience_s)
-        with Client(self._endpoint, patience) as client:
+        Raises as `pyspark_quaymaster.client` does.
+        """
+        from pyspark_quaymaster.client import Client
+        from pyspark_quaymaster.errors import NO_SUCH_QUEUE, RequestRefused
+
+        try:
+            with Client(self._endpoint, self._patience()) as client:
+                log = client.describe_log(f"{self._url}@{GROUP}")
+        except RequestRefused as error:
+            if error.code in NO_SUCH_QUEUE:
+                return {}
+            raise
+        return {partition: bounds.committed or 0 for partition, bounds in log.partitions.items()}
+
+    def _patience(self) -> Patience | None:
+        from pyspark_quaymaster.client import Patience
+
+        return None if self._patience_s is None else Patience(self._patience_s, self._patience_s)
+
+    def _describe(self) -> Log:
+        from pyspark_quaymaster.client import Client
+
+        with Client(self._endpoint, self._patience()) as client:
             self._log = client.describe_log(self._url)
         return self._log
 
