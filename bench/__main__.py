@@ -2,8 +2,8 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | verify | close | invoices |
-        limit_fairness [its options]
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
+        invoices | limit_fairness [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -31,6 +31,7 @@ from bench import (
     frontend_cost,
     http_limit,
     invoices,
+    laptop,
     limit_fairness,
     overload,
     pipeline,
@@ -60,6 +61,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "engines": engines.main,
     "fleet": fleet.main,
     "freshness": freshness.main,
+    "laptop": laptop.main,
     "verify": verify.main,
     "close": close.main,
     "invoices": invoices.main,

@@ -12,12 +12,14 @@ the rest: bronze, silver and gold, each with its fsyncs and its commit. JVM and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +51,23 @@ def main() -> None:
 
 def measure(folder: Path, samples: int, every_s: float | None) -> dict[str, Any]:
     """Return the figures of so many samples; without `every_s` the pipeline has its own intervals."""
-    with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
-        data = folder / "server" / "data"
-        command: list[str | Path] = [
-            servers.SERVERS["quaymaster"].obtain(),
-            "pipeline",
-            "run",
-            "--data",
-            data,
-        ]
-        command += ["--master", "local[2]"]
-        command += [] if every_s is None else ["--interval", str(every_s)]
-        with (folder / "pipeline.log").open("wb") as log:
-            pipeline = processes.start(command, folder=folder, log=log, core=None)
-        try:
-            waiter = Waiter(server, data / "warehouse", folder / "pipeline.log", pipeline)
-            for name in ("first", "second"):  # the JVM's first jobs
-                waiter.seconds(name)
-            began_s, busy = time.monotonic(), busy_s()
-            used_s = processes.cpu_s(pipeline.pid)
-            found = []
-            for number in range(samples):
-                time.sleep(random.random() * (SPREAD_S if every_s is None else every_s))
-                found.append(waiter.seconds(f"sample-{number}"))
-            took_s = time.monotonic() - began_s
-            used_s = processes.cpu_s(pipeline.pid) - used_s
-        finally:
-            processes.stop(pipeline)
+    interval = () if every_s is None else ("--interval", str(every_s))
+    with (
+        servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server,
+        running_pipeline(folder, "--master", "local[2]", *interval) as pipeline,
+    ):
+        warehouse = folder / "server" / "data" / "warehouse"
+        waiter = Waiter(server, warehouse, folder / "pipeline.log", pipeline)
+        for name in ("first", "second"):  # the JVM's first jobs
+            waiter.seconds(name)
+        began_s, busy = time.monotonic(), busy_s()
+        used_s = processes.cpu_s(pipeline.pid)
+        found = []
+        for number in range(samples):
+            time.sleep(random.random() * (SPREAD_S if every_s is None else every_s))
+            found.append(waiter.seconds(f"sample-{number}"))
+        took_s = time.monotonic() - began_s
+        used_s = processes.cpu_s(pipeline.pid) - used_s
     return {
         "machine": machine.describe(),
         "every_s": every_s,
@@ -88,6 +80,19 @@ def measure(folder: Path, samples: int, every_s: float | None) -> dict[str, Any]
         "pipeline_cores": round(used_s / took_s, 2),
         "all_cores": round((busy_s() - busy) / took_s, 2),
     }
+
+
+@contextlib.contextmanager
+def running_pipeline(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `quaymaster pipeline run` with options for the server in `folder` / "server" while the block runs."""
+    data = folder / "server" / "data"
+    command = [str(servers.SERVERS["quaymaster"].obtain()), "pipeline", "run", "--data", str(data), *options]
+    with (folder / "pipeline.log").open("wb") as log:
+        pipeline = processes.start(command, folder=folder, log=log, core=None)
+    try:
+        yield pipeline
+    finally:
+        processes.stop(pipeline)
 
 
 def figures_of(values: Sequence[float]) -> dict[str, float]:
