@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak
-from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.ingest_state import APP as INGEST
 from quaymaster_pipeline.warehouse.schemas import BLOCKS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -42,7 +42,7 @@ def compare_with_queue(warehouse: Warehouse, queue: AskedQueue) -> list[UsageBre
     table = warehouse.table(BLOCKS)
     committed = queue.committed()
     table.refresh()
-    note = table.note(bronze.APP)
+    note = table.note(INGEST)
     if note and note["feed"] != queue.identity:
         return []
     positions = {int(partition): end for partition, end in note.get("next", {}).items()}

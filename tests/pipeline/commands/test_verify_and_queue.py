@@ -10,7 +10,7 @@ from harness.command_line import Run
 from harness.pipeline_site import NOW, InProcess, Site, no_spark
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.cli.failures import NoServer
+from quaymaster.cli.shared.failures import NoServer
 from quaymaster_pipeline.commands import operators, spark
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage.feed import QUEUE_FEED, FileFeed
