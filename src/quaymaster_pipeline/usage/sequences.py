@@ -7,9 +7,12 @@ gaps and completeness cost a look at block headers, never at rows. Pure.
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from quaymaster_pipeline.usage.ended import Ended, EndedIncarnations
 
 State = Literal["new", "duplicate", "overlap"]
 
@@ -112,6 +115,24 @@ class _Progress:
         return len(lows) > 1 or bool(lows and lows[0] > 0) or (self.seal_end or 0) > end
 
     @property
+    def ended(self) -> Ended | None:
+        """The same in three numbers; None unless it ended, all of it came, and no more is to be said."""
+        end = self.ranges.prefix_end
+        if not self.is_complete or self.has_gaps or self.seal_end not in (None, end):
+            return None
+        heard = self.watermarks[0] if self.watermarks else None
+        if len(self.watermarks) > 1 or (heard is not None and (heard[0] != end or heard[1] < 0)):
+            return None
+        return Ended(end, None if heard is None else heard[1], self.seal_end is not None)
+
+    @classmethod
+    def of_ended(cls, ended: Ended) -> _Progress:
+        """Return what `ended` was made of."""
+        ranges = _Ranges([0], [ended.end]) if ended.end else _Ranges()
+        watermarks = [] if ended.heard_us is None else [(ended.end, ended.heard_us)]
+        return cls(ranges, watermarks, True, ended.end if ended.is_end_known else None)
+
+    @property
     def watermark_us(self) -> int:
         """Everything older than this is there; 0 when nothing is known."""
         end = self.ranges.prefix_end
@@ -121,18 +142,20 @@ class _Progress:
 class Coverage:
     """What came of every front end's incarnations.
 
-    Most of them are sealed and complete. Which are not is kept up, so a question about these alone costs the same
-    whatever the history.
+    Most of them are sealed and complete, and packed. Which are not is kept up, so a question about these alone costs
+    the same whatever the history.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: EndedIncarnations | None = None) -> None:
+        self.ended = ended or EndedIncarnations()
         self._incarnations: dict[IncarnationId, _Progress] = {}
+        """All that are not among those that ended."""
         self._open: set[IncarnationId] = set()
         self._gapped: set[IncarnationId] = set()
 
     def copy(self) -> Coverage:
         """Return another one that has the same, for another thread to add to."""
-        made = Coverage()
+        made = Coverage(self.ended.copy())
         made._incarnations = {
             owner: _Progress(
                 _Ranges(progress.ranges.lows.copy(), progress.ranges.highs.copy()),
@@ -147,7 +170,7 @@ class Coverage:
 
     def overlaps(self, block: BlockRange) -> bool:
         """Return whether any sequence of the block came before."""
-        progress = self._incarnations.get(block.owner)
+        progress = self._progress_of(block.owner)
         return progress is not None and progress.ranges.overlaps(block.seq_lo, block.seq_hi)
 
     def covers(self, block: BlockRange) -> bool:
@@ -157,7 +180,7 @@ class Coverage:
 
     def add(self, block: BlockRange) -> None:
         """Take a block as there. The same again changes nothing."""
-        progress = self._incarnations.setdefault(block.owner, _Progress())
+        progress = self._unpacked(block.owner)
         progress.ranges.add(block.seq_lo, block.seq_hi)
         progress.watermarks.append((block.seq_hi, block.low_watermark_us))
         end = progress.ranges.prefix_end
@@ -166,47 +189,69 @@ class Coverage:
             beyond = [pair for pair in progress.watermarks if pair[0] > end]
             progress.watermarks = [(end, max(reached)), *beyond]
         if block.sealed is not None:
-            sealed = self._incarnations.setdefault(block.sealed, _Progress())
+            sealed = self._unpacked(block.sealed)
             # Others may have said that nobody knows the end, before or after who did know.
             if block.seal_end is not None or not sealed.is_sealed:
                 sealed.seal_end = block.seal_end
             sealed.is_sealed = True
-            self._look_at(block.sealed, sealed)
+            if block.sealed != block.owner:
+                self._look_at(block.sealed, sealed)
         self._look_at(block.owner, progress)
 
+    def _progress_of(self, owner: IncarnationId) -> _Progress | None:
+        """Return an incarnation to look at; None if nothing came of it."""
+        progress = self._incarnations.get(owner)
+        if progress is None and (ended := self.ended.get(*owner)) is not None:
+            return _Progress.of_ended(ended)
+        return progress
+
+    def _unpacked(self, owner: IncarnationId) -> _Progress:
+        """Return an incarnation to change, a new one if nothing came of it; `_look_at` follows."""
+        progress = self._incarnations.get(owner)
+        if progress is None:
+            ended = self.ended.pop(*owner)
+            progress = _Progress() if ended is None else _Progress.of_ended(ended)
+            self._incarnations[owner] = progress
+        return progress
+
     def _look_at(self, owner: IncarnationId, progress: _Progress) -> None:
-        """Keep up which incarnations are open, and which have gaps."""
+        """Keep up which incarnations are open, which have gaps, and which have ended."""
         for owners, is_one in ((self._open, not progress.is_complete), (self._gapped, progress.has_gaps)):
             if is_one:
                 owners.add(owner)
             else:
                 owners.discard(owner)
+        if (ended := progress.ended) is not None:
+            del self._incarnations[owner]
+            self.ended.put(*owner, ended)
 
     def ranges_of(self, owner: IncarnationId) -> list[tuple[int, int]]:
         """Return what came of an incarnation: disjoint half-open ranges, in order."""
-        progress = self._incarnations.get(owner)
+        progress = self._progress_of(owner)
         return [] if progress is None else list(zip(progress.ranges.lows, progress.ranges.highs, strict=True))
 
     def heard_us(self, owner: IncarnationId) -> int:
         """Return the latest low watermark that came of an incarnation; 0 when none did."""
-        progress = self._incarnations.get(owner)
+        progress = self._progress_of(owner)
         return 0 if progress is None else max((low_us for _, low_us in progress.watermarks), default=0)
 
     def lines(self) -> Iterator[CoverageLine]:
         """Yield all that is known, an incarnation at a time."""
-        for owner, progress in sorted(self._incarnations.items()):
-            yield CoverageLine(
-                *owner,
-                [end for pair in self.ranges_of(owner) for end in pair],
-                [number for pair in progress.watermarks for number in pair],
-                progress.is_sealed,
-                progress.seal_end,
-            )
+        ended = (
+            _line_of(IncarnationId(front_end, number), _Progress.of_ended(one))
+            for front_end, number, one in self.ended.items()
+        )
+        yield from heapq.merge(ended, self.lines_of_others(), key=lambda line: line.owner)
+
+    def lines_of_others(self) -> Iterator[CoverageLine]:
+        """Yield all that is known of incarnations that are not among those that `ended`."""
+        for owner, progress in sorted(self._incarnations.items(), key=lambda item: item[0]):
+            yield _line_of(owner, progress)
 
     @classmethod
-    def of_lines(cls, lines: Iterable[CoverageLine]) -> Coverage:
-        """Return what `lines` was made of."""
-        coverage = cls()
+    def of_lines(cls, lines: Iterable[CoverageLine], ended: EndedIncarnations | None = None) -> Coverage:
+        """Return what `lines` was made of, or `lines_of_others` and `ended`."""
+        coverage = cls(ended)
         for front_end, number, ranges, watermarks, is_sealed, seal_end in lines:
             owner = IncarnationId(front_end, number)
             progress = coverage._incarnations[owner] = _Progress(
@@ -241,6 +286,16 @@ class Coverage:
         None when no front end is known, or all are sealed and complete: then that is true of all times.
         """
         return min((self._incarnations[owner].watermark_us for owner in self._open), default=None)
+
+
+def _line_of(owner: IncarnationId, progress: _Progress) -> CoverageLine:
+    return CoverageLine(
+        *owner,
+        [end for pair in zip(progress.ranges.lows, progress.ranges.highs, strict=True) for end in pair],
+        [number for pair in progress.watermarks for number in pair],
+        progress.is_sealed,
+        progress.seal_end,
+    )
 
 
 def judge_blocks(

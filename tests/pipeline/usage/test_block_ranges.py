@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, Gap, IncarnationId, judge_blocks
+from quaymaster_pipeline.usage.ended import Ended, EndedIncarnations
+from quaymaster_pipeline.usage.sequences import (
+    BlockRange,
+    Coverage,
+    Gap,
+    IncarnationId,
+    _Progress,
+    judge_blocks,
+)
 
 OWNER = IncarnationId("a", 1)
 LATER = IncarnationId("a", 2)
@@ -136,18 +146,19 @@ def test_who_knows_the_end_of_an_incarnation_is_believed_whoever_came_last() -> 
     assert covered(None, 9).gaps() == covered(9, None).gaps() == [Gap(OWNER, 5, 9)]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from((OWNER, LATER)),
-            st.integers(0, 20),
-            st.integers(0, 6),
-            st.sampled_from((None, OWNER)),
-            st.one_of(st.none(), st.integers(0, 25)),
-        ),
-        max_size=12,
-    )
+BLOCKS = st.lists(
+    st.tuples(
+        st.sampled_from((OWNER, LATER)),
+        st.integers(0, 20),
+        st.integers(0, 6),
+        st.sampled_from((None, OWNER)),
+        st.one_of(st.none(), st.integers(0, 25)),
+    ),
+    max_size=12,
 )
+
+
+@given(BLOCKS)
 def test_what_is_open_and_what_is_missing_is_kept_up_as_lines_say_it(
     blocks: list[tuple[IncarnationId, int, int, IncarnationId | None, int | None]],
 ) -> None:
@@ -160,6 +171,61 @@ def test_what_is_open_and_what_is_missing_is_kept_up_as_lines_say_it(
     assert coverage.gaps() == made.gaps()
     assert coverage.open_incarnations() == made.open_incarnations()
     assert coverage.closed_until_us() == made.closed_until_us()
+
+
+@given(BLOCKS, st.integers(0, 20), st.integers(1, 8))
+def test_incarnations_that_ended_answer_packed_as_they_would_unpacked(
+    blocks: list[tuple[IncarnationId, int, int, IncarnationId | None, int | None]], low: int, count: int
+) -> None:
+    packed, unpacked = Coverage(), Coverage()
+    for owner, first, rows, sealed, end in blocks:
+        one = BlockRange(owner, first, first + rows, b"", first * 10, sealed, end)
+        packed.add(one)
+        with patch.object(_Progress, "ended", None):
+            unpacked.add(one)
+
+    for owner in (OWNER, LATER):
+        asked = BlockRange(owner, low, low + count, b"", 0)
+        assert packed.overlaps(asked) == unpacked.overlaps(asked)
+        assert packed.covers(asked) == unpacked.covers(asked)
+        assert packed.heard_us(owner) == unpacked.heard_us(owner)
+        assert packed.ranges_of(owner) == unpacked.ranges_of(owner)
+    assert list(packed.lines()) == list(unpacked.lines())
+    assert packed.gaps() == unpacked.gaps()
+    assert packed.open_incarnations() == unpacked.open_incarnations()
+    assert packed.closed_until_us() == unpacked.closed_until_us()
+
+
+def test_an_incarnation_that_ended_takes_three_numbers_until_something_comes_of_it_again() -> None:
+    coverage = coverage_of(block(0, 5, watermark=100, seal=5), block(0, 9, watermark=700, owner=LATER))
+
+    ended = list(coverage.ended.items())
+    others = [line.owner for line in coverage.lines_of_others()]
+    repeated, longer = block(0, 5, watermark=100, seal=5), block(4, 7, watermark=200)
+    states = judge_blocks(coverage, [repeated, longer], [(OWNER, 0, repeated.sha256)])
+
+    assert ended == [(*OWNER, Ended(5, 100, True))]
+    assert others == [LATER]
+    assert states == ["duplicate", "overlap"]
+    assert coverage.ranges_of(OWNER) == [(0, 7)]
+    assert list(coverage.ended.items()) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 6), st.booleans()), max_size=30))
+def test_packed_incarnations_are_found_by_name_and_number(moves: list[tuple[str, int, bool]]) -> None:
+    ended, expected = EndedIncarnations(), dict[tuple[str, int], Ended]()
+    for at, (name, number, is_put) in enumerate(moves):
+        if is_put and (name, number) not in expected:
+            one = Ended(at, at * 7 if at % 3 else None, at % 2 == 0)
+            ended.put(name, number, one)
+            expected[name, number] = one
+        elif not is_put:
+            assert ended.pop(name, number) == expected.pop((name, number), None)
+
+    assert list(ended.items()) == [(*key, one) for key, one in sorted(expected.items())]
+    for name in "abc":
+        for number in range(8):
+            assert ended.get(name, number) == expected.get((name, number))
 
 
 def test_a_copy_of_the_coverage_does_not_see_what_is_added_later() -> None:

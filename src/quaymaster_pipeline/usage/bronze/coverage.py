@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.batch_rows import in_batches, lines_of_batches
 from quaymaster_pipeline.usage.blocks import BRONZE
+from quaymaster_pipeline.usage.bronze.coverage_rows import coverage_in, coverage_rows
 from quaymaster_pipeline.usage.bronze.runs import (
     RUN_COLUMNS,
     RUN_SCHEMA,
@@ -20,8 +21,8 @@ from quaymaster_pipeline.usage.bronze.runs import (
     runs_of_rows,
     runs_of_table,
 )
-from quaymaster_pipeline.usage.expired import LINE_COLUMNS, expired_blocks
-from quaymaster_pipeline.usage.sequences import Coverage, CoverageLine
+from quaymaster_pipeline.usage.expired import expired_blocks
+from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import ThisProcess, Workers, answer_table
 from quaymaster_pipeline.warehouse.data_files import TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE, EXPIRED_BLOCKS
@@ -46,8 +47,7 @@ def coverage_of(warehouse: Warehouse, through: int | None = None, workers: Worke
     """
     warehouse.table(BLOCKS)  # looked at before what says which of them have expired
     saved = warehouse.table(COVERAGE).read()
-    columns = (saved.column(name).to_pylist() for name in LINE_COLUMNS)
-    coverage = Coverage.of_lines(CoverageLine(*line) for line in zip(*columns, strict=True))
+    coverage = coverage_in(saved)
     since = pc.max(saved.column("batch_id")).as_py() if saved.num_rows else NO_BATCH
     expired_table = warehouse.table(EXPIRED_BLOCKS)
     expired_table.refresh()
@@ -129,11 +129,6 @@ class CoverageKeeper:
         before = table.last_batch(BRONZE)
         if batch_id - before < COVERAGE_BATCHES and not is_due:
             return
-        columns = list(zip(*coverage.lines(), strict=True)) or [()] * len(LINE_COLUMNS)
-        lines = dict(zip(LINE_COLUMNS, columns, strict=True)) | {"batch_id": [batch_id] * len(columns[0])}
-        rows = pa.table(
-            [pa.array(lines[field.name], field.type) for field in COVERAGE.schema], schema=COVERAGE.schema
-        )
-        adds = table.write(f"{BRONZE}-{batch_id}", rows)
+        adds = table.write(f"{BRONZE}-{batch_id}", coverage_rows(coverage, batch_id))
         table.commit(BRONZE, batch_id, adds, removes=table.files(), follows=before)
         self._written_us = now_us

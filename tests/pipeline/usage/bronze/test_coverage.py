@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster_pipeline.usage.bronze.coverage import coverage_of
+from quaymaster_pipeline.usage.bronze.coverage_rows import coverage_in, coverage_rows
+from quaymaster_pipeline.usage.expired import LINE_COLUMNS
 from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, IncarnationId
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, COVERAGE
@@ -38,6 +40,38 @@ def test_a_coverage_that_is_kept_is_the_same_again(
     assert list(again.lines()) == list(coverage.lines())
     assert (again.gaps(), again.closed_until_us()) == (coverage.gaps(), coverage.closed_until_us())
     assert again.open_incarnations() == coverage.open_incarnations()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.sampled_from("ab"), st.integers(1, 3), st.integers(0, 12), st.integers(0, 9)),
+            *(st.booleans(), st.one_of(st.none(), st.integers(0, 20))),
+        ),
+        max_size=16,
+    )
+)
+def test_rows_of_a_coverage_say_what_its_lines_say(
+    blocks: list[tuple[str, int, int, int, bool, int | None]],
+) -> None:
+    coverage = Coverage()
+    for name, number, low, count, is_seal, end in blocks:
+        sealed = IncarnationId(name, number) if is_seal else None
+        owner = IncarnationId(name, number + is_seal)
+        coverage.add(BlockRange(owner, low, low + count, b"", low * 10, sealed, end))
+    lines = list(coverage.lines())
+
+    rows = coverage_rows(coverage, 7)
+    again = coverage_in(rows)
+
+    assert rows.drop_columns("batch_id").to_pylist() == [
+        dict(zip(LINE_COLUMNS, line, strict=True)) for line in lines
+    ]
+    assert set(rows.column("batch_id").to_pylist()) <= {7}
+    assert list(again.lines()) == lines
+    assert list(again.ended.items()) == list(Coverage.of_lines(lines).ended.items())
+    assert again.open_incarnations() == coverage.open_incarnations()
+    assert (again.gaps(), again.closed_until_us()) == (coverage.gaps(), coverage.closed_until_us())
 
 
 def test_a_start_reads_the_headers_of_what_came_since_the_coverage_was_kept(
