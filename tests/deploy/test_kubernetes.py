@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -85,11 +86,23 @@ def test_every_file_is_used_and_every_file_that_is_used_is_there() -> None:
     assert [overlay.name for overlay in OVERLAYS] == ["cell", "cell-cert-manager", "single"]
 
 
+@functools.cache
 def render(overlay: Path) -> str:
     """Return what kustomize makes of an overlay: kubectl's, else the program."""
     if kubectl := shutil.which("kubectl"):
         return lint(kubectl, "kustomize", overlay)
     return lint(go_program_or_skip("kustomize"), "build", overlay)
+
+
+def referred_to(schema: Any, definitions: dict[str, Any]) -> set[str]:
+    """Return the names of the definitions that a schema refers to, and these in turn."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        names = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(waiting.pop()))) - found
+        found |= names
+        waiting += [definitions[name] for name in names]
+    return found
 
 
 def self_contained(directory: Path, version: str, kinds: set[str]) -> str:
@@ -102,7 +115,8 @@ def self_contained(directory: Path, version: str, kinds: set[str]) -> str:
     for kind in kinds:
         text = (source / f"{kind}.json").read_text(encoding="utf-8")
         schema = json.loads(text.replace("/api/_definitions.json#", "#"))
-        (directory / f"{kind}.json").write_text(json.dumps({**schema, "$defs": definitions}))
+        needed = {name: definitions[name] for name in referred_to(schema, definitions)}
+        (directory / f"{kind}.json").write_text(json.dumps({**schema, "$defs": needed}))
     return f"{directory}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
 
 
