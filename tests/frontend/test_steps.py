@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness.steps import calls_of, forbid_walks
+from harness.steps import calls_of, forbid_walks, uncollected
 
 from frontend.support import ACCOUNT, Answer, Service, serving
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
@@ -92,6 +92,7 @@ WATCHED = {"MirrorTable", "LimitTable", "Limits", "KnownAccounts"}
 """Whose large sets and tables are not to be walked, among others."""
 
 
+@uncollected()
 def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
     """Have so many queues and keys of other accounts, and so many accounts."""
     metadata = service.metadata

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,18 @@ def calls_of(work: Callable[[], object]) -> int:
         if collected:
             gc.enable()
     return calls
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Make very many objects that stay: to look for garbage among them again and again takes as long as making them."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 GLANCE_MAX = 2_000

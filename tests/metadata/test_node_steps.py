@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
-from harness.steps import calls_of, forbid_walks
+from harness.steps import calls_of, forbid_walks, uncollected
 
 from metadata.cell import Cell, FrontEnd
 from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
@@ -153,6 +153,7 @@ STEPS: list[Step] = [
 ]
 
 
+@uncollected()
 def add_others(pair: Pair, count: int) -> None:
     """Have what others have, as if the store had told of it, and notice when it is walked."""
     front_end, node = pair

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 from harness.server_metadata import ServerMetadata
-from harness.steps import calls_of, forbid_walks
+from harness.steps import calls_of, forbid_walks, uncollected
 
 from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
 from metadata.support import ACCOUNT, World
@@ -102,6 +102,7 @@ STEPS: list[Step] = [
 ]
 
 
+@uncollected()
 def add_others(service: ServerMetadata, count: int) -> None:
     """Have what others have, as if the store had told of it, and notice when it is walked."""
     mirror = service.registry.mirror
