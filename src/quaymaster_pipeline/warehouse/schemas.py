@@ -9,7 +9,7 @@ Tables are partitioned by a date and by nothing else: partitions by queue would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -34,21 +34,21 @@ class TableSpec:
     stored_as_is: tuple[str, ...] = ()
     """Columns that are compressed already."""
 
-    @property
-    def number_columns(self) -> list[str]:
-        """The columns of data files that hold numbers, times or dates."""
+    file_schema: Any = field(init=False, repr=False, compare=False)
+    """The columns that data files have: all but the partition column, which the table's log has per file."""
+    number_columns: list[str] = field(init=False, repr=False, compare=False)
+    """The columns of data files that hold numbers, times or dates."""
+    bounded_columns: list[str] = field(init=False, repr=False, compare=False)
+    """The columns of which the table's log has bounds."""
+
+    def __post_init__(self) -> None:
+        # Once, for they are asked for with each file.
+        of_files = pa.schema([column for column in self.schema if column.name != self.partition_column])
         kinds = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
-        return [field.name for field in self.file_schema if any(is_kind(field.type) for is_kind in kinds)]
-
-    @property
-    def bounded_columns(self) -> list[str]:
-        """The columns of which the table's log has bounds."""
-        return self.number_columns if self.bounded is None else list(self.bounded)
-
-    @property
-    def file_schema(self) -> Any:
-        """The columns that data files have: all but the partition column, which the table's log has per file."""
-        return pa.schema([field for field in self.schema if field.name != self.partition_column])
+        numbers = [column.name for column in of_files if any(is_kind(column.type) for is_kind in kinds)]
+        object.__setattr__(self, "file_schema", of_files)
+        object.__setattr__(self, "number_columns", numbers)
+        object.__setattr__(self, "bounded_columns", numbers if self.bounded is None else list(self.bounded))
 
 
 def _fields(kind: Any, *names: str) -> list[Any]:

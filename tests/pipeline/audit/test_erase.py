@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from harness.built_once import built_once
 from harness.killed_jobs import killed_before
 from harness.object_store import object_store
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
@@ -87,19 +88,29 @@ def versions(site: Site) -> list[int]:
     return [site.warehouse.table(spec).version for spec in (AUDIT_EVENTS, QUARANTINE, ERASURES)]
 
 
-@pytest.fixture
-def one() -> FrontEnd:
-    return front_end()
-
-
-@pytest.fixture
-def site(tmp_path: Path, one: FrontEnd) -> Site:
-    """Give a site with events of several batches."""
-    site = Site(tmp_path)
+@built_once
+def shipped(directory: Path) -> tuple[Site, FrontEnd]:
+    """Return a site with events of several batches."""
+    site, one = Site(directory), front_end()
     for _ in range(3):
         site.ship(one.block(60))
         site.run()
-    return site
+    return site, one
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Site, FrontEnd]:
+    return shipped(tmp_path)
+
+
+@pytest.fixture
+def site(made: tuple[Site, FrontEnd]) -> Site:
+    return made[0]
+
+
+@pytest.fixture
+def one(made: tuple[Site, FrontEnd]) -> FrontEnd:
+    return made[1]
 
 
 @pytest.mark.parametrize("subject", [OF_PRINCIPAL, OF_KEY], ids=["principal", "access key"])

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
@@ -18,13 +19,18 @@ from quaymaster_pipeline.checks.layer_sums import LayerSums, hours_work
 from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY, TableSpec
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
+@built_once
+def two_days(directory: Path) -> Site:
     """Two days of requests of two accounts."""
-    site, one = Site(tmp_path), FrontEnd("a", step_us=-600_000_000)
+    site, one = Site(directory), FrontEnd("a", step_us=-600_000_000)
     site.ship(one.block(100), one.block(60))
     site.run()
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return two_days(tmp_path)
 
 
 def add(site: Site, spec: TableSpec, column: str, count: int, *, of: str | None = None) -> None:

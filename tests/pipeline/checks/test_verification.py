@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.built_once import built_once
 from harness.forged_blocks import forged
 from harness.pipeline_site import InProcess, Site
-from harness.usage_blocks import NOON_US, FrontEnd
+from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 from harness.usage_faults import NOW as LATER
 from harness.usage_faults import run_history
 
@@ -73,7 +73,7 @@ def first(proof: UsageProof) -> UsageBreak:
 def make(directory: Path) -> Site:
     """Make tables of two front ends in three batches, one of which comes over midnight."""
     site = Site(directory)
-    one, two = FrontEnd("a", step_us=400_000_000), FrontEnd("b", seed=1)
+    one, two = FrontEnd("a", step_us=400_000_000, bunched_us=4 * HOUR_US), FrontEnd("b", seed=1)
     for rows in (30, 50, 40):
         site.ship(one.block(rows), two.block(rows), two.block(0))
         site.run(now=LATER)
@@ -81,16 +81,12 @@ def make(directory: Path) -> Site:
     return site
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return make(tmp_path_factory.mktemp("made"))
+made = built_once(make)
 
 
 @pytest.fixture
-def site(made: Site, tmp_path: Path) -> Site:
-    """A copy of these tables, to be read and changed, not run."""
-    shutil.copytree(made.root, tmp_path / "warehouse")
-    return Site(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return made(tmp_path)
 
 
 # Nothing was touched
@@ -187,7 +183,7 @@ def test_what_the_queue_no_longer_had_is_a_gap_and_no_break(
 def test_blocks_without_content_that_has_expired_are_no_break_and_content_that_was_taken_is(
     tmp_path: Path,
 ) -> None:
-    site = make(tmp_path)
+    site = made(tmp_path)
     expire_content(InProcess(), site.warehouse, LATER + datetime.timedelta(days=99))
     expired = verify(site)
     one, _ = site.front_ends
@@ -207,7 +203,7 @@ def test_blocks_without_content_that_has_expired_are_no_break_and_content_that_w
 
 
 def test_nothing_is_broken_while_layers_lag_and_after_compaction_and_backfill(tmp_path: Path) -> None:
-    site = make(tmp_path)
+    site = made(tmp_path)
     one, _ = site.front_ends
     with site.warehouse.ingesting():
         compact(InProcess(), site.warehouse, LATER, keep_hours=0)
@@ -216,7 +212,7 @@ def test_nothing_is_broken_while_layers_lag_and_after_compaction_and_backfill(tm
     site.ship(one.block(9))
     warehouse = site.warehouse
     with warehouse.ingesting():
-        take_batch(InProcess(), warehouse, FileFeed(site.feed), coverage_of(warehouse), LATER)
+        take_batch(InProcess(), warehouse, site.source, coverage_of(warehouse), LATER)
 
     lagging = verify(site)
 

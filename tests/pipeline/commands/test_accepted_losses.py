@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from harness.broker_counts import keep_comparison
 from harness.command_line import Run
-from harness.pipeline_site import Site
+from harness.pipeline_site import Site, no_spark
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.billing.periods import Month
-from quaymaster_pipeline.commands import billing
+from quaymaster_pipeline.commands import billing, spark
 from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.usage.feed import QUEUE_FEED
 from quaymaster_pipeline.warehouse.schemas import BLOCKS, LOSSES
@@ -32,6 +32,7 @@ def lose(tables: Warehouse, messages: int) -> None:
 def test_a_month_that_lost_too_much_has_no_final_invoices_until_its_losses_are_accepted(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
     site = Site(tmp_path)
     site.ship(FrontEnd("a").block(10))
     site.run()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.command_line import Run
 from harness.pipeline_site import InProcess, Site, no_spark
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import slow
 
 from quaymaster_pipeline.commands import spark
 from quaymaster_pipeline.commands.upkeep import Upkeep
@@ -20,14 +21,19 @@ from quaymaster_pipeline.warehouse.schemas import RECONCILIATION, USAGE_DAILY
 THE_25TH = datetime.datetime(2026, 11, 25, 6, tzinfo=datetime.UTC)
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+@built_once
+def shipped(directory: Path) -> Site:
     """A front end that has got from the 22nd to the 24th."""
-    monkeypatch.setattr(spark, "spark_workers", no_spark)
-    site = Site(tmp_path)
-    site.ship(FrontEnd("a", step_us=1_800_000_000).block(96))
+    site = Site(directory)
+    site.ship(slow("a").block(96))
     site.run(now=THE_25TH)
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(spark, "spark_workers", no_spark)
+    return shipped(tmp_path)
 
 
 def spoil(site: Site, date: str) -> None:

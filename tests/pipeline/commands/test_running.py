@@ -19,6 +19,7 @@ from harness.waiting import PATIENCE_S, eventually
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.commands import pipeline, spark
 from quaymaster_pipeline.commands.upkeep import Upkeep
+from quaymaster_pipeline.jobs import merge as merging
 from quaymaster_pipeline.jobs import turns, upkeep
 from quaymaster_pipeline.jobs.jobs import BronzeJob, RefineJob
 from quaymaster_pipeline.jobs.merge import Merged, merge_sums
@@ -85,8 +86,9 @@ class Running:
     def check(self) -> None:
         warehouse = self.site.warehouse
         assert self.is_in_gold()
-        assert [one.difference for one in compare_rows(warehouse)] == [0] * 5
-        assert compare_notes(warehouse) == compare_rows(warehouse)
+        by_rows = compare_rows(warehouse)
+        assert [one.difference for one in by_rows] == [0] * 5
+        assert compare_notes(warehouse) == by_rows
         assert compare_sums(warehouse) == []
 
 
@@ -325,8 +327,15 @@ def test_turns_that_do_not_end_delay_the_end_of_a_run_no_longer_than_they_may(
     assert not gate.opened.is_set()
 
 
+def few_batches_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 8 batches be as much as 32 are."""
+    monkeypatch.setattr(merging, "FILES_MIN", 8)
+    monkeypatch.setattr("quaymaster_pipeline.commands.running.UPKEEP_EVERY_BATCHES", 4)
+
+
 def test_a_backlog_is_merged_while_it_is_taken(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 1)
+    few_batches_are_many(monkeypatch)
     taken, merged = 0, threading.Event()
     merge, take = merge_sums, BronzeJob.take
 
@@ -340,17 +349,17 @@ def test_a_backlog_is_merged_while_it_is_taken(running: Running, monkeypatch: py
         nonlocal taken
         taken += 1
         # Its hours have ended by the clock, and get more batches all the same.
-        assert taken <= 40 or merged.wait(PATIENCE_S)
+        assert taken <= 12 or merged.wait(PATIENCE_S)
         return take(job, *arguments)
 
     monkeypatch.setattr(upkeep, "merge_sums", watched)
     monkeypatch.setattr(BronzeJob, "take", waiting)
-    for _ in range(45):
+    for _ in range(15):
         running.ship(2)
 
     done = running.start("--once")
 
-    assert (done.code, running.batches()) == (0, (45, 45, 45))
+    assert (done.code, running.batches()) == (0, (15, 15, 15))
     running.check()
 
 
@@ -358,6 +367,7 @@ def test_a_backlog_of_silver_is_merged_while_it_is_taken(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "BATCH_BLOCKS_MAX", 1)
+    few_batches_are_many(monkeypatch)
     monkeypatch.setattr(backlogs, "ROWS_OF_TURN", 1)
     refined, merged = 0, threading.Event()
     refine = RefineJob.refine
@@ -371,13 +381,13 @@ def test_a_backlog_of_silver_is_merged_while_it_is_taken(
     def waiting(job: RefineJob, *arguments: Any) -> bool:
         nonlocal refined
         refined += 1
-        eventually(lambda: refined > 1 or running.batches()[0] == 40)
-        assert refined <= 36 or merged.wait(PATIENCE_S)
+        eventually(lambda: refined > 1 or running.batches()[0] == 15)
+        assert refined <= 12 or merged.wait(PATIENCE_S)
         return refine(job, *arguments)
 
     monkeypatch.setattr(upkeep, "merge_sums", watched)
     monkeypatch.setattr(RefineJob, "refine", waiting)
-    for _ in range(40):
+    for _ in range(15):
         running.ship(2)
 
     running.until_interrupted(lambda: eventually(running.is_in_gold))

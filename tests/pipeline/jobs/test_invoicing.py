@@ -905,13 +905,18 @@ def test_usage_in_any_order_and_any_files_has_the_same_invoices(
         assert [one["billed_requests"] for one in found[0] if one["account_id"] == account_id] == [billed]
 
 
-def many_accounts(bills: Bills, accounts: int) -> None:
+@built_once
+def of_many_accounts(directory: Path, accounts: int) -> Bills:
+    """November is closed for so many accounts."""
+    bills = Bills(directory)
     for number in range(accounts):
         bills.use(
             used(700_000 + number, hour=number % 20 * 24),
             used(700_000, hour=700, billing_class="fifo", queue=8),
             account_id=f"{number:012}",
         )
+    bills.close((MONTH.end - DAY).date())
+    return bills
 
 
 def test_stretches_of_accounts_make_the_same_invoices_as_one(
@@ -919,9 +924,7 @@ def test_stretches_of_accounts_make_the_same_invoices_as_one(
 ) -> None:
     found = []
     for rows in (1 << 22, 5):
-        bills = Bills(tmp_path / str(rows))
-        many_accounts(bills, 20)
-        bills.close((MONTH.end - DAY).date())
+        bills = of_many_accounts(tmp_path / str(rows), 20)
         monkeypatch.setattr(account_rows, "ROWS_OF_TASK_MAX", rows)
         stretches = account_rows.ranges_of(
             bills.daily.place, bills.daily.spec, bills.daily.files(), InProcess.cores

@@ -295,8 +295,9 @@ def shipped(directory: Path) -> Site:
 
 def check(site: Site) -> None:
     assert site.usage() == expected_usage(*site.front_ends)
-    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
-    assert compare_notes(site.warehouse) == compare_rows(site.warehouse)
+    by_rows = compare_rows(site.warehouse)
+    assert [found.difference for found in by_rows] == [0] * 5
+    assert compare_notes(site.warehouse) == by_rows
     assert compare_sums(site.warehouse) == []
 
 

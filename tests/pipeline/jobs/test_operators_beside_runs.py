@@ -89,8 +89,9 @@ def commit_after(commits: int, act: Callable[[], None]) -> Callable[..., bool]:
 
 def check(site: Site, *front_ends: FrontEnd) -> None:
     assert site.usage() == expected_usage(*front_ends)
-    assert [found.difference for found in compare_rows(site.warehouse)] == [0] * 5
-    assert compare_notes(site.warehouse) == compare_rows(site.warehouse)
+    by_rows = compare_rows(site.warehouse)
+    assert [found.difference for found in by_rows] == [0] * 5
+    assert compare_notes(site.warehouse) == by_rows
     assert compare_sums(site.warehouse) == []
 
 

@@ -13,6 +13,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import FrontEnd
@@ -111,16 +112,21 @@ def totals_of(tables: list[tuple[Table, list[DataFile]]], reader: Reader) -> Tot
     return {table.spec.name: reader(table, files, SUMS[table.spec]) for table, files in tables}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Give a site of several batches, with a block that came twice."""
-    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+@built_once
+def shipped(directory: Path) -> Site:
+    """Return a site of several batches, with a block that came twice."""
+    site, one, two = Site(directory), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
     again = one.block(100)
     for blocks in ([again, two.block(150)], [again, one.block(200)], [two.block(50)]):
         site.ship(*blocks)
         site.run()
     site.front_ends = (one, two)
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return shipped(tmp_path)
 
 
 def test_all_readers_find_the_same_totals_before_and_after_each_commit_of_a_compaction(

@@ -13,6 +13,7 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import NOW, InProcess, Site, expected_usage
 from harness.reconciled import compare_rows, compare_sums
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
@@ -52,10 +53,10 @@ NEXT_DAY = NOW + datetime.timedelta(days=1)
 """Then hours and days of the site have ended."""
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Give a site with duplicates, a damaged block, and several batches over three hours."""
-    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+@built_once
+def shipped(directory: Path) -> Site:
+    """Return a site with duplicates, a damaged block, and several batches over three hours."""
+    site, one, two = Site(directory), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
     blocks = [one.block(100), two.block(150)]
     site.ship(*blocks)
     site.run()
@@ -66,6 +67,11 @@ def site(tmp_path: Path) -> Site:
     site.run()
     site.front_ends = (one, two)
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return shipped(tmp_path)
 
 
 def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
