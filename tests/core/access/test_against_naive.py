@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations_with_replacement, product
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,8 @@ from .support import (
     WORKER_ARN,
     finder,
 )
+
+pytestmark = pytest.mark.uncovered
 
 REQUESTERS = [ROOT, ADA, NIGHT, OTHERS_ROOT, BOB, OTHERS_NIGHT]
 NAMES = ["*", OWNER, OTHER, THIRD, f"arn:aws:iam::{OTHER}:root", ADA_ARN, WORKER_ARN, NIGHT_ARN, BOB_ARN]

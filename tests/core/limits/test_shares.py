@@ -18,6 +18,7 @@ each_limit = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.uncovered
 @each_limit
 @each_seed
 def test_the_sum_is_the_limit_within_5_percent_while_load_moves_between_front_ends(
@@ -39,6 +40,7 @@ def test_the_sum_is_the_limit_within_5_percent_while_load_moves_between_front_en
     assert most <= 1.05
 
 
+@pytest.mark.uncovered
 @each_seed
 def test_the_sum_is_the_limit_while_owners_and_front_ends_fail_and_come_back(seed: int) -> None:
     cell = SimulatedCell(400, 3, 3, seed=seed)
@@ -58,6 +60,7 @@ def test_the_sum_is_the_limit_while_owners_and_front_ends_fail_and_come_back(see
     assert most <= 1.05
 
 
+@pytest.mark.uncovered
 @each_seed
 def test_the_sum_is_the_limit_without_owners_before_and_after_front_ends_forget_their_shares(
     seed: int,
@@ -76,6 +79,7 @@ def test_the_sum_is_the_limit_without_owners_before_and_after_front_ends_forget_
     assert most <= 1.05
 
 
+@pytest.mark.uncovered
 def test_a_front_end_without_owners_keeps_its_mean_share_and_has_a_fair_part_after_a_minute() -> None:
     cell = SimulatedCell(400, 2, 2, seed=1)
     cell.load(fe0=2_000)
@@ -92,6 +96,7 @@ def test_a_front_end_without_owners_keeps_its_mean_share_and_has_a_fair_part_aft
     assert alone == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.uncovered
 @each_seed
 def test_two_owners_together_grant_less_than_twice_the_limit(seed: int) -> None:
     cell = SimulatedCell(400, 2, 2, seed=seed)
@@ -108,6 +113,7 @@ def test_two_owners_together_grant_less_than_twice_the_limit(seed: int) -> None:
     assert 0.95 <= cell.rate_of_last(10_000) <= 1.05
 
 
+@pytest.mark.uncovered
 @each_seed
 def test_reports_that_get_lost_cost_and_gain_little(seed: int) -> None:
     cell = SimulatedCell(400, 3, 3, seed=seed, loss=0.02)
@@ -120,6 +126,7 @@ def test_reports_that_get_lost_cost_and_gain_little(seed: int) -> None:
     assert most < 1.25
 
 
+@pytest.mark.uncovered
 @each_seed
 def test_a_limit_of_few_requests_a_second_is_reached_by_three_front_ends(seed: int) -> None:
     cell = SimulatedCell(2, 3, 3, seed=seed)
@@ -130,6 +137,7 @@ def test_a_limit_of_few_requests_a_second_is_reached_by_three_front_ends(seed: i
     assert 0.95 <= cell.rate_of_last(50_000) <= 1.05
 
 
+@pytest.mark.uncovered
 @each_seed
 @pytest.mark.parametrize("front_ends", [2, 3, 5])
 @pytest.mark.parametrize("rate", [1, 2, 5, 10])
@@ -144,6 +152,7 @@ def test_a_low_limit_is_reached_when_each_front_end_is_asked_for_all_of_it(
     assert 0.94 <= cell.rate_of_last(30_000) <= 1.06
 
 
+@pytest.mark.uncovered
 @each_seed
 @pytest.mark.parametrize(("rate", "least"), [(1, 0.9), (2, 0.9), (5, 0.8), (20, 0.95)])
 def test_clients_that_wait_as_they_are_told_get_what_a_low_limit_allows(
@@ -171,6 +180,13 @@ def test_shares_follow_the_demand_and_what_is_left_is_divided_evenly() -> None:
 def test_a_new_division_grants_no_burst_and_one_of_an_idle_account_does() -> None:
     assert Division(100, 0, is_whole=True, is_full=False).report("a", 300, 0, 0).tokens == 0
     assert Division(100, 0, is_whole=True, is_full=True).report("a", 300, 0, 0).tokens == 51
+
+
+def test_bytes_are_granted_to_what_is_held_and_requests_to_whole_ones() -> None:
+    of_bytes, of_requests = (Division(99, 0, is_whole=is_whole, is_full=True) for is_whole in (False, True))
+
+    assert of_bytes.report("a", 300, 0.25, 0).tokens == 49.25
+    assert of_requests.report("a", 300, 0.25, 0).tokens == 50.75
 
 
 def test_tokens_that_are_not_needed_are_given_back_and_granted_to_another() -> None:
