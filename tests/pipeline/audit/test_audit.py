@@ -44,7 +44,14 @@ LATER = NOON + timedelta(days=400)
 
 def front_end(name: str = "fe-1", *, days_between: float = 0.0, seed: int = 3) -> FrontEnd:
     step_us = round(days_between * DAY_S * SECOND_US) or SECOND_US
-    return FrontEnd(name, seed=seed, step_us=step_us, time_us=NOON_US)
+    half_a_day_us = DAY_S * SECOND_US // 2
+    return FrontEnd(
+        name,
+        seed=seed,
+        step_us=step_us,
+        time_us=NOON_US,
+        bunched_us=half_a_day_us if step_us > SECOND_US else 0,
+    )
 
 
 def managed(*front_ends: FrontEnd) -> list[UsageRecord]:
