@@ -154,6 +154,8 @@ class EdgeProcess:
             "run", "--bind", f"127.0.0.1:{self.port}", "--certificates", str(self.certificates)
         )
         command += ["--set", f"edge_admin=127.0.0.1:{self.admin_port}", *(arguments or ("--self-signed",))]
+        if not any(argument.startswith("drain_notice_s=") for argument in arguments):
+            command += ["--set", "drain_notice_s=0"]
         with self.log_path.open("wb") as log:
             self.child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment()

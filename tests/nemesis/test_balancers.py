@@ -217,5 +217,5 @@ def test_front_ends_that_are_restarted_cost_no_error(
     print(f"{crashes} crashes of HAProxy at its end; {clients.report()}")
     assert clients.lost == set()
     assert clients.failures == []
-    # A proxy that ends closes idle connections: a request that crosses that is tried again (decision 82).
+    # Only the request of a client that was silent for all of a notice can cross the close of its connection, once.
     assert max(clients.failed_tries) <= 1

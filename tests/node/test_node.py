@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -124,7 +125,13 @@ def test_a_process_serves_until_it_is_told_to_stop_or_fails(tmp_path: Path) -> N
 
 
 async def draining(
-    data: Path, role: Role, signals: list[signal.Signals], *, notice_s: int = 1, has_notice: bool = False
+    data: Path,
+    role: Role,
+    signals: list[signal.Signals],
+    *,
+    notice_s: int = 1,
+    has_notice: bool = False,
+    on_notice: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Run a process of the role, signal it, and return what readiness said before, during and after that."""
     settings = settings_of(data).model_copy(update={"drain_notice_s": notice_s})
@@ -141,6 +148,7 @@ async def draining(
             assert (await ask(node, "/health/live"))[0] == 200
 
     async def start(node: Node) -> None:
+        node.on_notice.append(on_notice)
         tasks: list[asyncio.Task[None]] = []
         node.greet = lambda: tasks.append(asyncio.create_task(look(node)))
 
@@ -162,17 +170,31 @@ FRONT_END = Role("frontend", nothing, has_clients=True)
 
 
 def test_a_front_end_that_drains_answers_404_and_still_serves_during_the_notice(tmp_path: Path) -> None:
-    said = asyncio.run(draining(tmp_path, FRONT_END, [signal.SIGTERM], has_notice=True))
+    told: list[str] = []
+    drained = draining(
+        tmp_path, FRONT_END, [signal.SIGTERM], has_notice=True, on_notice=lambda: told.append("once")
+    )
+
+    said = asyncio.run(drained)
 
     assert (said[0], *said[-2:]) == (200, 404, 0)
+    assert told == ["once"]
 
 
 def test_the_notice_is_for_balancers_so_other_roles_end_at_once(tmp_path: Path) -> None:
     # Were there a notice, the test would run into its limit.
-    said = asyncio.run(draining(tmp_path, Role("broker", nothing), [signal.SIGTERM], notice_s=3600))
+    told: list[str] = []
+    drained = draining(
+        *(tmp_path, Role("broker", nothing), [signal.SIGTERM]),
+        notice_s=3600,
+        on_notice=lambda: told.append("told"),
+    )
+
+    said = asyncio.run(drained)
 
     assert said[0] == 200
     assert said[-1] == 0
+    assert told == []
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGINT]])

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +24,7 @@ import boto3
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from harness.edge import Authority, EdgeProcess, edge_before, haproxy_or_skip
-from harness.process import QuaymasterProcess
+from harness.process import Environment, QuaymasterProcess
 from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
@@ -34,6 +34,8 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 
 ROTATIONS = 40
 ROTATIONS_LONG = 1_000
+AT_ONCE_S = 0.5
+"""Less than the notice of these tests, and than a server waits for the first request of a new connection."""
 FULL_S = 8
 """Longer than the six checks, in which HAProxy takes a server for lost."""
 
@@ -455,6 +457,144 @@ def test_drain_answers_what_was_asked_and_takes_nothing_more(edge: EdgeProcess, 
         edge.client().list_queues()
     again = edge.run("drain")
     assert (again.returncode, "No edge runs" in again.stderr) == (3, True)
+
+
+def test_clients_that_ask_all_the_time_lose_no_request_when_the_edge_is_drained(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        edge = stack.enter_context(
+            edge_before(server, tmp_path, "--self-signed", "--set", "drain_notice_s=1")
+        )
+        silent = stack.enter_context(closing(kept_alive(edge)))
+        assert ask(silent, server.env()) is False
+        clients = [AskingOnAndOn(edge) for _ in range(4)]
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        asking = [pool.submit(client.run) for client in clients]
+        until(lambda: all(client.answered for client in clients))
+
+        drained = edge.run("drain")
+        for done in asking:
+            done.result()
+
+        assert drained.returncode == 0, drained.stderr
+        assert edge.ended_with() == 0
+        assert [client.lost for client in clients] == [[]] * len(clients)
+        assert all(client.told_to_close for client in clients)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(silent, server.env())
+
+
+def test_a_connection_that_is_idle_at_a_reload_is_answered_once_more(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    with edge_before(server, tmp_path) as edge, closing(kept_alive(edge)) as idle:
+        (before,) = edge.workers()
+        assert ask(idle, server.env()) is False
+
+        (edge.certificates / "more.pem").write_bytes(
+            (edge.certificates / "tls.crt").read_bytes() + (edge.certificates / "tls.key").read_bytes()
+        )
+        assert edge.run("reload").stdout == "HAProxy was reloaded.\n"
+
+        assert before in edge.workers()
+        assert ask(idle, server.env()) is True
+        until(lambda: before not in edge.workers())
+
+
+def test_while_its_end_is_announced_an_edge_tells_balancers_and_serves_on(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    with edge_before(server, tmp_path, "--self-signed", "--set", "drain_notice_s=3600") as edge:
+        assert edge.child is not None
+        edge.child.send_signal(signal.SIGTERM)
+
+        until(lambda: edge.health() == (404, b"takes-nothing-new"))
+        with closing(kept_alive(edge)) as client:
+            assert ask(client, server.env()) is True
+        edge.child.send_signal(signal.SIGTERM)
+        assert edge.ended_with() == 0
+
+
+def test_clients_that_ask_a_server_all_the_time_lose_no_request_when_it_is_stopped(tmp_path: Path) -> None:
+    server = QuaymasterProcess(tmp_path / "data", settings={"drain_notice_s": "1"})
+    server.start()
+    with ThreadPoolExecutor(4) as pool:
+        clients = [AskingOnAndOn(server) for _ in range(4)]
+        asking = [pool.submit(client.run) for client in clients]
+        until(lambda: all(client.answered for client in clients))
+
+        server.stop()
+        for done in asking:
+            done.result()
+
+    assert [client.lost for client in clients] == [[]] * len(clients)
+    assert all(client.told_to_close for client in clients)
+
+
+class AskingOnAndOn:
+    """A client that keeps its connection as long as it may, and ends when it can connect no more.
+
+    `lost` are requests that were sent at once, after an answer or when it had connected, and were not answered. One
+    that comes late, on a busy machine, can cross the end of a connection that was silent.
+    """
+
+    def __init__(self, place: EdgeProcess | QuaymasterProcess) -> None:
+        self.answered = 0
+        self.told_to_close = 0
+        self.lost: list[Exception] = []
+        self._place = place
+        self._env = (place.server if isinstance(place, EdgeProcess) else place).env()
+
+    def run(self) -> None:
+        while True:
+            connection = kept_alive(self._place)
+            try:
+                connection.connect()
+            except OSError:
+                return
+            with closing(connection):
+                answered_s = time.monotonic()
+                try:
+                    while not ask(connection, self._env):
+                        self.answered += 1
+                        answered_s = time.monotonic()
+                except (OSError, http.client.HTTPException) as error:
+                    if time.monotonic() - answered_s < AT_ONCE_S:
+                        self.lost.append(error)
+                    return
+                self.told_to_close += 1
+
+
+def kept_alive(place: EdgeProcess | QuaymasterProcess) -> http.client.HTTPConnection:
+    """Return a connection that is not connected yet, and never connects by itself again."""
+    if isinstance(place, EdgeProcess):
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            "localhost", place.port, timeout=PATIENCE_S, context=place.context()
+        )
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", place.listen_port, timeout=PATIENCE_S)
+    return connection
+
+
+def ask(connection: http.client.HTTPConnection, env: Environment) -> bool:
+    """Ask for the queues; tell whether the answer closes the connection."""
+    headers = [
+        (b"host", f"{connection.host}:{connection.port}".encode()),
+        (b"content-type", b"application/x-amz-json-1.0"),
+        (b"x-amz-target", b"AmazonSQS.ListQueues"),
+    ]
+    signed = sign(
+        UnsignedRequest(b"POST", b"/", b"", headers, b"{}"),
+        Signer(env.access_key_id, env.secret_access_key, env.region),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    connection.request("POST", "/", b"{}", {name.decode(): value.decode() for name, value in signed})
+    connection.auto_open = 0
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200
+    return answer.will_close
 
 
 def _metrics(server: QuaymasterProcess) -> bytes:

@@ -11,7 +11,7 @@ again. asyncio accepts as many as its queue is long, all at once. Neither bounds
 
 A Unix socket is bound next to its place and then renamed, so that clients meet the one before it, or one that listens.
 
-Public: `Listener` (`start`, `start_unix`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
+Public: `Listener` (`start`, `start_unix`, `accept_waiting`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
 """
 
 from __future__ import annotations
@@ -136,6 +136,13 @@ class Listener:
             raise
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
+    def accept_waiting(self) -> None:
+        """Accept those that wait in the kernel, before `close`: they would be reset, and their clients ask already."""
+        for listening in self._sockets:
+            for _ in range(BACKLOG // ACCEPTS_PER_TURN):
+                if not self._accept(listening):
+                    break
+
     def close(self) -> None:
         """Take no more. Those whose handshake is in progress come to their protocol yet, or fail."""
         for timer in self._timers:
@@ -153,7 +160,8 @@ class Listener:
                 if path.stat().st_ino == number:
                     path.unlink()
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket) -> bool:
+        """Accept some; False when there are no more for now."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 accepted, address = listening.accept()
@@ -161,11 +169,12 @@ class Listener:
                 if error.errno in _OUT_OF_ROOM:
                     log.error("no connection can be accepted reason=%s", error)
                     self._pause(listening)
-                return  # There is none, or the network had something against that one.
+                return False  # There is none, or the network had something against that one.
             if self._takes(str(address[0]) if isinstance(address, tuple) else ""):
                 self._connect(accepted)
             else:
                 accepted.close()
+        return True
 
     def _connect(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)

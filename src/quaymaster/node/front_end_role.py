@@ -115,6 +115,7 @@ async def serve_sqs(
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)
+    node.on_notice.append(server.announce_end)
     await listen_for_proxies(node, server)
     node.health.add_room_check(server.why_not_ready)
     metrics.add_source(

@@ -96,6 +96,8 @@ class Node:
     failure: Exception | None = None
     greet: Callable[[], None] | None = None
     """Says that it serves, instead of a line in the log."""
+    on_notice: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the notice of a drain begins."""
 
     def fail(self, error: Exception) -> None:
         """Stop the process: it cannot go on."""
@@ -114,12 +116,17 @@ class Node:
         self.stopped.set()
 
     async def drain(self, notice_s: float) -> None:
-        """Tell balancers to send no new requests, and give them time to see it; all requests are still served.
+        """Tell balancers to send no new requests, and clients to connect elsewhere; give them time to see it.
+
+        All requests are still served.
 
         What was started is then ended by `stack`: listeners close, requests end within their grace period, the role
         gives its work away, the presence row goes.
         """
         self.health.set_state("draining")
+        if notice_s:
+            for tell in self.on_notice:
+                tell()
         with suppress(TimeoutError):
             async with asyncio.timeout(notice_s):
                 await self.hurried.wait()

@@ -82,8 +82,9 @@ class SettingsTable(BaseModel):
     """Networks that are not public, but that URLs of customers may reach, also by plain http: `10.0.0.0/8,fd00::/8`.
     Unset: loopback if `listen` is on loopback, else none. URLs in settings are not checked."""
     drain_notice_s: NotNegative = Field(3, json_schema_extra=NETWORK)
-    """After SIGTERM, how long a front end or server still takes requests while `/health/ready` answers 404, so that
-    [balancers](../guides/tls-and-balancers.md) stop sending new ones. SIGINT, and a second SIGTERM, end it at once."""
+    """After SIGTERM, how long a front end, server or edge still takes requests while `/health/ready` answers 404, so
+    that [balancers](../guides/tls-and-balancers.md) stop sending new ones, and while each answer closes its
+    connection. SIGINT, and a second SIGTERM, end it at once."""
 
     authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=AUTHENTICATION_COMMON)
     """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken

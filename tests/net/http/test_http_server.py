@@ -1392,6 +1392,28 @@ def test_draining_closes_idle_connections_and_answers_the_rest(run: RunOnLoop) -
     run(scenario)
 
 
+def test_once_its_end_is_announced_a_server_closes_each_connection_behind_its_next_answer(
+    run: RunOnLoop,
+) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            asking, silent = await served.connect(), await served.connect()
+            for client in (asking, silent):
+                assert (await client.ask(GET))[1].get(b"Connection") is None
+
+            served.server.announce_end()
+
+            for client in (asking, await served.connect()):
+                status, headers, _ = await client.ask(GET)
+                assert (status, headers[b"Connection"]) == (200, b"close")
+                assert await client.rest() == b""
+            assert served.server.connections == 1
+            await served.server.drain(20)
+            assert await silent.rest() == b""
+
+    run(scenario)
+
+
 def test_a_request_half_received_when_draining_starts_is_answered(run: RunOnLoop) -> None:
     async def scenario() -> None:
         async with serving(echo) as served:

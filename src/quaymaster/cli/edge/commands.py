@@ -23,7 +23,7 @@ app.add_typer(render.app, name="render")
 
 VERSION_MIN = (2, 6)
 DRAIN_TIMEOUT_S = 70.0
-"""Connections stay for 60 s at most."""
+"""Connections stay for 60 s at most, after the notice."""
 POLL_S = 0.05
 
 Certificates = Annotated[
@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run an HAProxy that serves TLS for the front end of a data directory, until SIGTERM or Ctrl-C.
 
-    It then takes no more connections, lets requests in progress end, and ends with 0; with 1 when HAProxy ended by
+    It then does what `edge drain` does, without the notice at Ctrl-C, and ends with 0; with 1 when HAProxy ended by
     itself, and with 3 when it could not start. SIGHUP does what `edge reload` does. Needs HAProxy 2.6 or newer. Root
     reads the certificates, then becomes the owner of the data directory, who may still bind ports below 1024.
     """
@@ -116,8 +116,9 @@ def reload(
 
 @app.command()
 def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
-    """Take no more connections, close those that are open when their requests are answered, and end.
+    """Close each connection behind its next answer, for `drain_notice_s`; then take no more, and end.
 
+    Requests in progress are answered; connections that were silent for all of the notice are closed after them.
     Returns when the edge has ended; then the front end can be stopped.
     """
     import os
@@ -129,8 +130,12 @@ def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
     files = _files(data)
     if files.data.is_dir():
         become_owner(files.data)
-    os.kill(files.read_state().haproxy, signal.SIGUSR1)
-    deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+    state = files.read_state()
+    if state.supervisor:
+        os.kill(state.supervisor, signal.SIGTERM)
+    else:  # of an older release
+        os.kill(state.haproxy, signal.SIGUSR1)
+    deadline_s = time.monotonic() + state.drain_notice_s + DRAIN_TIMEOUT_S
     while files.is_held():
         if time.monotonic() > deadline_s:
             raise NoServer(f"The edge still runs after {DRAIN_TIMEOUT_S:.0f} s.")
@@ -202,4 +207,5 @@ def _plan(settings: Settings, origins: Mapping[str, str], directory: Path) -> Ed
         certificates=str(directory),
         connections_max=render.connections_within(settings.http_connections_max),
         balancers=tuple(map(str, settings.edge_balancer_networks)),
+        drain_notice_s=settings.drain_notice_s,
     )

@@ -35,7 +35,10 @@ CONTROL_PATH_BYTES_MAX: Final = 95
 
 
 class EdgeState(msgspec.Struct, frozen=True):
-    """What an edge was started with. `admin_listen`: of the front end; None: what its server writes at its start."""
+    """What an edge was started with. `admin_listen`: of the front end; None: what its server writes at its start.
+
+    `supervisor`: the process to stop; 0 in the file of an older release.
+    """
 
     haproxy: int
     program: str
@@ -46,6 +49,8 @@ class EdgeState(msgspec.Struct, frozen=True):
     certificates: str
     connections_max: int
     balancers: tuple[str, ...] = ()
+    supervisor: int = 0
+    drain_notice_s: int = 0
     format: int = 1
 
 

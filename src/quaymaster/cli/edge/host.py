@@ -4,6 +4,9 @@
     balancers ──PROXY v2, TLS ...───────▶ │
                                           └──/health/ready──▶ its admin port
 
+When it is to end, it is told so before (`announce_end` of `control`): each answer then closes its connection, and
+balancers send no new ones. So clients that ask all the time have no idle connection that could be closed under them.
+
 It changes no header: signatures cover them. Requests are never sent twice: clients retry, under the same id.
 """
 
@@ -28,6 +31,12 @@ CIPHERS: Final = ":".join(
 CIPHERS_13: Final = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 SOURCES_MAX: Final = 100_000
 """Addresses whose connections are counted."""
+FRONT_END: Final = "front-end"
+"""The backend of all requests."""
+STAYING: Final = "staying"
+"""A backend to which nothing is sent. One of its two servers is taken out to say that this proxy is about to end."""
+STAYING_SERVER: Final = "here"
+_IS_LEAVING: Final = f"{{ nbsrv({STAYING}) lt 2 }}"
 SESSION_CONNECTIONS_MAX: Final = 16
 """Idle connections to the front end that one client's connection keeps: with HTTP/2 its requests run side by side."""
 
@@ -107,6 +116,9 @@ def _traffic_lines(host: HostProxy) -> list[str]:
         *_balancer_lines(host),
         "    default_backend front-end",
         *_share_lines(host),
+        "    # A process that stops closes idle connections behind their next answer, and says so there.",
+        "    option idle-close-on-response",
+        f"    http-after-response set-header Connection close if {_IS_LEAVING}",
         "",
         "backend front-end",
         "    option httpchk GET /health/ready",
@@ -120,6 +132,11 @@ def _traffic_lines(host: HostProxy) -> list[str]:
         "    option httpchk GET /health/ready",
         "    http-check disable-on-404",
         f"    server front-end {admin} check inter 500ms fastinter 100ms fall 2 rise 1",
+        "",
+        "# Nothing is sent there either. One of them is taken out when this proxy is about to end.",
+        f"backend {STAYING}",
+        f"    server {STAYING_SERVER} {admin}",
+        f"    server always {admin}",
     ]
 
 
@@ -143,6 +160,7 @@ def _health_lines(host: HostProxy) -> list[str]:
         "frontend health",
         f"    bind {host.admin}",
         "    http-request use-service prometheus-exporter if { path /metrics }",
+        f"    {answer.format(404, 'takes-nothing-new')} {ready} {_IS_LEAVING} {{ nbsrv(front-end) gt 0 }}",
         f"    {answer.format(200, 'ready')} {ready} {{ nbsrv(readiness) gt 0 }} {{ nbsrv(front-end) gt 0 }}",
         f"    {answer.format(404, 'takes-nothing-new')} {ready} {{ srv_is_up(readiness/front-end) }}"
         " { nbsrv(readiness) 0 }",

@@ -1,7 +1,8 @@
 """Runs the HAProxy of a host: started, looked after, told of new certificates, stopped.
 
-    SIGTERM, SIGINT   it takes no more connections, and ends when requests in progress have (at once when sent twice)
-    SIGHUP            as `quaymaster edge reload`
+    SIGTERM   for `drain_notice_s` each answer closes its connection; then as SIGINT
+    SIGINT    it takes no more connections, and ends when requests in progress have (at once when sent twice)
+    SIGHUP    as `quaymaster edge reload`
 
 HAProxy runs as master and worker. A reload has the master start another worker, which gets the sockets.
 """
@@ -22,7 +23,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.cli.edge.certificates import write_private
-from quaymaster.cli.edge.control import ControlFailed, worker_pid
+from quaymaster.cli.edge.control import ControlFailed, LastingControl, announce_end, worker_pid
 from quaymaster.cli.edge.files import EdgeFiles, EdgeState
 from quaymaster.cli.edge.reload import reload_edge
 from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer
@@ -32,6 +33,9 @@ from quaymaster.settings import Address
 START_TIMEOUT_S: Final = 20.0
 STOP_GRACE_S: Final = 30.0
 """Longer than a long poll."""
+QUIET_LOOK_S: Final = 0.25
+QUIET_LOOKS: Final = 2
+"""So many looks in a row that find no request in progress."""
 END_GRACE_S: Final = 5.0
 LOOK_S: Final = 1.0
 """How often it is asked where the front end's admin port is."""
@@ -66,9 +70,14 @@ async def supervise(files: EdgeFiles, state: EdgeState, greeting: str) -> None:
         CommandRefused: it ended by itself.
     """
     loop = asyncio.get_running_loop()
-    stops, hangups = asyncio.Semaphore(0), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stops.release)
+    stops, hangups, hurried = asyncio.Semaphore(0), asyncio.Event(), asyncio.Event()
+
+    def hurry() -> None:
+        hurried.set()
+        stops.release()
+
+    loop.add_signal_handler(signal.SIGTERM, stops.release)
+    loop.add_signal_handler(signal.SIGINT, hurry)
     loop.add_signal_handler(signal.SIGHUP, hangups.set)
     child = await asyncio.create_subprocess_exec(
         *command_of(state.program, files.configuration),
@@ -80,11 +89,14 @@ async def supervise(files: EdgeFiles, state: EdgeState, greeting: str) -> None:
     ended = loop.create_task(child.wait())
     try:
         await _wait_until_ready(files, ended)
-        write_private(files.state, msgspec.json.encode(msgspec.structs.replace(state, haproxy=child.pid)))
+        running = msgspec.structs.replace(state, haproxy=child.pid, supervisor=os.getpid())
+        write_private(files.state, msgspec.json.encode(running))
         note(greeting)
         await _look_after(files, ended, stops, hangups)
     finally:
-        await _stop(child, ended, stops)
+        if not hurried.is_set():
+            await _announce(files, state.drain_notice_s, ended, stops)
+        await _stop(files, child, ended, stops)
         files.state.unlink(missing_ok=True)
 
 
@@ -144,22 +156,71 @@ async def _reload(files: EdgeFiles) -> None:
         note(f"quaymaster edge: not reloaded: {failure.line}")
 
 
+async def _announce(
+    files: EdgeFiles, notice_s: int, ended: asyncio.Task[int], stops: asyncio.Semaphore
+) -> None:
+    """Have connections closed behind their next answers for a while, or until it is to end at once.
+
+    What is idle after that was silent for all of this time.
+    """
+    if not notice_s or ended.done():
+        return
+    try:
+        await asyncio.to_thread(announce_end, files.control)
+    except ControlFailed as failure:
+        note(f"quaymaster edge: {failure}")
+        return
+    again = asyncio.create_task(stops.acquire())
+    await asyncio.wait({ended, again}, timeout=notice_s, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+
+
 async def _stop(
-    child: asyncio.subprocess.Process, ended: asyncio.Task[int], stops: asyncio.Semaphore
+    files: EdgeFiles,
+    child: asyncio.subprocess.Process,
+    ended: asyncio.Task[int],
+    stops: asyncio.Semaphore,
 ) -> None:
     """Have it end: without disturbing requests, or at once when it is asked again."""
     again = asyncio.create_task(stops.acquire())
-    for number, grace_s in ((signal.SIGUSR1, STOP_GRACE_S), (signal.SIGTERM, END_GRACE_S)):
-        if ended.done():
-            break
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
-        waited_for = {ended} if again.done() else {ended, again}
-        await asyncio.wait(waited_for, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    control = None
+    with contextlib.suppress(ControlFailed):
+        control = await asyncio.to_thread(LastingControl, files.control)
+    try:
+        _send(child, signal.SIGUSR1)
+        deadline_s = time.monotonic() + STOP_GRACE_S
+        quiet = 0
+        while quiet < QUIET_LOOKS and time.monotonic() < deadline_s:
+            await asyncio.wait({ended, again}, timeout=QUIET_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() or again.done():
+                break
+            quiet = quiet + 1 if await asyncio.to_thread(_is_quiet, child.pid, control) else 0
+    finally:
+        if control is not None:
+            control.close()
     again.cancel()
+    # Only idle connections are left, or it is to end at once.
+    _send(child, signal.SIGTERM)
+    await asyncio.wait({ended}, timeout=END_GRACE_S)
     if not ended.done():
         child.kill()
         await ended
+
+
+def _send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _is_quiet(master: int, control: LastingControl | None) -> bool:
+    """Whether no request is in progress, as far as can be known: workers from before a reload do not say."""
+    if control is None:
+        return False
+    try:
+        children = Path(f"/proc/{master}/task/{master}/children").read_text()
+        return len(children.split()) == 1 and control.requests_in_progress() == 0
+    except (OSError, ControlFailed):
+        return False
 
 
 def _end_with_parent() -> None:

@@ -464,9 +464,7 @@ class HTTPConnection(asyncio.Protocol):
         if self.key is None:
             self.is_late = True
             server.unsigned_answers += 1
-        if (server.is_draining and self._is_last(request)) or (
-            self.gives_way and self._is_last_taken(request)
-        ):
+        if (server.is_ending and self._is_last(request)) or (self.gives_way and self._is_last_taken(request)):
             self._end_behind(request)
         line, is_head = request._connection_line, request.method == b"HEAD"
         rendered = server.replies.render(status, headers, line, body, is_head=is_head)
@@ -674,7 +672,13 @@ class HTTPConnection(asyncio.Protocol):
     def drain(self) -> None:
         """Tell the requests that wait, and close if there is nothing to answer."""
         self._hurry()
-        if not self._replies.pending and not self._replies.ready and self._is_idle():
+        if self._requests_seen or not self._server.hears_newcomers:
+            self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        """Close it if nothing of it is being read or answered, and its next request is not in the kernel."""
+        is_answered = not self._replies.pending and not self._replies.ready
+        if is_answered and self._is_idle() and not has_input(self._transport):
             self._close()
 
     def _hurry(self) -> None:

@@ -31,6 +31,10 @@ class ConnectionOwner(Protocol[ConnectionT]):
     error_response: RenderError
     on_event: Callable[[str], None]
     is_draining: bool
+    is_ending: bool
+    """Whether connections are closed behind their next answer: it drains, or is about to."""
+    hears_newcomers: bool
+    """Whether connections may stay for their first request although it drains."""
     body_bytes: int
     """Memory that bodies take that have come in part."""
     bodies: dict[ConnectionT, None]

@@ -95,6 +95,8 @@ NEWCOMERS_PART = 16
 new clients are heard, and known connections give way to those who sign (`net/http/known`)."""
 TURNED_AWAY_MAX = 256
 """Clients that were refused, and are let see why before their connection is closed."""
+FIRST_REQUEST_S = 1.0
+"""After its end was announced, a server that drains waits so long for the first requests of new connections."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
@@ -151,6 +153,10 @@ class HTTPServer:
         self.error_response = error_response
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False
+        self.is_ending = False
+        """Whether connections are closed behind their next answer."""
+        self.hears_newcomers = False
+        """Whether connections may stay for their first request although it drains."""
         self.strangers = Strangers(limits)
         self.known = Known(limits)
         self._open: set[HTTPConnection] = set()
@@ -229,20 +235,35 @@ class HTTPServer:
         log.info("http server started name=%s host=%s port=%d", self.name, host, port)
         return host, port
 
+    def announce_end(self) -> None:
+        """Close each connection behind its next answer, and say so there; new ones are still taken.
+
+        So when `drain` closes those that are idle, their clients were silent since; those that have just connected
+        have a while for their request. A client that asks all the time has sent none on one that is being closed.
+        """
+        self.is_ending = True
+
     async def drain(self, grace_s: float) -> None:
         """Stop: answer what has been asked, take nothing new, and cut off what is left after `grace_s`.
 
         Idle connections are closed at once. Requests that wait are told (`on_hurry`) so they can be answered
         early. Requests half received are still read and answered, with `Connection: close`.
         """
-        if self._listener is None or self._all_closed is not None:
+        listener, self._listener = self._listener, None
+        if listener is None:
             return
-        self.is_draining = True
-        self._listener.close()
+        self.hears_newcomers = self.is_ending
+        if self.hears_newcomers:
+            listener.accept_waiting()
+        listener.close()
+        while listener.handshakes:  # noqa: ASYNC110 -- a turn or two of the loop
+            await asyncio.sleep(0)
+        self.is_draining = self.is_ending = True
         self._all_closed = asyncio.Event()
         self._release(float("inf"))
         for connection in list(self._open):
             connection.drain()
+        silent = self._loop.call_later(min(FIRST_REQUEST_S, grace_s), self._close_silent)
         try:
             if self._open:
                 await asyncio.wait_for(self._all_closed.wait(), grace_s)
@@ -252,11 +273,17 @@ class HTTPServer:
                 connection.abort()
             await self._all_closed.wait()
         finally:
+            silent.cancel()
             if self._sweeper is not None:
                 self._sweeper.cancel()
             for _, transport in self._turned_away:
                 transport.abort()
         log.info("http server stopped name=%s", self.name)
+
+    def _close_silent(self) -> None:
+        self.hears_newcomers = False
+        for connection in list(self._open):
+            connection.close_if_idle()
 
     # For connections.
 
