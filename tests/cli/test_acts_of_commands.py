@@ -24,7 +24,7 @@ PACKAGES = ("quaymaster.cli.", "quaymaster.node.", "quaymaster_pipeline.commands
 """Where commands are, and what they put together; not the services, which note acts of their own."""
 WRITERS = {
     *("transaction", "compare_and_swap", "raise_format", "decide_to_continue"),
-    *("force_settling", "restore_data_directory", "back_up_cell"),
+    *("force_settling", "restore_data_directory", "back_up_cell", "leave_act"),
 }
 """Names by which code of commands writes to a store, or to a data directory that nothing serves from."""
 ASKED = {
@@ -35,10 +35,10 @@ ASKED = {
 CLIENTS = "quaymaster.cli.shared.client"
 """How SQS and the admin API are asked: what for, the commands say."""
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
-PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("bench",)}
+PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("edge", "run"), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
-ELSEWHERE = ("ca", "edge", "local", "profile", "pipeline", "billing", "archive", "audit")
-"""Groups that change what is their own: certificates, a proxy, processes of this machine, profiles, tables. The
+ELSEWHERE = ("ca", "local", "profile", "pipeline", "billing", "archive", "audit")
+"""Groups that change what is their own: certificates, processes of this machine, profiles, tables. The
 audit guide says where each is written down.
 
 Those of the pipeline that ask a server (`billing accounts --sync`) are looked at all the same.
@@ -166,6 +166,7 @@ LOOKS = {
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
     *(("kms", "list"), ("kms", "show"), ("limit", "list"), ("limit", "show")),
+    *(("edge", "render", what) for what in ("host", "balancer", "dns")),
 }
 """Commands that change nothing but messages."""
 

@@ -479,6 +479,7 @@ def test_clients_that_ask_all_the_time_lose_no_request_when_the_edge_is_drained(
 
         assert drained.returncode == 0, drained.stderr
         assert edge.ended_with() == 0
+        until(lambda: "act=DrainEdge" in server.log())
         assert [client.lost for client in clients] == [[]] * len(clients)
         assert all(client.told_to_close for client in clients)
         with pytest.raises((OSError, http.client.HTTPException)):
@@ -496,6 +497,7 @@ def test_a_connection_that_is_idle_at_a_reload_is_answered_once_more(
             (edge.certificates / "tls.crt").read_bytes() + (edge.certificates / "tls.key").read_bytes()
         )
         assert edge.run("reload").stdout == "HAProxy was reloaded.\n"
+        until(lambda: "act=ReloadEdge" in server.log())
 
         assert before in edge.workers()
         assert ask(idle, server.env()) is True

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin
@@ -29,6 +30,7 @@ from quaymaster.frontend.assembly import (
 from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.frontend.logs.block_building import BlockBuilding
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
+from quaymaster.frontend.usage.act_chain import drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.messaging.encryption import MessageCipher
@@ -81,10 +83,13 @@ async def serve_sqs(
 ) -> Address:
     """Start a front end, what records its requests and those of operators, and its port; return the address."""
     settings, stack, metrics = node.settings, node.stack, node.metrics
+    left = LeftActs(node.data)
     feed = await _start_usage(node, behind.store) if settings.usage else None
     if feed is not None:
         node.health.add_notices(feed.notices)
-        await feed.chain_acts(behind.store, settings.account_id)
+        await feed.chain_acts(behind.store, settings.account_id, left)
+    else:
+        await asyncio.to_thread(drop_left_acts, left)
     opening = make_opening_pool(settings)
     stack.push_async_callback(opening.close)
     metrics.add_source(opening.samples)

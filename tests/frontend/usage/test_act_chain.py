@@ -16,6 +16,7 @@ from harness.waiting import PATIENCE_S
 from frontend.support import ACCOUNT, FakeBroker, serving_with, until
 from frontend.usage.test_usage_feed import cell_of_one, on_a_loop, shipped
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
+from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.coordination.noted_acts import (
     NotedAct,
     act_of_user,
@@ -27,7 +28,7 @@ from quaymaster.coordination.noted_acts import (
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage import act_chain, usage_feed
-from quaymaster.frontend.usage.act_chain import drop_acts
+from quaymaster.frontend.usage.act_chain import drop_acts, drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import UsageFeed
 from quaymaster.metadata.service import MetadataService
@@ -81,7 +82,7 @@ async def test_an_act_that_was_noted_is_in_the_chain_with_who_did_it_and_from_wh
     await note_act(store, DRAINED)
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         assert await list_acts(store) == []
         ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) == 1)
@@ -100,7 +101,7 @@ async def test_acts_noted_while_a_front_end_runs_are_taken_too(tmp_path: Path) -
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         ship(feed, broker, metadata)
         await note_act(store, DRAINED)
         await until(lambda: len(events(broker, metadata)) == 1)
@@ -116,7 +117,7 @@ async def test_an_act_has_one_event_although_the_front_end_is_killed_before_its_
     store.keeps = True
     async with cell_of_one() as (broker, metadata):
         killed = await begun(tmp_path / "killed", store)
-        chaining = asyncio.create_task(killed.chain_acts(store, ACCOUNT))
+        chaining = asyncio.create_task(killed.chain_acts(store, ACCOUNT, LeftActs(tmp_path)))
         ship(killed, broker, metadata)
         await until(lambda: killed._spool.noted_acts)
         assert [act.taken_by for act, _ in await list_acts(store)] == ["fe-1"]
@@ -129,7 +130,7 @@ async def test_an_act_has_one_event_although_the_front_end_is_killed_before_its_
 
         store.keeps = False
         feed = await begun(tmp_path / "again", store)
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) > 0)
         await feed.stop()
@@ -147,7 +148,7 @@ async def test_shipping_resumes_when_a_deletion_in_doubt_turns_out_to_be_done(tm
         feed = await begun(tmp_path, store)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(usage_feed, "CHAIN_FIRST_S", 0.05)
-            await feed.chain_acts(store, ACCOUNT)
+            await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         assert not feed._may_ship.is_set()
         store.keeps = False
         await store.transaction([], (), [DRAINED.key])
@@ -164,7 +165,7 @@ async def test_an_act_is_in_the_chain_of_one_front_end_of_several(tmp_path: Path
         await note_act(store, act)
     async with cell_of_one() as (broker, metadata):
         feeds = [await begun(tmp_path / name, store, name) for name in ("fe-1", "fe-2", "fe-3")]
-        await asyncio.gather(*(feed.chain_acts(store, ACCOUNT) for feed in feeds))
+        await asyncio.gather(*(feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path)) for feed in feeds))
         for feed in feeds:
             ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) >= len(acts))
@@ -184,7 +185,7 @@ async def test_what_a_front_end_took_that_is_gone_for_good_is_taken_by_another(t
     await note_act(store, msgspec.structs.replace(DRAINED, taken_by="gone"))
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         assert [act.taken_by for act, _ in await list_acts(store)] == ["gone"]
 
         await incarnations.seal("gone", unseen_ms=0)
@@ -200,7 +201,7 @@ async def test_an_act_waits_for_room_in_the_spool(tmp_path: Path) -> None:
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
         feed._spool._bytes_max = 0
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         assert [act.taken_by for act, _ in await list_acts(store)] == ["fe-1"]
 
         feed._spool._bytes_max = 1 << 20
@@ -215,7 +216,7 @@ async def test_an_act_of_a_newer_program_is_named_in_what_was_asked(tmp_path: Pa
     await note_act(store, act_of_user("PaintBroker", {"color": "blue"}))
     async with cell_of_one() as (broker, metadata):
         feed = await begun(tmp_path, store)
-        await feed.chain_acts(store, ACCOUNT)
+        await feed.chain_acts(store, ACCOUNT, LeftActs(tmp_path))
         ship(feed, broker, metadata)
         await until(lambda: len(events(broker, metadata)) == 1)
         await feed.stop()
@@ -298,3 +299,50 @@ def test_acts_that_are_noted_can_be_read_with_fields_that_come_later() -> None:
     fields = msgspec.msgpack.decode(encode_act(DRAINED))
 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields | {"later": 1}), type=NotedAct) == DRAINED
+
+
+@on_a_loop
+async def test_an_act_that_was_left_in_the_data_directory_is_in_the_chain_once_although_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    store, act = MemoryCoordination(), act_of_user("DrainEdge", {"data": "/data"})
+    LeftActs(tmp_path / "killed").leave(act)
+
+    def keep(left: LeftActs, act: NotedAct) -> None:
+        raise OSError("not now")
+
+    async with cell_of_one() as (broker, metadata):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(LeftActs, "forget", keep)
+            killed = await begun(tmp_path / "killed", store)
+            chaining = asyncio.create_task(killed.chain_acts(store, ACCOUNT, LeftActs(tmp_path / "killed")))
+            ship(killed, broker, metadata)
+            await until(lambda: killed._spool.noted_acts)
+            shutil.copytree(tmp_path / "killed", tmp_path / "again")
+            chaining.cancel()
+            await asyncio.gather(chaining, return_exceptions=True)
+            await killed.stop()
+            assert events(broker, metadata) == []
+
+        again = await begun(tmp_path / "again", store)
+        await again.chain_acts(store, ACCOUNT, LeftActs(tmp_path / "again"))
+        ship(again, broker, metadata)
+        await until(lambda: events(broker, metadata))
+        await again.stop()
+
+        (event,) = events(broker, metadata)
+        assert (event.action, event.principal_id, event.request_id) == ("DrainEdge", act.actor, act.id)
+        assert LeftActs(tmp_path / "again").read() == []
+
+
+def test_where_no_usage_is_recorded_acts_that_were_left_are_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    left = LeftActs(tmp_path)
+    left.leave(act_of_user("ReloadEdge", {}))
+
+    drop_left_acts(left)
+
+    assert "operator changed something" in caplog.text
+    assert left.read() == []

@@ -98,8 +98,11 @@ def reload(
     """
     from quaymaster.cli.edge.privileges import become_owner, is_foreign_root
     from quaymaster.cli.edge.reload import read_certificates, reload_edge
+    from quaymaster.coordination.noted_acts import act_of_user
 
     files = _files(data)
+    # Before root becomes another user.
+    act = act_of_user("ReloadEdge", {"data": str(files.data)})
     bundles = None
     if certificates is not None:
         bundles = read_certificates(certificates)
@@ -107,6 +110,8 @@ def reload(
         raise WrongUsage("As root, name the directory of the certificates with --certificates.")
     if files.data.is_dir():
         become_owner(files.data)
+    files.read_state()
+    files.leave_act(act)
     done = reload_edge(files, bundles)
     if as_json:
         print_json({"done": done})
@@ -126,11 +131,14 @@ def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
     import time
 
     from quaymaster.cli.edge.privileges import become_owner
+    from quaymaster.coordination.noted_acts import act_of_user
 
     files = _files(data)
+    act = act_of_user("DrainEdge", {"data": str(files.data)})
     if files.data.is_dir():
         become_owner(files.data)
     state = files.read_state()
+    files.leave_act(act)
     if state.supervisor:
         os.kill(state.supervisor, signal.SIGTERM)
     else:  # of an older release

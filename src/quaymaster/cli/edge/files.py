@@ -5,6 +5,7 @@ run/edge.json        what runs: `EdgeState`
 run/edge.ctl         HAProxy's socket for commands
 run/haproxy.cfg      its configuration
 run/certificates/    what it shows: a file for each certificate, with its key
+run/acts/            acts on it that the front end is to record
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import msgspec
 
 from quaymaster.cli.edge.host import HostProxy, render_host
 from quaymaster.cli.shared.connection import read_client_file
-from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer, WrongUsage
+from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer, WrongUsage, reason_of
+from quaymaster.coordination.left_acts import LeftActs
+from quaymaster.coordination.noted_acts import NotedAct
 from quaymaster.settings import UNIX_PREFIX, Address, parse_address, parse_edge_listen
 
 RUN: Final = "run"
@@ -148,6 +151,15 @@ class EdgeFiles:
         raise NoServer(
             f"No edge runs for {self.data}. Start one with `quaymaster edge run --data {self.data}`."
         )
+
+    def leave_act(self, act: NotedAct) -> None:
+        """Have the front end record an act, which is not to be carried out where that fails. Raises CommandRefused."""
+        try:
+            LeftActs(self.data).leave(act)
+        except OSError as error:
+            raise CommandRefused(
+                f"The event of this act cannot be written, so nothing is done: {self.data}: {reason_of(error)}."
+            ) from None
 
     def host(self, state: EdgeState) -> HostProxy:
         """Return what the HAProxy is told as things are now."""

@@ -28,6 +28,7 @@ from quaymaster.cli.edge.files import EdgeFiles, EdgeState
 from quaymaster.cli.edge.reload import reload_edge
 from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer
 from quaymaster.cli.shared.output import note
+from quaymaster.coordination.noted_acts import NotedAct, act_of_user
 from quaymaster.settings import Address
 
 START_TIMEOUT_S: Final = 20.0
@@ -132,7 +133,7 @@ async def _look_after(
             if told.done():
                 hangups.clear()
                 told = asyncio.create_task(hangups.wait())
-                await _reload(files)
+                await _reload(files, act_of_user("ReloadEdge", {"data": str(files.data), "signal": "SIGHUP"}))
             elif _has_moved(files):
                 await _reload(files)
     finally:
@@ -149,8 +150,10 @@ def _has_moved(files: EdgeFiles) -> bool:
         return False
 
 
-async def _reload(files: EdgeFiles) -> None:
+async def _reload(files: EdgeFiles, act: NotedAct | None = None) -> None:
     try:
+        if act is not None:
+            files.leave_act(act)
         note(await asyncio.to_thread(reload_edge, files))
     except CommandFailed as failure:
         note(f"quaymaster edge: not reloaded: {failure.line}")

@@ -1,4 +1,7 @@
-"""Puts acts that no front end answered (`coordination/noted_acts`) into this front end's audit chain, each once.
+"""Puts acts that no front end answered into this front end's audit chain, each once.
+
+They are rows of the store (`coordination/noted_acts`), or files of the data directory (`coordination/left_acts`), which
+are this front end's alone.
 
     row ──take: compare-and-swap──▶ spool, durable ──▶ row deleted ──▶ blocks may be shipped again
                                        │ killed here: the next start finds the act in its spool, and deletes the row
@@ -12,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from quaymaster.coordination.interface import Compare, Coordination, RevisionMismatch
+from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.coordination.noted_acts import NotedAct, encode_act, list_acts
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -105,8 +110,9 @@ class Chain(Protocol):
 class ActChain:
     """Takes acts from the store, one after the other. `account_id`: whose acts they are."""
 
-    def __init__(self, store: Coordination, chain: Chain, account_id: str) -> None:
+    def __init__(self, store: Coordination, chain: Chain, account_id: str, left: LeftActs) -> None:
         self._store = store
+        self._left = left
         self._chain = chain
         self._account_id = account_id
 
@@ -116,37 +122,46 @@ class ActChain:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.take_all()
-            except NotNow as error:
+            except (NotNow, OSError) as error:
                 log_event(log, logging.WARNING, "acts of operators not read", reason=str(error))
 
     async def take_all(self) -> None:
-        """Put all acts into the chain that no other front end has taken. Raises NotNow."""
+        """Put all acts into the chain that no other front end has taken. Raises NotNow, OSError."""
         acts = await list_acts(self._store)
+        left = await asyncio.to_thread(self._left.read)
         name = self._chain.front_end
-        if not any(act.taken_by == name for act, _ in acts):
+        if not left and not any(act.taken_by == name for act, _ in acts):
             self._chain.release_shipping()  # one that was in doubt is settled
+        for act in left:
+            await self._put(act, self._forget_left)
         others = {act.taken_by for act, _ in acts} - {"", name}
         ended = {other for other in others if _has_ended((await self._chain.front_ends()).get(other))}
         for act, row in acts:
             if act.taken_by == name:
-                await self._put(act)
+                await self._put(act, self._delete_row)
             elif not act.taken_by or act.taken_by in ended:
                 taken = msgspec.structs.replace(act, taken_by=name)
                 try:
                     await self._store.compare_and_swap(row.key, row.revision, encode_act(taken))
                 except RevisionMismatch:
                     continue  # another front end was faster
-                await self._put(taken)
+                await self._put(taken, self._delete_row)
 
-    async def _put(self, act: NotedAct) -> None:
-        """Write the event, then delete the row. Where that fails shipping stays held, also over an end of this."""
+    async def _delete_row(self, act: NotedAct) -> None:
+        await self._store.transaction([], (), [act.key])
+
+    async def _forget_left(self, act: NotedAct) -> None:
+        await asyncio.to_thread(self._left.forget, act)
+
+    async def _put(self, act: NotedAct, delete: Callable[[NotedAct], Awaitable[None]]) -> None:
+        """Write the event, then delete row or file. Where that fails shipping stays held, also over an end of this."""
         self._chain.hold_shipping()
         if await self._chain.write_act(_call_of(act, self._account_id)):
             while True:
                 try:
-                    await self._store.transaction([], (), [act.key])
+                    await delete(act)
                     break
-                except NotNow as error:
+                except (NotNow, OSError) as error:
                     log_event(log, logging.WARNING, "act of operator not settled", reason=str(error))
                     await asyncio.sleep(RETRY_S)
             self._chain.forget_act(act.id)
@@ -172,6 +187,13 @@ async def drop_acts(store: Coordination) -> None:
             await store.transaction([Compare(row.key, row.revision)], (), [row.key])
         except RevisionMismatch:
             continue
+
+
+def drop_left_acts(left: LeftActs) -> None:
+    """Say in the log which acts were left, and forget them: where no usage is recorded. Raises OSError."""
+    for act in left.read():
+        tell_act(act)
+        left.forget(act)
 
 
 def _has_ended(row: Incarnation | None) -> bool:

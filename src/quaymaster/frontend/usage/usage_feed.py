@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from quaymaster.coordination.interface import Coordination, RevisionMismatch
+from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.frontend.usage.act_chain import ActChain, NotedCall
 from quaymaster.frontend.usage.audit_gate import PROBE_S, WaitingAnswer, give_all
@@ -127,13 +128,13 @@ class UsageFeed:
 
         self.recorder.has_writer = True
 
-    async def chain_acts(self, store: Coordination, account_id: str) -> None:
+    async def chain_acts(self, store: Coordination, account_id: str, left: LeftActs) -> None:
         """Put acts that no front end answered into the audit chain, now and from now on. Call before `ship`."""
-        self._acts = ActChain(store, self, account_id)
+        self._acts = ActChain(store, self, account_id, left)
         try:
             async with asyncio.timeout(CHAIN_FIRST_S):
                 await self._acts.take_all()
-        except (NotNow, TimeoutError) as error:
+        except (NotNow, OSError) as error:  # also TimeoutError
             log_event(log, logging.WARNING, "acts of operators not read", reason=str(error))
         self._chaining = supervise(asyncio.create_task(self._acts.run(), name="act-chain"))
 

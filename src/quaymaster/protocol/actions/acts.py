@@ -1,6 +1,7 @@
 """The table of what operators do: acts that leave a record, beside the actions of clients.
 
-An act comes over the admin API, or past every front end, noted in the store (`coordination/noted_acts`).
+An act comes over the admin API, or past every front end, noted in the store (`coordination/noted_acts`) or left in a
+data directory (`coordination/left_acts`).
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ ACTS: Final = {
         OperatorAct("SetLimit", 87, ("admin",)),
         OperatorAct("RemoveLimit", 88, ("admin",)),
         OperatorAct("DeleteKMSKey", 89, ("noted",)),
+        OperatorAct("DrainEdge", 90, ("noted",)),
+        OperatorAct("ReloadEdge", 91, ("noted",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
