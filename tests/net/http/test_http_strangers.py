@@ -645,6 +645,87 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def claiming(request: HTTPRequest) -> None:
+    """Answer as if a signature were right that is no `x`."""
+    key = request.first[b"authorization"].decode()
+    if request.path == b"/signed":
+        assert request.vouch(key, f"account of {key}")
+    else:
+        request.doubt()
+    request.respond(200 if request.path == b"/signed" else 403, b"", b"")
+
+
+def claim_of(beginning: bytes) -> str | None:
+    _, found, rest = beginning.partition(b"Authorization: ")
+    return rest.partition(b"\r")[0].decode() if found else None
+
+
+def signed_by(key: str, path: str = "/signed") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: q\r\nAuthorization: {key}\r\n\r\n".encode()
+
+
+def test_a_new_connection_of_a_client_that_signed_lately_is_read_among_the_known_until_one_forges(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(claiming) as served:
+            server = served.server
+            server.find_claim = claim_of
+            first = await served.connect()
+            assert (await first.ask(signed_by("key")))[0] == 200
+            first.close()
+            await until(lambda: server.connections == 0)
+            read = server._read_strangers
+            monkeypatch.setattr(server, "_read_strangers", lambda *given, **named: None)
+
+            # Strangers are not read now; who names another key is one.
+            again, forger, other = [await served.connect() for _ in range(3)]
+            assert (await again.ask(signed_by("key")))[0] == 200
+            other.send(signed_by("other"))
+            assert (await forger.ask(signed_by("key", "/forged")))[0] == 403
+            late = await served.connect()
+            late.send(signed_by("key"))
+            await until(lambda: sum(bool(one._unread) for one in server._open) == 2)
+            assert (await again.ask(signed_by("key")))[0] == 200
+            assert sum(bool(one._unread) for one in server._open) == 2
+
+            monkeypatch.setattr(server, "_read_strangers", read)
+            server._have_pass()
+            for client in (other, late):
+                assert (await client.reply())[0] == 200
+
+    run(scenario)
+
+
+def test_who_was_presumed_to_sign_waits_among_strangers_once_another_forged_the_key(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(claiming) as served:
+            server = served.server
+            server.find_claim = claim_of
+            assert (await (await served.connect()).ask(signed_by("key")))[0] == 200
+            forgers = [await served.connect() for _ in range(3)]
+            turns: list[bool] = []
+            wait = server.strangers.wait_for_turn
+
+            def count(connection: Any) -> None:
+                turns.append(connection.is_presumed)
+                wait(connection)
+
+            server.strangers.wait_for_turn = count  # type: ignore[method-assign]
+            # All is there before the loop looks.
+            for forger in forgers:
+                os.write(
+                    forger.writer.get_extra_info("socket").fileno(),
+                    signed_by("key", "/forged") + signed_by("key"),
+                )
+            for forger in forgers:
+                assert [(await forger.reply())[0], (await forger.reply())[0]] == [403, 200]
+
+            assert turns.count(False) >= 2
+
+    run(scenario)
+
+
 def by_account(served: list[HTTPRequest]) -> Callable[[HTTPRequest], None]:
     """Return what takes a path as the account that signed, and lets what ends in `poll` wait."""
 
