@@ -695,7 +695,8 @@ def test_root_reads_the_certificates_and_becomes_the_owner_of_the_data_directory
         assert edge.run("reload", "--certificates", str(edge.certificates)).returncode != 0
         assert [path.name for path in elsewhere.iterdir()] == ["precious.pem"]
     finally:
-        assert edge.stop() == 0
+        code = edge.stop()
+        assert code == 0, edge.log()
 
 
 OWNER = 12_345

@@ -10,6 +10,7 @@ HAProxy runs as master and worker. A reload has the master start another worker,
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 -- else asyncio imports it late, when root is a user who may not read it
 import contextlib
 import ctypes
 import os
