@@ -34,6 +34,9 @@ TIMEOUT_S = 600
 PATH = "PYTHONPATH"
 SOURCES = "/pyspark/python/lib/"
 """Where the package of Spark has the archives of what it is itself."""
+FORKER = "EARLY_WORKER_FORKER"
+"""The socket of `forked_workers`, which is to fork workers; where there is none, they start by themselves."""
+TERMINATE = b"T"
 ACCEPTED = struct.pack("!i", 2) + b"ok"
 
 
@@ -58,21 +61,30 @@ def connect(port: int, secret: bytes) -> int:
 
 def work(connection: socket.socket, port: int) -> None:
     """Be the worker, in an interpreter with all that it imports."""
-    import runpy
-
-    from pyspark import util
+    from pyspark import worker_util
 
     connection.settimeout(TIMEOUT_S)
     early: list[tuple[Any, ...]] = [
         (connection.makefile("rwb", int(os.environ.get("SPARK_BUFFER_SIZE", 65536))), connection)
     ]
-    usual = util.local_connect_and_auth
+    # Where workers have it from, which may be imported already.
+    connecting: Any = worker_util
+    usual = connecting.local_connect_and_auth
 
     def connected(conn_info: str | int | None, auth_secret: str | None) -> tuple[Any, ...]:
-        return early.pop() if early and conn_info == port else usual(conn_info, auth_secret)
+        connection: tuple[Any, ...] = (
+            early.pop() if early and conn_info == port else usual(conn_info, auth_secret)
+        )
+        return connection
 
-    util.local_connect_and_auth = connected
-    # As `python -m` has it.
+    connecting.local_connect_and_auth = connected
+    run_module()
+
+
+def run_module() -> None:
+    """Run the module that the words of this process name, as `python -m` has it."""
+    import runpy
+
     sys.path[0] = os.getcwd()
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -83,6 +95,24 @@ def without_archives(path: str) -> str:
     return os.pathsep.join(entry for entry in path.split(os.pathsep) if SOURCES not in entry)
 
 
+def hand_over(forker: str, *connections: int) -> int:
+    """Have this worker forked; return how it ended, as a shell tells it."""
+    import marshal
+    import signal
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+        asked.connect(forker)
+        signal.signal(signal.SIGTERM, lambda *_: asked.send(TERMINATE))
+        request = marshal.dumps((sys.argv[1:], dict(os.environ), os.getcwd()))
+        socket.send_fds(asked, [request], [0, 1, 2, *connections])
+        for connection in connections:
+            os.close(connection)  # the JVM is to see when the worker closes it
+        answer = asked.recv(64)
+    assert answer, "what forks workers has ended"
+    code: int = marshal.loads(answer)
+    return code if code >= 0 else 128 - code
+
+
 def main() -> None:
     """Connect, and be the worker."""
     if PATH in os.environ:
@@ -90,11 +120,17 @@ def main() -> None:
     inherited = os.environ.pop(CONNECTION, None)
     if inherited is not None:
         work(socket.socket(fileno=int(inherited)), int(os.environ[PORT]))
-    elif sys.argv[1:2] == ["-m"] and PORT in os.environ:
-        os.environ[CONNECTION] = str(connect(int(os.environ[PORT]), os.environ[SECRET].encode()))
-        os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
-    else:
-        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+        return
+    connections = []
+    if sys.argv[1:2] == ["-m"] and PORT in os.environ:
+        connections.append(connect(int(os.environ[PORT]), os.environ[SECRET].encode()))
+    if sys.argv[1:2] == ["-m"] and FORKER in os.environ:
+        sys.exit(hand_over(os.environ[FORKER], *connections))
+    program = []
+    for connection in connections:
+        os.environ[CONNECTION] = str(connection)
+        program = [__file__]
+    os.execv(sys.executable, [sys.executable, *program, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

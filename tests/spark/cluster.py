@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from harness import early_worker
 from harness.process import free_port
 from harness.waiting import PATIENCE_S
 
@@ -105,7 +106,12 @@ class Cluster:
 
     def environment(self) -> dict[str, str]:
         """Return what Spark's processes and drivers run with."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        # An executor starts its workers itself: what it starts ends with it, and is what is looked for and killed.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("AWS_") and name != early_worker.FORKER
+        }
         return kept | {
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": "127.0.0.1",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness import early_worker, quick_java
+from harness.forked_workers import forking_workers
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -26,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What every Spark of these tests finds, in this process and in those it starts."""
     program = early_worker.program(tmp_path_factory.mktemp("python"))
     # Where both are set, the JVM of a driver takes the second for all workers of data sources.
@@ -34,6 +36,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     if java := quick_java.home(tmp_path_factory.mktemp("java")):
         os.environ["JAVA_HOME"] = str(java)
+    if sys.platform != "linux":
+        yield
+        return
+    with forking_workers() as os.environ[early_worker.FORKER]:
+        yield
 
 
 @pytest.fixture
