@@ -1,6 +1,7 @@
 """Makes the shared test helpers importable as `harness` from every test folder; takes the clock out of Hypothesis."""
 
 import faulthandler
+import gc
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 
 EXIT_TIMEOUT_S = 60
+YOUNG_OBJECTS_MAX = 20_000
+"""Garbage is looked for when there are so many more objects than before; a server's limit is of the same order."""
 SLOW_FOLDERS = ("process", "nemesis", "compat")
 """Whole processes and cells, and every client against them: slow, each of their tests."""
 
@@ -30,6 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside all that was imported for tests: each full collection would pass through it, and find nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
 
 
 class TellFailures:
