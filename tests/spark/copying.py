@@ -2,8 +2,8 @@
 
     python copying.py '{"master": ..., "checkpoint": ..., "source": {options}, "sink": {options}, "marks": folder}'
 
-In every third batch one task is slow in its first attempt, so that Spark runs it twice (speculation); a second attempt
-leaves a file in `marks`.
+In every third batch the first attempt at one task waits until there is a second one (speculation), and both go on; a
+second attempt leaves a file in `marks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-SLOW_S = 3.0
+SPECULATION_MAX_S = 300.0
+"""There is a second attempt when the first has taken longer than others did, and another executor is there."""
 COLUMNS = "value string, key string"
 
 
@@ -53,7 +54,9 @@ def main() -> None:
         if context.attemptNumber() > 0:
             (Path(marks) / f"{batch}-{context.partitionId()}-{context.attemptNumber()}").touch()
         elif batch % 3 == 1 and context.partitionId() == 0:
-            time.sleep(SLOW_S)
+            deadline_s = time.monotonic() + SPECULATION_MAX_S
+            while not any(Path(marks).glob(f"{batch}-0-*")) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
         yield from batches
 
     query = (
