@@ -28,7 +28,8 @@ from quaymaster.frontend.issuer_keys import (
     IssuerKeys,
     KeyFetcher,
 )
-from quaymaster.net.outbound.client import OutboundClient, OutboundError, OutboundFailed
+from quaymaster.net.outbound.client import OutboundClient
+from quaymaster.net.outbound.failures import OutboundError, OutboundFailed
 from quaymaster.protocol.tokens.web_identity import Claimed, KeySet, parse_key_set
 
 ISSUER = "https://oidc.example.com/ci"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -42,10 +42,12 @@ from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundClient
 
 LONG_POLLS_PERCENT: Final = 90
 """Of the connections that there may be: a poll keeps one for as long as it waits."""
@@ -168,7 +170,7 @@ def make_front_end(
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
     transactions = TransactionActions(preparation, metrics)
     roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
-    fetcher = KeyFetcher(lambda: OutboundClient(rules=None))
+    fetcher = KeyFetcher(_client_for_issuers)
     sts = STSActions(
         metadata.sessions,
         roles.may_assume,
@@ -274,6 +276,14 @@ def make_usage_shipper(
         timeout_s=settings.broker_timeout_ms / 1000,
         now_us=_now_us,
     )
+
+
+def _client_for_issuers() -> OutboundClient:
+    from quaymaster.net.outbound.client import (
+        OutboundClient,  # the first web identity waits for it, and no start
+    )
+
+    return OutboundClient(rules=None)
 
 
 def _now_us() -> int:

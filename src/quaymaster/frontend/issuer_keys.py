@@ -18,10 +18,10 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quaymaster.core.values.sts_errors import IDPCommunicationError
-from quaymaster.net.outbound.client import OutboundClient, OutboundError
+from quaymaster.net.outbound.failures import OutboundError
 from quaymaster.protocol.tokens.web_identity import (
     KEY_SET_CHARS_MAX,
     BadKeySet,
@@ -29,6 +29,9 @@ from quaymaster.protocol.tokens.web_identity import (
     KeySet,
     parse_key_set,
 )
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundClient
 
 KEPT_MS: Final = 3_600_000
 OLD_KEPT_MS: Final = 24 * 3_600_000
@@ -166,12 +169,16 @@ class KeyFetcher:
         self._make_client = make_client
         self._client: OutboundClient | None = None
         """Made when it is needed: to read the system's certificate authorities takes a while."""
+        self._making = asyncio.Lock()
 
     async def fetch(self, url: str) -> bytes:
         """Return what is at an https URL; OutboundError, ValueError for another status than 200."""
-        if self._client is None:
-            self._client = self._make_client()
-        answer = await self._client.call("GET", url, answer_bytes_max=KEY_SET_CHARS_MAX)
+        async with self._making:
+            if self._client is None:
+                # In a thread, so that other requests go on: it imports much.
+                self._client = await asyncio.to_thread(self._make_client)
+            client = self._client
+        answer = await client.call("GET", url, answer_bytes_max=KEY_SET_CHARS_MAX)
         if answer.status != 200:
             raise ValueError(f"status {answer.status}")
         return answer.body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
@@ -20,9 +21,11 @@ from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.kms.vault import Vault, VaultKeyProvider, VaultKeys, VaultSettings
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.store.quotas import Quotas
-from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundClient
 
 JOURNAL_ID = 0
 """The one journal of a server."""
@@ -127,7 +130,7 @@ def _vault(settings: Settings) -> Vault:
         mount=settings.vault_mount,
         timeout_s=settings.kms_timeout_ms / 1000,
     )
-    return Vault(where, OutboundClient(rules=None, ca_file=settings.vault_ca_file))
+    return Vault(where, _client(settings.vault_ca_file))
 
 
 def _aws(settings: Settings) -> AWSKMS:
@@ -140,4 +143,10 @@ def _aws(settings: Settings) -> AWSKMS:
         profile=settings.kms_profile,
         timeout_s=settings.kms_timeout_ms / 1000,
     )
-    return AWSKMS(where, OutboundClient(rules=None, ca_file=settings.kms_ca_file), wall_ms)
+    return AWSKMS(where, _client(settings.kms_ca_file), wall_ms)
+
+
+def _client(ca_file: Path | None) -> OutboundClient:
+    from quaymaster.net.outbound.client import OutboundClient  # no process without a KMS waits for it
+
+    return OutboundClient(rules=None, ca_file=ca_file)

@@ -194,3 +194,11 @@ def test_the_first_steps_are_commands_that_exist() -> None:
     for group, name in shown:
         command = whole_command().commands[group]
         assert not hasattr(command, "commands") or name in command.commands, (group, name)
+
+
+def test_a_server_starts_without_what_calls_other_systems() -> None:
+    program = "import sys, quaymaster.node.roles\nprint(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "aiohttp" not in done.stdout.split()

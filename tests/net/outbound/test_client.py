@@ -17,13 +17,8 @@ from harness.waiting import PATIENCE_S
 from harness.web_servers import MadeUpNames, WebServer, self_signed, web_server
 
 from quaymaster.net.outbound.address_rules import AddressRules, endpoint_of
-from quaymaster.net.outbound.client import (
-    OutboundBusy,
-    OutboundClient,
-    OutboundError,
-    OutboundFailed,
-    OutboundRefused,
-)
+from quaymaster.net.outbound.client import OutboundClient
+from quaymaster.net.outbound.failures import OutboundBusy, OutboundError, OutboundFailed, OutboundRefused
 from quaymaster.net.outbound.urls import URL_CHARS_MAX, BadURL, parse_url
 
 LOOPBACK = [ip_network("127.0.0.0/8"), ip_network("::1/128")]

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from quaymaster.core.values.errors import (
@@ -38,8 +38,11 @@ from quaymaster.metadata.kms.external_keys import (
     parsed_answer,
 )
 from quaymaster.metadata.kms.key_service import GeneratedKey
-from quaymaster.net.outbound.client import OutboundClient, OutboundError
+from quaymaster.net.outbound.failures import OutboundError
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundClient
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 CREDENTIALS_BYTES_MAX: Final = 64 * 1024

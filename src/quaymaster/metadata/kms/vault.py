@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
 from quaymaster.core.values.errors import (
@@ -38,7 +38,10 @@ from quaymaster.metadata.kms.external_keys import (
 )
 from quaymaster.metadata.kms.key_names import not_found, parse_key_name
 from quaymaster.metadata.kms.key_service import GeneratedKey
-from quaymaster.net.outbound.client import OutboundClient, OutboundError
+from quaymaster.net.outbound.failures import OutboundError
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundClient
 
 DATA_KEY_BYTES: Final = 32
 ANSWER_BYTES_MAX: Final = 64 * 1024

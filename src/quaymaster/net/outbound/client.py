@@ -24,6 +24,7 @@ from yarl import URL
 
 from quaymaster.late_authorities import reading_authorities_later
 from quaymaster.net.outbound.address_rules import AddressRules
+from quaymaster.net.outbound.failures import OutboundBusy, OutboundFailed, OutboundRefused
 from quaymaster.net.outbound.urls import BadURL, parse_url
 
 with reading_authorities_later():
@@ -40,29 +41,6 @@ IDLE_CONNECTION_S: Final = 15.0
 _AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 _refusals: ContextVar[list[str] | None] = ContextVar("_refusals", default=None)
 """Why addresses of the call in progress were not dialed: aiohttp tells only that there is no connection."""
-
-
-class OutboundError(Exception):
-    """A call without a usable answer. The message says why; it holds neither address nor URL.
-
-    `may_have_acted` tells whether the other side may have received the request.
-    """
-
-    def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
-        super().__init__(message)
-        self.may_have_acted = may_have_acted
-
-
-class OutboundRefused(OutboundError):
-    """The URL, or each address of its host, may not be called. Trying again does not help."""
-
-
-class OutboundBusy(OutboundError):
-    """Too many calls wait already; nothing was sent."""
-
-
-class OutboundFailed(OutboundError):
-    """No connection, no valid certificate, no HTTP, no answer in time, or one that is too long."""
 
 
 @dataclass(frozen=True, slots=True)
