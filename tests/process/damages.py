@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 from harness.load import SQSConnection
 from harness.operators import operate
 from harness.process import SOCKETS, Environment, ProcessFailed, QuaymasterProcess
-from harness.waiting import PATIENCE_S
 
 from .support import EXIT_UNUSABLE, Client, bodies
 
@@ -105,13 +102,12 @@ class World:
                 assert client.call("DeleteQueue", "gone").status == 200
                 changed = client.call("SetQueueAttributes", "kept", Attributes={"VisibilityTimeout": "77"})
                 assert changed.status == 200, changed
-            made = command_of(self.data, "key", "create", "--json")
-            self.deleted = credentials_of(made)
-            self._make_identities(process, directory)
+            self.deleted = credentials_of(operate(process, "POST", "keys", {}))
+            self._make_identities(process)
             process.restart()  # there is a snapshot, and records behind it
-            command_of(self.data, "key", "delete", self.deleted.key_id)
-            command_of(self.data, "user", "revoke-sessions", "clerk")
-            command_of(self.data, "user", "delete", "former")
+            operate(process, "DELETE", f"keys/{self.deleted.key_id}")
+            operate(process, "POST", "users/clerk/revoke-sessions", {})
+            operate(process, "DELETE", "users/former")
             with closing(Client(process)) as client:
                 client.send("sent-later", bodies(20, "second"))
             if not killed:
@@ -120,27 +116,24 @@ class World:
             if process.is_running:
                 process.kill9()
 
-    def _make_identities(self, process: QuaymasterProcess, directory: Path) -> None:
+    def _make_identities(self, process: QuaymasterProcess) -> None:
         """Make users, one with a session, a role, a limit, and keys of KMS that queues name, one of them disabled."""
-        policy, trust = directory / "policy.json", directory / "trust.json"
-        policy.write_text(json.dumps(POLICY))
-        trust.write_text(json.dumps(TRUST))
-        self.clerk = credentials_of(command_of(self.data, "user", "create", "clerk", "--json"))
-        self.former = credentials_of(command_of(self.data, "user", "create", "former", "--json"))
+        self.clerk = credentials_of(operate(process, "POST", "users", {"name": "clerk"}))
+        self.former = credentials_of(operate(process, "POST", "users", {"name": "former"}))
+        policy = {"policy_name": "reads", "policy": json.dumps(POLICY)}
         for user in ("clerk", "former"):
-            command_of(self.data, "user", "put-policy", user, "reads", str(policy))
-        self.revoked = credentials_of(command_of(self.data, "key", "session", self.clerk.key_id, "--json"))
+            operate(process, "POST", f"users/{user}/policy", policy)
+        self.revoked = credentials_of(operate(process, "POST", f"keys/{self.clerk.key_id}/session", {}))
         assert rights_of(process, process.env(), self.revoked) == (200, 403)
-        command_of(self.data, "role", "create", "auditor", "--trust", str(trust))
+        operate(process, "POST", "roles", {"name": "auditor", "trust_policy": json.dumps(TRUST)})
         for alias, queue in (("alias/orders", "sealed"), ("alias/old", "locked")):
-            key = command_of(self.data, "kms", "create", "--alias", alias, "--json")
+            key = operate(process, "POST", "kms-keys", {"alias": alias})
             with closing(Client(process)) as client:
                 client.create(queue, KmsMasterKeyId=alias)
                 client.send(queue, bodies(10, queue))
-        command_of(self.data, "kms", "disable", key["key_id"])
-        command_of(
-            self.data, "limit", "set", "--account", "000000000000", "--action", "TagQueue", "--requests", "7"
-        )
+        operate(process, "POST", f"kms-keys/{key['key_id']}/disable", {})
+        limit = {"account_id": "000000000000", "action": "TagQueue", "requests": 7}
+        operate(process, "POST", "limits", limit)
 
     def outcome(self, damage: Damage, directory: Path) -> str:
         """Harm a copy, start a server from it, and say what came of that: `refused` or `served`.
@@ -203,7 +196,7 @@ class Credentials(NamedTuple):
 
 
 def credentials_of(made: Mapping[str, Any]) -> Credentials:
-    """Return the credentials that a command printed."""
+    """Return the credentials that the admin API made."""
     return Credentials(made["access_key_id"], made["secret_access_key"], made.get("session_token", ""))
 
 
@@ -224,20 +217,6 @@ def why_refused(process: QuaymasterProcess) -> str | None:
     except ProcessFailed as error:
         return str(error)
     return None
-
-
-def command_of(data: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command for the server of a directory, and return what it printed with `--json`."""
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("quaymaster")), *arguments, "--data", str(data)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    found: dict[str, Any] = json.loads(done.stdout) if "--json" in arguments else {}
-    return found
 
 
 def sample_size() -> int:

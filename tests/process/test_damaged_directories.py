@@ -35,6 +35,12 @@ def sampled(damages: list[Damage]) -> list[Damage]:
     return random.Random(SEED).sample(damages, min(size, len(damages))) if size else damages
 
 
+@pytest.fixture(scope="module")
+def killed_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The directory of a killed server, which is copied before it is harmed."""
+    return World(tmp_path_factory.mktemp("world") / "whole", killed=True)
+
+
 @pytest.mark.timeout(7_200)
 def test_no_damage_of_a_stopped_servers_directory_is_believed(tmp_path: Path) -> None:
     world = World(tmp_path / "whole")
@@ -49,29 +55,29 @@ def test_no_damage_of_a_stopped_servers_directory_is_believed(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(7_200)
-def test_no_cut_of_a_killed_servers_files_is_believed(tmp_path: Path) -> None:
-    world = World(tmp_path / "whole", killed=True)
-    damages = [one for one in damages_of(world.data, random.Random(SEED), FLIPS_PER_FILE) if one.is_cut]
+def test_no_cut_of_a_killed_servers_files_is_believed(killed_world: World, tmp_path: Path) -> None:
+    damages = [
+        one for one in damages_of(killed_world.data, random.Random(SEED), FLIPS_PER_FILE) if one.is_cut
+    ]
     segments = [one for one in damages if one.path.endswith(".seg")]
     active = max(one.path for one in segments)
     halves = [one for one in segments if one.path == active and one.place]
 
     others = sampled([one for one in damages if one not in halves])
-    outcomes = outcomes_of(world, [*halves, *others], tmp_path)
+    outcomes = outcomes_of(killed_world, [*halves, *others], tmp_path)
 
     assert {outcomes[damage] for damage in halves} == {"refused"}
 
 
 @pytest.mark.timeout(7_200)
-def test_no_damage_of_a_killed_servers_metadata_is_believed(tmp_path: Path) -> None:
-    world = World(tmp_path / "whole", killed=True)
+def test_no_damage_of_a_killed_servers_metadata_is_believed(killed_world: World, tmp_path: Path) -> None:
     damages = [
         one
-        for one in damages_of(world.data, random.Random(SEED), FLIPS_PER_FILE)
+        for one in damages_of(killed_world.data, random.Random(SEED), FLIPS_PER_FILE)
         if one.path.startswith(("metadata", "journals/store.mark"))
     ]
     log = Damage("metadata.sqlite-wal", None)
 
-    outcomes = outcomes_of(world, [log, *sampled([one for one in damages if one != log])], tmp_path)
+    outcomes = outcomes_of(killed_world, [log, *sampled([one for one in damages if one != log])], tmp_path)
 
     assert outcomes[log] == "refused"

@@ -19,13 +19,14 @@ from typing import NamedTuple
 import pytest
 from harness.etcd import EtcdCluster
 from harness.load import SQSConnection
+from harness.operators import operate
 from harness.process import SOCKETS, QuaymasterProcess
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
 from quaymaster.cli.local.etcd import is_etcd_ready
 
-from .damages import SETTINGS, Damage, command_of, damages_of, sample_size, why_refused
+from .damages import SETTINGS, Damage, damages_of, sample_size, why_refused
 from .support import EXIT_UNUSABLE, CellClient, Client, bodies
 
 SEED = 20261123
@@ -85,9 +86,12 @@ class EtcdWorld:
                     assert client.call("SetQueueAttributes", "kept", Attributes=attributes).status == 200
                 self.refused_keys = []
                 for change in ("delete", "disable"):
-                    made = command_of(self.data, "key", "create", "--json")
+                    made = operate(process, "POST", "keys", {})
                     self.refused_keys.append((str(made["access_key_id"]), str(made["secret_access_key"])))
-                    command_of(self.data, "key", change, str(made["access_key_id"]))
+                    if change == "delete":
+                        operate(process, "DELETE", f"keys/{made['access_key_id']}")
+                    else:
+                        operate(process, "POST", f"keys/{made['access_key_id']}/disable", {})
                 before = (self.data / "store.witness").read_bytes()
                 with closing(Client(process)) as client:
                     client.create("last")
@@ -166,9 +170,14 @@ def outcomes_of(
     return outcomes
 
 
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> EtcdWorld:
+    """What is copied before it is harmed."""
+    return EtcdWorld(tmp_path_factory.mktemp("world") / "whole")
+
+
 @pytest.mark.timeout(14_400)
-def test_no_damage_of_etcds_only_member_is_believed(tmp_path: Path) -> None:
-    world = EtcdWorld(tmp_path / "whole")
+def test_no_damage_of_etcds_only_member_is_believed(world: EtcdWorld, tmp_path: Path) -> None:
     everything = Damage("member", None)
     found = damages_of(world.etcd_data, random.Random(SEED), FLIPS_PER_FILE)
     others = [one for one in found if one != everything]
@@ -181,8 +190,7 @@ def test_no_damage_of_etcds_only_member_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_bit_that_flips_in_a_row_is_refused_by_the_server(tmp_path: Path) -> None:
-    world = EtcdWorld(tmp_path / "whole")
+def test_a_bit_that_flips_in_a_row_is_refused_by_the_server(world: EtcdWorld, tmp_path: Path) -> None:
     disabled, _ = world.refused_keys[-1]
     key = f"{PREFIX}/access_keys/{disabled}".encode()
     copies = range(len(places_of(key, world.etcd_data)))
