@@ -113,8 +113,9 @@ def test_what_is_committed_is_there_once_though_the_server_is_killed_between_any
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_what_is_committed_is_there_once_though_leaders_are_killed_between_any_two_steps(
-    tmp_path: Path,
+    tmp_path: Path, count: int
 ) -> None:
     roles = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 1}
     with RunningCell.started(tmp_path, roles, settings={"snapshot_interval_s": "1"}) as cell:
@@ -123,7 +124,7 @@ def test_what_is_committed_is_there_once_though_leaders_are_killed_between_any_t
         client.create("orders")
         client.close()
         sink = Sink(cell.environment("frontend-1"), "orders")
-        batches = [bodies(CALL, text) for text in "ab"]
+        batches = [bodies(CALL, text) for text in "abcde"[:count]]
 
         def kill_leaders() -> None:
             """Kill the leader of each journal, one after the other."""
