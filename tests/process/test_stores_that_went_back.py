@@ -18,10 +18,10 @@ from .support import Client, bodies, refused_start, running
 SETTINGS = {"usage": "false", "block_build_interval_s": "0"}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> QuaymasterProcess:
-    """A server that was killed: two queues, ten messages in each, and a key that was deleted."""
-    process = QuaymasterProcess(tmp_path / "data", settings=SETTINGS)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of a server that was killed: two queues, ten messages in each."""
+    process = QuaymasterProcess(tmp_path_factory.mktemp("killed") / "data", settings=SETTINGS)
     process.start()
     client = Client(process)
     for queue in ("first", "second"):
@@ -29,7 +29,14 @@ def server(tmp_path: Path) -> QuaymasterProcess:
         client.send(queue, bodies(10, queue))
     client.close()
     process.kill9()
-    return process
+    return process.data
+
+
+@pytest.fixture
+def server(killed: Path, tmp_path: Path) -> QuaymasterProcess:
+    """A server that was killed, with data of its own."""
+    shutil.copytree(killed, tmp_path / "data", ignore=SOCKETS)
+    return QuaymasterProcess(tmp_path / "data", settings=SETTINGS)
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
