@@ -60,6 +60,8 @@ RAISED = (
     ),
 )
 ROLES = {"manager": 1, "metadata": 2, "broker": 3, "frontend": 2}
+PAUSE_S = 0.1
+"""Between two messages: each restart has many, and the machine time for it."""
 
 
 def make_newer_version(directory: Path) -> Path:
@@ -87,7 +89,7 @@ class Sender:
             self._send("standard", MessageBody=body)
             self._send("ordered.fifo", MessageBody=body, MessageGroupId="g", MessageDeduplicationId=body)
             self.sent.append(body)
-            time.sleep(0.02)
+            time.sleep(PAUSE_S)
 
     def _send(self, queue: str, **fields: str) -> None:
         """Send until somebody has taken it."""
