@@ -45,10 +45,11 @@ from .probes import Probes
 
 DRAIN_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 8.0
+"""How long a client waits for an answer before it goes to the other front end: long polls here are a second at most."""
 ACKNOWLEDGED_MIN = 30
 """For each fault."""
-"""How long a client waits for an answer before it goes to the other front end: long polls here are a second at most."""
-BETWEEN_S = 2.0
+PAUSE_S = 0.03
+"""Between the operations of a worker; longer by as much as faults are shorter, which leave the cell more to do."""
 LEFT_OUT = frozenset({"memory", "short", "emptied", "remade-1", "remade-2"})
 """Queues whose messages may go without a delete: they would hide a loss."""
 SHORT_FAULTS = (
@@ -172,6 +173,7 @@ class Storm:
         self.load: Load | None = None
         """That of the present stretch; with violations, that which showed them first."""
         self._cell = cell
+        self._shorter = shorter
         self._seed = seed
         self._random = Random(seed)
         self._probes = Probes(cell.environment(), cell.addresses, clock_offsets_ms=cell.clock_offsets_ms)
@@ -246,7 +248,7 @@ class Storm:
             queues=cell_queues(prefix),
             workers=4,
             seed=self._seed + number,
-            pause_s=0.03,
+            pause_s=PAUSE_S * self._shorter,
             large_share=0.001,
             run=number,
             timeout_s=CALL_TIMEOUT_S,
