@@ -25,7 +25,7 @@ SPELLED_BESIDES = {
     "quaymaster/core/values/policies.py": {"RedriveAllowPolicy", "RedrivePolicy"},
     # Parameters of messages, which are called like the attributes that they stand in for.
     "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
-    "quaymaster/cli/message.py": {"DelaySeconds", "VisibilityTimeout"},
+    "quaymaster/cli/queues/message.py": {"DelaySeconds", "VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
     "quaymaster/protocol/actions/validation.py": {"VisibilityTimeout"},
     # A parameter of STS.
