@@ -55,7 +55,6 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.server import HTTPLimits, HTTPServer
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
-from quaymaster.protocol.sqs.sigv4 import find_claimed_key
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
@@ -634,9 +633,7 @@ async def serving_with(
         opening=opening if opening.workers_max else None,
     )
     limits = HTTPLimits(**settings.http_limits())
-    server = HTTPServer(
-        front_end.handle, limits, name="sqs", admit=front_end.admit, find_claim=find_claimed_key
-    )
+    server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
     front_end.start()
     key = metadata.default_access_key

@@ -168,31 +168,6 @@ def test_an_address_with_twenty_wrong_signatures_in_a_second_is_refused_before_i
     asyncio.run(scenario())
 
 
-def test_a_client_that_signed_lately_may_connect_although_others_of_its_address_send_wrong_signatures() -> (
-    None
-):
-    async def scenario() -> None:
-        async with serving() as service:
-            ms = 5_000.0
-            bad = service.front_end._refusals.bad
-            note, wait_ms = bad.note, bad.wait_ms
-            bad.note = lambda request, now_ms: note(request, ms)  # type: ignore[method-assign]
-            bad.wait_ms = lambda request, now_ms: wait_ms(request, ms)  # type: ignore[method-assign]
-            theirs = await other_account(service)
-            assert (await theirs.json("ListQueues", {})).status == 200
-            forger = Client(service.client.port, service.client.key_id, "no secret")
-            for _ in range(BAD_PER_S_MAX):
-                await forger.json("ListQueues", {})
-
-            answers = [await client.json("ListQueues", {}) for client in (service.client, theirs, theirs)]
-
-            # The first one's key was forged since it signed.
-            assert [answer.status for answer in answers] == [403, 200, 200]
-            assert b"RequestThrottled" in answers[0].body
-
-    asyncio.run(scenario())
-
-
 def test_addresses_are_counted_by_network_for_a_second_and_not_without_bound(monkeypatch: Any) -> None:
     monkeypatch.setattr(bad_signatures, "ADDRESSES_MAX", 2)
     bad = BadSignatures()

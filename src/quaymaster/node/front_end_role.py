@@ -46,7 +46,6 @@ from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
-from quaymaster.protocol.sqs.sigv4 import find_claimed_key
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0
@@ -118,7 +117,6 @@ async def serve_sqs(
         on_event=metrics.count_http_event,
         unsigned_time=node.admin.unsigned_time,
         trusted_proxies=node.admin.trusted_proxies,
-        find_claim=find_claimed_key,
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)

@@ -38,8 +38,6 @@ EMPTY_LINES_MAX = 8
 """So many empty lines are let pass at once before a request; more would hold the loop and mean nothing."""
 STRANGER_HEADS_PER_TURN = 4
 """Requests that a stranger's connection may have taken in one turn."""
-CLAIM_BYTES_MAX = 4 * 1024
-"""So much of a first request is looked at for the key that it names."""
 UNCOUNTED_BYTES = 4 * 1024
 """What a stranger's connection holds is counted above this."""
 HELD_PERCENT_MAX = 90
@@ -67,7 +65,6 @@ class HTTPConnection(asyncio.Protocol):
         "_activity",
         "_activity_since_ms",
         "_body",
-        "_claim",
         "_continue_due",
         "_dropped_bytes",
         "_end_of_input",
@@ -122,8 +119,6 @@ class HTTPConnection(asyncio.Protocol):
         self.is_late = False
         """Whether an answer went to it that was not for something signed; see `net/http/strangers`."""
         self.counted_bytes = 0
-        self._claim = ""
-        """A key that its first request names, and that signed from this peer lately."""
         self.gives_way = False
         """Whether it is closed behind its next reply, for others."""
         self._phase = _HEAD
@@ -212,8 +207,6 @@ class HTTPConnection(asyncio.Protocol):
         self._phase = _NOTHING_MORE
         self._unread = b""
         self._forget_body()
-        if self.key:
-            self._server.lately.note(self.key, self.peer, self.account, self._server.clock_ms)
         waiting = self._replies.waiting()
         self._replies.pending.clear()
         self._replies.ready.clear()
@@ -247,9 +240,6 @@ class HTTPConnection(asyncio.Protocol):
 
         Return how many bytes were taken.
         """
-        if self._claim and not self._is_lost and self.presumed_account() is None:
-            self._server.strangers.wait_for_turn(self)
-            return 0
         self._is_read_due = False
         data, self._unread = self._unread, b""
         size = len(data)
@@ -474,9 +464,6 @@ class HTTPConnection(asyncio.Protocol):
         if self.key is None:
             self.is_late = True
             server.unsigned_answers += 1
-            if self._claim:
-                server.lately.forget(self._claim, self.peer)
-                self._claim = ""
         if (server.is_ending and self._is_last(request)) or (self.gives_way and self._is_last_taken(request)):
             self._end_behind(request)
         line, is_head = request._connection_line, request.method == b"HEAD"
@@ -597,34 +584,13 @@ class HTTPConnection(asyncio.Protocol):
 
     def become_known(self, key: str, account: str) -> bool:
         """A request of it was signed with this key of an account; False when it or its account has too many."""
-        server = self._server
-        if server.known.add(self, key, account):
-            server.strangers.remove(self)
-            if key:
-                server.lately.note(key, self.peer, account or key, server.clock_ms)
-            self._claim = ""
+        if self._server.known.add(self, key, account):
+            self._server.strangers.remove(self)
             self.is_late = False
             return True
         if self.share is None:
             self._server.strangers.add(self, self.peer)
         return False
-
-    @property
-    def is_presumed(self) -> bool:
-        """Whether its first request, not judged yet, names a key that signed from its peer lately."""
-        return bool(self._claim)
-
-    def presumed_account(self) -> str | None:
-        """Return whose it is by what its first request names, if that key signed from its peer lately."""
-        server = self._server
-        claim = self._claim
-        if not claim:
-            if self._requests_seen or self.is_late or server.find_claim is None or not server.lately:
-                return None
-            claim = server.find_claim(self._unread[:CLAIM_BYTES_MAX]) or ""
-        account = server.lately.account_of(claim, self.peer, server.clock_ms)
-        self._claim = "" if account is None else claim
-        return account
 
     def become_stranger(self) -> None:
         """A request of it was not."""

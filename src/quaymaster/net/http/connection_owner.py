@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 
 from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.known import Known
-from quaymaster.net.http.lately import Lately
 from quaymaster.net.http.message import HTTPLimits, HTTPRequest
 from quaymaster.net.http.replies import ReplyRenderer
 from quaymaster.net.http.strangers import Strangers, UnsignedTime
@@ -17,8 +16,6 @@ ConnectionT = TypeVar("ConnectionT")
 AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
 """Called when the head of a request is complete, before its body is read: None, or the reply (status,
 headers, body) that refuses it. The connection is closed after a refusal."""
-FindClaim = Callable[[bytes], str | None]
-"""Returns the access key that the beginning of a request names, as cheaply as can be; nothing of that is proven."""
 RenderError = Callable[[int, str], tuple[bytes, bytes]]
 """Gives headers and body of the server's own error replies, by status and message."""
 
@@ -44,8 +41,6 @@ class ConnectionOwner(Protocol[ConnectionT]):
     """Connections that have such a body, the one heard least lately first."""
     strangers: Strangers
     known: Known
-    lately: Lately
-    find_claim: FindClaim | None
     clock_ms: float
     """Of the sweeps."""
     replies: ReplyRenderer

@@ -22,7 +22,7 @@ FLOW_REQUESTS_MAX: Final = 16
 class Flow(Generic[ConnectionT]):
     """The connections of one account that wait to be read."""
 
-    __slots__ = ("__weakref__", "is_listed", "waiting")
+    __slots__ = ("is_listed", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[ConnectionT] = deque()

@@ -17,15 +17,14 @@ URL, or one request, sends it again by as many connections as it likes. So a key
 
 Keys of one account are read in turn with those of others (`flows`).
 
-Public: `Known` (`add`, `remove`, `wait_for_turn`, `wait_as_presumed`, `make_room`, `can_make_room`, `is_shared`,
-`forgive`), `KnownConnection`.
+Public: `Known` (`add`, `remove`, `wait_for_turn`, `make_room`, `can_make_room`, `is_shared`, `forgive`),
+`KnownConnection`.
 """
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
 
 from quaymaster.net.http.flows import Flow, Flows
 from quaymaster.net.http.message import HTTPLimits
@@ -84,9 +83,9 @@ class _Account(_Group):
 
     __slots__ = ("flow",)
 
-    def __init__(self, flow: Flow[KnownConnection]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.flow = flow
+        self.flow: Flow[KnownConnection] = Flow()
 
 
 class Known:
@@ -99,8 +98,6 @@ class Known:
         self._key_max = _part(self._account_max, limits.key_connections_percent)
         self.flows: Flows[KnownConnection] = Flows()
         """Connections that wait to be read."""
-        self._flow_of: WeakValueDictionary[str, Flow[KnownConnection]] = WeakValueDictionary()
-        """Of accounts with connections, and while they wait for a turn of those without."""
         self._keys: dict[str, _Group] = {}
         self._accounts: dict[str, _Account] = {}
         self._account_of: dict[str, str] = {}
@@ -117,10 +114,6 @@ class Known:
         key = connection.key
         assert key is not None, "strangers have turns of their own"
         self.flows.wait(self._accounts[self._account_of[key]].flow, connection)
-
-    def wait_as_presumed(self, connection: KnownConnection, account: str) -> None:
-        """Have a stranger's connection read in the turn of the account whose it claims to be (`lately`)."""
-        self.flows.wait(self._flow(account), connection)
 
     def add(self, connection: KnownConnection, key: str, account: str = "") -> bool:
         """Note whose a connection is; False when its account or its key has too many, and none of them is idle.
@@ -141,9 +134,7 @@ class Known:
         connection.key = key
         self._account_of[key] = name
         self._keys.setdefault(key, _Group()).connections[connection] = None
-        own = self._accounts.get(name)
-        if own is None:
-            own = self._accounts[name] = _Account(self._flow(name))
+        own = self._accounts.setdefault(name, _Account())
         own.connections[connection] = None
         self._count_of_all += 1
         self._count(own, len(own.connections) - 1)
@@ -191,12 +182,6 @@ class Known:
     def forgive(self) -> None:
         """Look at all accounts and keys again; called at each sweep."""
         self._busy.clear()
-
-    def _flow(self, account: str) -> Flow[KnownConnection]:
-        flow = self._flow_of.get(account)
-        if flow is None:
-            flow = self._flow_of[account] = Flow()
-        return flow
 
     def _has_room(self, group: _Group | None, connections_max: int) -> bool:
         return group is None or len(group.connections) < connections_max or self._close_longest_idle(group)

@@ -84,11 +84,6 @@ class ReplySink(Protocol):
         """Whose that key is; "" where there is none."""
         ...
 
-    @property
-    def is_presumed(self) -> bool:
-        """Whether its first request, not judged yet, names a key that signed from its peer lately."""
-        ...
-
     def become_known(self, key: str, account: str) -> bool: ...
 
     def become_stranger(self) -> None: ...
@@ -166,9 +161,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
 
     @property
     def is_strangers(self) -> bool:
-        """Whether nothing signed came by its connection yet, nor is presumed to; see `net/http/strangers`."""
-        connection = self._connection
-        return connection is not None and connection.key is None and not connection.is_presumed
+        """Whether nothing signed came by its connection yet; see `net/http/strangers`."""
+        return self._connection is not None and self._connection.key is None
 
     def vouch(self, key: str, account: str = "") -> bool:
         """Say that a key of an account signed it: its connection gets more than strangers do. Call it before `respond`.

@@ -30,11 +30,10 @@ from itertools import islice
 from typing import Final
 
 from quaymaster.net.http.connection import LINGER_MS, HTTPConnection
-from quaymaster.net.http.connection_owner import AdmitRequest, FindClaim, RenderError
+from quaymaster.net.http.connection_owner import AdmitRequest, RenderError
 from quaymaster.net.http.flows import FLOW_REQUESTS_MAX
 from quaymaster.net.http.forwarded import NO_PROXIES, TrustedProxies
 from quaymaster.net.http.known import Known, KnownConnection
-from quaymaster.net.http.lately import Lately
 from quaymaster.net.http.message import HTTPLimits, HTTPRequest, render_error_as_text
 from quaymaster.net.http.replies import ReplyRenderer
 from quaymaster.net.http.strangers import Stranger, Strangers, UnsignedTime
@@ -79,8 +78,6 @@ HTTP_EVENTS: Final = (
 PASS_REQUESTS_MAX = 128
 """A pass stops reading at so many complete requests; other connections wait for the next one, in their order. So the
 loop looks after everything else in between, however much comes in."""
-PRESUMED_PER_PASS = 16
-"""So many connections are read in turns of accounts whose key they only name; see `net/http/lately`."""
 PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 ENDS_PER_PASS = 64
@@ -147,11 +144,8 @@ class HTTPServer:
         error_response: RenderError = render_error_as_text,
         unsigned_time: UnsignedTime | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
-        find_claim: FindClaim | None = None,
     ) -> None:
         self.handler = handler
-        self.find_claim = find_claim
-        self.lately = Lately()
         self.limits = limits
         self.name = name
         self.admit = admit
@@ -332,8 +326,6 @@ class HTTPServer:
         """Have what `connection` received read in the next pass; a stranger's, when its turn comes."""
         if connection.key is not None:
             self.known.wait_for_turn(connection)
-        elif (account := connection.presumed_account()) is not None:
-            self.known.wait_as_presumed(connection, account)
         else:
             self.strangers.wait_for_turn(connection)
         self._have_pass()
@@ -401,20 +393,12 @@ class HTTPServer:
         flows = self.known.flows
         if flows:
             self.unsigned_time.note_known(pass_ms / 1000)
-        presumed = 0
-        while flows and presumed < PRESUMED_PER_PASS and not self._is_pass_full():
+        while flows and not self._is_pass_full():
             waiting = flows.begin_turn()
             requests_max = len(self._arrived) + FLOW_REQUESTS_MAX
             while waiting and len(self._arrived) < requests_max and not self._is_pass_full():
                 left = requests_max - len(self._arrived) if flows.are_several else PASS_REQUESTS_MAX
-                connection = waiting.popleft()
-                if connection.key is None:
-                    # Judged before the next: one that is forged has its key and peer forgotten.
-                    presumed += 1
-                    self._read(connection, 1)
-                    self._hand_over_arrived()
-                    break
-                self._read(connection, left)
+                self._read(waiting.popleft(), left)
             flows.end_turn()
         self._hand_over_arrived()
         self._take_turns(pass_ms)

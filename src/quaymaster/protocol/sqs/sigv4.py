@@ -101,12 +101,7 @@ def claimed_key(headers: Mapping[bytes, bytes], raw_query: bytes) -> str | None:
     Whether the request is well formed is not looked at.
     """
     text = headers.get(b"authorization")
-    return find_claimed_key(raw_query if text is None else text)
-
-
-def find_claimed_key(beginning: bytes) -> str | None:
-    """Return the access key that the beginning of a request names anywhere; None where it names none."""
-    found = _CLAIMED_KEY.search(beginning)
+    found = _CLAIMED_KEY.search(raw_query if text is None else text)
     return None if found is None else found[1].decode()
 
 
