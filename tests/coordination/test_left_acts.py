@@ -33,10 +33,12 @@ def test_what_was_cut_off_or_damaged_is_no_act_and_hinders_none(
     left.leave(act(1))
     (tmp_path / PLACE / "act-2.new").write_bytes(b"cut")
     (tmp_path / PLACE / "act-3").write_bytes(b"damaged")
+    (tmp_path / PLACE / "act-4").mkdir()
+    (tmp_path / PLACE / "act-5").write_bytes(next((tmp_path / PLACE).glob("act-[12]")).read_bytes())
 
     assert left.read() == [act(1)]
     assert left.read() == [act(1)]
-    assert caplog.text.count("act of operator not readable") == 1
+    assert caplog.text.count("act of operator not readable") == 2
 
 
 def test_an_act_that_cannot_be_written_is_told(tmp_path: Path) -> None:

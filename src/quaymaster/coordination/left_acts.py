@@ -56,10 +56,13 @@ class LeftActs:
         acts = []
         for name in names[:ACTS_MAX]:
             path = self._directory / name
-            if path.suffix in (_UNFINISHED, _DAMAGED):
+            if path.suffix in (_UNFINISHED, _DAMAGED) or not path.is_file():
                 continue
             try:
-                acts.append(decode_act(path.read_bytes()))
+                act = decode_act(path.read_bytes())
+                if act.id != name:
+                    raise msgspec.ValidationError(f"the file of act {act.id} has another name")
+                acts.append(act)
             except msgspec.MsgspecError:
                 log_event(log, logging.WARNING, "act of operator not readable", path=str(path))
                 path.rename(path.with_name(name + _DAMAGED))

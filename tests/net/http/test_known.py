@@ -225,6 +225,25 @@ def test_accounts_that_keep_all_connections_busy_leave_another_as_many_as_they_h
     assert not any(one.is_closed for one in greedy)
 
 
+def test_a_client_that_comes_and_goes_costs_others_one_connection_at_a_time() -> None:
+    limits = replace(
+        HTTPLimits(), connections_max=12, account_connections_percent=100, key_connections_percent=100
+    )
+    known = Known(limits)
+    greedy = [Connection(known, "a") for _ in range(12)]
+
+    for _ in range(20):
+        other = Connection(known, "b")
+        assert other.was_taken
+        known.remove(other)
+
+    assert sum(one.gives_way for one in greedy) == 1
+    for gone in [one for one in greedy if one.gives_way]:
+        known.remove(gone)
+    assert [Connection(known, "b").was_taken for _ in range(2)] == [True, True]
+    assert known._giving_way == 1
+
+
 def test_an_account_that_has_as_many_as_any_only_gives_its_own_idle_ones_for_more() -> None:
     known = Known(replace(LIMITS, connections_max=7))
     most = [Connection(known, f"key-{number}", 1, "a") for number in range(4)]

@@ -50,7 +50,7 @@ def haproxy_version(program: Path) -> tuple[int, int] | None:
 def get_program(tool: str, find: Callable[[], Path | None]) -> tuple[Path | None, str]:
     """Return a program, else None and what to do about it. In a checkout, its script gets the program."""
     found = find()
-    script = Path(__file__).resolve().parents[2] / "scripts" / tool
+    script = Path(__file__).resolve().parents[4] / "scripts" / tool
     if found is not None:
         return found, ""
     if not os.access(script, os.X_OK):

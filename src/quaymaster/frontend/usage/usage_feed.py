@@ -131,6 +131,9 @@ class UsageFeed:
     async def chain_acts(self, store: Coordination, account_id: str, left: LeftActs) -> None:
         """Put acts that no front end answered into the audit chain, now and from now on. Call before `ship`."""
         self._acts = ActChain(store, self, account_id, left)
+        if self._spool.noted_acts:
+            # Whether they are in the chain is not known until acts have been read.
+            self.hold_shipping()
         try:
             async with asyncio.timeout(CHAIN_FIRST_S):
                 await self._acts.take_all()

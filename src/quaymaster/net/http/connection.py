@@ -65,6 +65,8 @@ class HTTPConnection(asyncio.Protocol):
         "_activity",
         "_activity_since_ms",
         "_body",
+        "_body_bytes",
+        "_body_bytes_since_ms",
         "_continue_due",
         "_dropped_bytes",
         "_end_of_input",
@@ -120,6 +122,8 @@ class HTTPConnection(asyncio.Protocol):
         """Whether an answer went to it that was not for something signed; see `net/http/strangers`."""
         self.counted_bytes = 0
         self.gives_way = False
+        self._body_bytes = 0
+        self._body_bytes_since_ms = 0.0
         """Whether it is closed behind its next reply, for others."""
         self._phase = _HEAD
         self._unread = b""
@@ -635,7 +639,10 @@ class HTTPConnection(asyncio.Protocol):
         return self._server.clock_ms - self._activity_since_ms
 
     def give_way(self) -> None:
-        """Have it closed for others: behind its next reply, or once it was idle or stalled for long enough."""
+        """Have it closed for others: behind its next reply, or once it was idle for a while or its request stalled.
+
+        An answer that is read slowly is sent to its end.
+        """
         self.gives_way = True
         self._hurry()
 
@@ -664,6 +671,11 @@ class HTTPConnection(asyncio.Protocol):
         self._server.strangers.keep(self, kept_bytes if kept_bytes > UNCOUNTED_BYTES else 0)
 
     # Ending.
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether what waits for messages must not wait any longer."""
+        return self.gives_way or self._server.is_draining
 
     def count_waiting(self) -> int:
         """Return how many requests are with the handler."""
@@ -702,7 +714,7 @@ class HTTPConnection(asyncio.Protocol):
         elapsed_ms = now_ms - self._activity_since_ms
         limits = self._limits
         doing = activity % _ACTIVITIES
-        if self.gives_way and elapsed_ms >= GIVE_WAY_MS:
+        if self.gives_way and self._has_stalled(doing, now_ms, elapsed_ms):
             self._end_for_others(doing)
         elif doing == _IDLE:
             if elapsed_ms > limits.idle_timeout_ms and not has_input(self._transport):
@@ -721,12 +733,21 @@ class HTTPConnection(asyncio.Protocol):
             self._server.on_event("timeout_write")
             self.abort()
 
+    def _has_stalled(self, doing: int, now_ms: float, elapsed_ms: float) -> bool:
+        """Whether its client has sent nothing for long enough, and no answer is being made or sent."""
+        if doing in (_SERVING, _WRITING):
+            return False
+        if doing == _IN_BODY:
+            assert self._body is not None, "one that reads a body has begun it"
+            if self._body.size != self._body_bytes:
+                self._body_bytes, self._body_bytes_since_ms = self._body.size, now_ms
+            return now_ms - self._body_bytes_since_ms >= GIVE_WAY_MS
+        return elapsed_ms >= GIVE_WAY_MS
+
     def _end_for_others(self, doing: int) -> None:
-        """Close it unless an answer is being made, or its next request has come."""
+        """Close it unless its next request has come."""
         if doing in (_IN_HEAD, _IN_BODY):
             self._refuse(UnreadableRequest(503, "closed_for_others", "Others need this connection."))
-        elif doing == _WRITING:
-            self.close_for_others()
         elif doing == _IDLE:
             self.close_idle()
         elif doing == _LINGERING:

@@ -94,6 +94,8 @@ class Known:
     def __init__(self, limits: HTTPLimits) -> None:
         self._connections_max = limits.connections_max
         self._count_of_all = 0
+        self._giving_way = 0
+        """How many of them give way: their places are given already, so that one newcomer costs others one at most."""
         self._account_max = _part(limits.connections_max, limits.account_connections_percent)
         self._key_max = _part(self._account_max, limits.key_connections_percent)
         self.flows: Flows[KnownConnection] = Flows()
@@ -128,7 +130,10 @@ class Known:
         if key and not (
             self._has_room(self._keys.get(key), self._key_max)
             and self._has_room(self._accounts.get(name), self._account_max)
-            and (self._count_of_all < self._connections_max or self._is_given_place(self._accounts.get(name)))
+            and (
+                self._count_of_all - self._giving_way < self._connections_max
+                or self._is_given_place(self._accounts.get(name))
+            )
         ):
             return False
         connection.key = key
@@ -137,6 +142,7 @@ class Known:
         own = self._accounts.setdefault(name, _Account())
         own.connections[connection] = None
         self._count_of_all += 1
+        self._giving_way += connection.gives_way
         self._count(own, len(own.connections) - 1)
         return True
 
@@ -154,6 +160,7 @@ class Known:
         of_key, own = self._keys[key], self._accounts[name]
         del of_key.connections[connection], own.connections[connection]
         self._count_of_all -= 1
+        self._giving_way -= connection.gives_way
         self._count(own, len(own.connections) + 1)
         if not of_key.connections:
             del self._keys[key], self._account_of[key]
@@ -201,6 +208,7 @@ class Known:
         del largest.connections[chosen]
         largest.connections[chosen] = None  # behind those that have not given way
         chosen.give_way()
+        self._giving_way += 1
         return True
 
     def _largest(self) -> _Account | None:

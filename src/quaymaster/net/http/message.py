@@ -84,6 +84,11 @@ class ReplySink(Protocol):
         """Whose that key is; "" where there is none."""
         ...
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether what waits for messages must not wait any longer."""
+        ...
+
     def become_known(self, key: str, account: str) -> bool: ...
 
     def become_stranger(self) -> None: ...
@@ -131,6 +136,11 @@ class HTTPRequest(msgspec.Struct, eq=False):
     _reply: tuple[bytes, ...] | None = None
     is_tls: bool = False
     """Whether the client used TLS, as a proxy says that is believed."""
+
+    @property
+    def must_hurry(self) -> bool:
+        """Whether `on_hurry` would have been called already, had it been set."""
+        return self._connection is not None and self._connection.is_ending
 
     def __repr__(self) -> str:
         """Name the request without headers, query and body, which hold secrets."""

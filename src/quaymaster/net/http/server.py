@@ -489,10 +489,9 @@ class HTTPServer:
             for request in requests:
                 if request.is_waiting:
                     request.respond(500, headers, body)
-        if self.is_draining:
-            for request in requests:
-                if request.on_hurry is not None and request.is_waiting:
-                    self.call_back(request.on_hurry)
+        for request in requests:
+            if request.on_hurry is not None and request.must_hurry:
+                self.call_back(request.on_hurry)
 
     def call_back(self, callback: Callable[[], None]) -> None:
         """Tell a handler something of its request; its failure is nobody else's."""
