@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.checks.block_links import ChainedBlock
-from quaymaster_pipeline.checks.header_groups import GroupItem
+from quaymaster_pipeline.checks.header_groups import Group
 from quaymaster_pipeline.checks.usage_breaks import Findings, UsageBreak
 from quaymaster_pipeline.usage.batch_rows import in_batches
 from quaymaster_pipeline.usage.sequences import IncarnationId
@@ -78,8 +78,7 @@ def last_blocks_of_share(
         for rows in read_row_groups(place, BLOCKS, path, _READ):
             mine = in_batches(rows, *batches)
             if share[1] > 1:
-                groups = GroupItem(*share, groups=1).groups_of(mine.column("front_end"))
-                mine = mine.filter(pc.equal(groups, 0))
+                mine = mine.filter(Group(*share).are_in(mine.column("front_end")))
             parts.append(mine)
             if sum(part.num_rows for part in parts) > _WAITING_ROWS + 2 * parts[0].num_rows:
                 parts = [last_blocks(pa.concat_tables(parts))]
@@ -135,7 +134,12 @@ def ranges_of_heads(closes: Iterable[DayClose]) -> list[HeadRange]:
 
 
 def close_heads(rows: Any) -> dict[str, list[tuple[int, CloseHead]]]:
-    """Return rows of ops.close_heads by front end, each with the number of its close."""
+    """Return rows of ops.close_heads by front end, each with the number of its close.
+
+    One that lacks something is none: the hash in ops.closes says that rows were changed.
+    """
+    for name in ("number", "sequence", "batch_id", "sha256"):
+        rows = rows.filter(pc.is_valid(rows.column(name)))
     found: defaultdict[str, list[tuple[int, CloseHead]]] = defaultdict(list)
     for number, front_end, epoch, *rest in zip(
         *(rows.column(name).to_pylist() for name in HEAD_COLUMNS), strict=True

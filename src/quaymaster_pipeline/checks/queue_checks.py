@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak
-from quaymaster_pipeline.usage.ingest_state import APP as INGEST
+from quaymaster_pipeline.usage.blocks import BRONZE
 from quaymaster_pipeline.warehouse.schemas import BLOCKS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -42,21 +42,24 @@ def compare_with_queue(warehouse: Warehouse, queue: AskedQueue) -> list[UsageBre
     table = warehouse.table(BLOCKS)
     committed = queue.committed()
     table.refresh()
-    note = table.note(INGEST)
+    note = table.note(BRONZE)
     if note and note["feed"] != queue.identity:
         return []
     positions = {int(partition): end for partition, end in note.get("next", {}).items()}
-    ends = {partition: end for partition, (_, end) in queue.bounds().items()}
-    return list(judge_ends(positions, committed, ends))
+    return list(judge_ends(positions, committed, queue.bounds()))
 
 
 def judge_ends(
-    positions: Mapping[int, int], committed: Mapping[int, int], ends: Mapping[int, int]
+    positions: Mapping[int, int], committed: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]
 ) -> Iterator[UsageBreak]:
-    """Yield partitions of which tables have less than the queue was told, or more than it has ever had."""
+    """Yield partitions of which tables have less than the queue was told, or more than it has ever had.
+
+    `bounds`: the first kept offset and the next one. A queue says that it was told of all that it keeps no more.
+    """
     for partition in sorted(positions.keys() | committed.keys()):
-        has, told, end = (offsets.get(partition, FIRST_OFFSET) for offsets in (positions, committed, ends))
-        if has < told:
+        has, told = (offsets.get(partition, FIRST_OFFSET) for offsets in (positions, committed))
+        first, end = bounds.get(partition, (FIRST_OFFSET, FIRST_OFFSET))
+        if has < told and told > first:
             reason = f"it and all up to offset {told - 1} are missing: the usage queue was told that they were there"
             yield UsageBreak(BLOCKS.name, reason, log_partition=partition, log_offset=has)
         elif has > end:

@@ -186,11 +186,11 @@ def _breaks_of_queue(directory: Path, tables: Warehouse) -> Sequence[UsageBreak]
     """Compare the end of the tables with the usage queue, if they are of one; say so if it does not answer."""
     from pyspark_quaymaster.errors import QuaymasterError
     from quaymaster_pipeline.checks.queue_checks import compare_with_queue
+    from quaymaster_pipeline.usage.blocks import BRONZE
     from quaymaster_pipeline.usage.feed import QUEUE_FEED
-    from quaymaster_pipeline.usage.ingest_state import APP as INGEST
     from quaymaster_pipeline.warehouse.schemas import BLOCKS
 
-    if not str(tables.table(BLOCKS).note(INGEST).get("feed", "")).startswith(QUEUE_FEED):
+    if not str(tables.table(BLOCKS).note(BRONZE).get("feed", "")).startswith(QUEUE_FEED):
         return ()
     try:
         return compare_with_queue(tables, queue_feed(directory, patience_s=PATIENCE_S))

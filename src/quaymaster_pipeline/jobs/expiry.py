@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from quaymaster_pipeline.audit.audit import AuditMistake
 from quaymaster_pipeline.audit.expiry import Expiry, expire_events, has_old_events
+from quaymaster_pipeline.jobs.close import complete_closes
 from quaymaster_pipeline.jobs.content_expiry import (
     Expired,
     ExpiredQuarantine,
@@ -59,6 +60,7 @@ def expire(
     refusals: list[str] = []
     with _noting(refusals):
         requests = expire_usage(workers, warehouse, now(), days=retention.usage_days)
+        complete_closes(warehouse)  # or heads that a killed close has only named are missed
         headers = expire_headers(workers, warehouse, now(), days=retention.usage_days)
     with _noting(refusals):
         months = expire_hours(workers, warehouse, now(), months=retention.hourly_months)

@@ -56,11 +56,17 @@ def expire_hours(
             table.refresh()
         if last_closed is None:
             return ()
-        due = due_months(hourly, events.partitions(), first_kept, (str(last_closed), through))
+        earlier = expired_usage(hourly)
+        due = due_months(
+            hourly,
+            events.partitions(),
+            first_kept,
+            (str(last_closed), through),
+            expired_before=earlier.before,
+        )
         files = [file for of_month in due.values() for file in of_month]
         if not files:
             return ()
-        earlier = expired_usage(hourly)
         before = max(earlier.before, _day_after(list(due)[-1]))
         counts = _counted_a_last_time(workers, warehouse, files, earlier, before)
         notes = {EXPIRED_DAYS: {"before": before, "through": through}}
@@ -73,11 +79,17 @@ def expire_hours(
 
 
 def due_months(
-    hourly: Table, days_of_requests: set[str], first_kept: str, closed: tuple[str, int]
+    hourly: Table,
+    days_of_requests: set[str],
+    first_kept: str,
+    closed: tuple[str, int],
+    *,
+    expired_before: str,
 ) -> dict[str, list[DataFile]]:
     """Return the files of the first months that may expire: all of each month, before a day, of what is `closed`.
 
     That is up to a day and a batch. A month stays that has other hours, or single requests, and so do those after it.
+    Late usage of months that have expired before goes all together, as one note says up to which batch it has gone.
     """
     last_closed, through = closed
     by_month: defaultdict[str, list[DataFile]] = defaultdict(list)
@@ -94,6 +106,8 @@ def due_months(
         if not is_closed or month in of_requests:
             break
         due[month] = mine
+    if any(_day_after(month) <= expired_before for month in by_month.keys() - due.keys()):
+        return {}
     return due
 
 
@@ -143,11 +157,10 @@ def _counting_work(place: TablePlace, dates: dict[str, str]) -> Callable[[str], 
 
 def _drop_latencies(warehouse: Warehouse, table: Table) -> None:
     """Delete the latencies of days whose hours have expired, also those that a killed run left."""
-    before = expired_usage(warehouse.table(USAGE_HOURLY)).before
-    if not before:
+    gone = expired_usage(warehouse.table(USAGE_HOURLY))
+    if not gone.before:
         return
-    through = closed_through(warehouse)
-    files = table.files(table.lines_of_days(end=before))
-    removes = [file for file in files if file.bounds.get("last_batch", (0, LAST_BATCH))[1] <= through]
+    files = table.files(table.lines_of_days(end=gone.before))
+    removes = [file for file in files if file.bounds.get("last_batch", (0, LAST_BATCH))[1] <= gone.through]
     if removes:
         table.commit(APP, None, [], removes=removes)

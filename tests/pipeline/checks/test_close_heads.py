@@ -76,7 +76,9 @@ def test_an_end_that_was_cut_off_after_the_close_is_named(tmp_path: Path) -> Non
     assert "it was cut off or changed" in found[0].reason
 
 
-@pytest.mark.parametrize("change", ["a SHA-256", "a row less", "a row more"])
+@pytest.mark.parametrize(
+    "change", ["a SHA-256", "no SHA-256", "no batch", "no number", "a row less", "a row more"]
+)
 def test_heads_that_were_changed_are_told_by_the_close(tmp_path: Path, change: str) -> None:
     site, _ = used(tmp_path)
     table = site.warehouse.table(CLOSE_HEADS)
@@ -84,6 +86,12 @@ def test_heads_that_were_changed_are_told_by_the_close(tmp_path: Path, change: s
     match change:
         case "a SHA-256":
             rows[0]["sha256"] = bytes(32)
+        case "no SHA-256":
+            rows[0]["sha256"] = None
+        case "no batch":
+            rows[0]["batch_id"] = None
+        case "no number":
+            rows[0]["number"] = None
         case "a row less":
             del rows[0]
         case _:

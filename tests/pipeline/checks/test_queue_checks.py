@@ -80,6 +80,13 @@ def test_a_warehouse_without_blocks_is_behind_a_queue_that_was_told_of_some(tmp_
 
 
 def test_each_partition_is_compared() -> None:
-    breaks = judge_ends({0: 5, 1: 5, 2: 5}, {1: 7, 3: 2, 4: 1}, {0: 5, 1: 9, 2: 4, 3: 2})
+    bounds = {0: (1, 5), 1: (1, 9), 2: (1, 4), 3: (1, 2)}
+
+    breaks = judge_ends({0: 5, 1: 5, 2: 5}, {1: 7, 3: 2, 4: 1}, bounds)
 
     assert [(one.log_partition, one.log_offset) for one in breaks] == [(1, 5), (2, 4), (3, 1)]
+
+
+def test_what_the_queue_let_go_of_before_the_tables_had_it_is_no_break() -> None:
+    # Of a group that is behind what it keeps, a queue says the first offset that it keeps.
+    assert list(judge_ends({0: 100}, {0: 5000, 1: 40}, {0: (5000, 5000), 1: (40, 44)})) == []

@@ -128,7 +128,7 @@ def test_a_break_of_which_nobody_knows_the_place_is_told_in_words(tmp_path: Path
     assert unknown.err == f"quaymaster: 1 break; the first is {where}: {missing}\n"
     (found,) = as_json.json["breaks"]
     assert (found["front_end"], found["epoch"], found["sequence"]) == (None, None, None)
-    assert f"a chain is broken {where} ({missing}); nothing expires" in expired.err
+    assert f"a chain is broken {where} ({missing}); no event expires" in expired.err
     assert "1 break; the first is in the chain of fe-1: the head 0000" in forged.err
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from harness.expiring import (
@@ -25,10 +25,11 @@ from quaymaster_pipeline.jobs import invoicing
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.close import close_days
 from quaymaster_pipeline.jobs.expiry import ExpiredRows, expire
-from quaymaster_pipeline.jobs.hourly_expiry import APP
+from quaymaster_pipeline.jobs.hourly_expiry import APP, due_months
 from quaymaster_pipeline.jobs.retention import Retention, first_kept_month
 from quaymaster_pipeline.usage.expired import EXPIRED, EXPIRED_DAYS
 from quaymaster_pipeline.warehouse.closes import last_closed_day, read_closes
+from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import LATENCY_HOURLY, USAGE_DAILY, USAGE_HOURLY, TableSpec
 from quaymaster_pipeline.warehouse.tables import Table
@@ -196,3 +197,40 @@ def test_whole_months_are_kept(now: str, months: int, first: str) -> None:
     found = first_kept_month(datetime.datetime.fromisoformat(f"{now}T23:59:59+00:00"), months)
 
     assert found.isoformat() == first
+
+
+class Hours:
+    """As much of the table of hours as `due_months` asks."""
+
+    def __init__(self, *files: DataFile) -> None:
+        self._files = files
+
+    def lines_of_days(self, *, end: str) -> str:
+        return end
+
+    def files(self, end: str) -> list[DataFile]:
+        return [file for file in self._files if str(file.partition_value) < end]
+
+
+def hours(day: str) -> DataFile:
+    return DataFile(day, 1, 1, day, {"last_batch": (1, 5)})
+
+
+@pytest.mark.parametrize(
+    ("with_requests", "expired_before", "due"),
+    [
+        ("", "2027-01-01", ["2026-11", "2026-12"]),
+        ("2026-12-09", "2027-01-01", []),
+        ("2026-12-09", "2026-11-01", ["2026-11"]),
+    ],
+)
+def test_late_usage_of_months_that_have_expired_goes_together(
+    with_requests: str, expired_before: str, due: list[str]
+) -> None:
+    table = cast("Table", Hours(hours("2026-11-03"), hours("2026-12-04")))
+
+    months = due_months(
+        table, {with_requests} - {""}, "2027-06-01", ("2029-01-01", 9), expired_before=expired_before
+    )
+
+    assert list(months) == due
