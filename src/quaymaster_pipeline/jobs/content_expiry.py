@@ -1,8 +1,9 @@
 """The content of blocks expires: addresses, agents and principals of requests leave bronze; headers and proofs stay.
 
 What a block has is in silver: usage without any of these, and audit events with them, which have a retention of their
-own (`quaymaster audit expire`). The header stays with its digest: it tells later whether a block is the same again.
-Quarantine has what was recorded in its column `raw`, which expires with the content of blocks; its rows go later.
+own (`--audit-days`, `quaymaster audit expire`). The header stays with its digest: it tells later whether a block is the
+same again. Quarantine has what was recorded in its column `raw`, which expires with the content of blocks; its rows go
+later.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def drain(data: options.Data = None, as_json: options.AsJSON = False) -> None:
     deadline_s = time.monotonic() + state.drain_notice_s + DRAIN_TIMEOUT_S
     while files.is_held():
         if time.monotonic() > deadline_s:
-            raise NoServer(f"The edge still runs after {DRAIN_TIMEOUT_S:.0f} s.")
+            raise NoServer(f"The edge still runs after {state.drain_notice_s + DRAIN_TIMEOUT_S:.0f} s.")
         time.sleep(POLL_S)
     if as_json:
         print_json({"data": str(files.data)})

@@ -41,9 +41,10 @@ def bronze_work(
         headers = [block.header for block in blocks if block.header is not None]
         blocks.sort(key=_by_front_end)
         with FileWriter(places[BLOCKS.name], BLOCKS, f"{BRONZE}-{batch.batch_id}", ingest_date) as writer:
-            for group in _groups(blocks):
+            for number, group in enumerate(_groups(blocks)):
+                if number:
+                    writer.end_row_group()
                 writer.write(block_rows(group, batch))
-                writer.end_row_group()
             written = writer.finish()
         yield from answer_files(BLOCKS.name, [written])
         damaged = [block for block in blocks if block.header is None]
