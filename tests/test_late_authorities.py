@@ -80,3 +80,15 @@ def test_processes_start_without_reading_the_systems_authorities(module: str) ->
     )
 
     subprocess.run([sys.executable, "-c", reading], check=True)
+
+
+def test_a_context_that_is_used_while_others_are_made_reads_its_authorities(
+    tmp_path: Path, authority: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate_file))
+    with reading_authorities_later():
+        context = ssl.create_default_context()
+
+        shake_hands(context, make_certificate(tmp_path, "server", authority))
+
+        assert context.cert_store_stats()["x509_ca"] > 0

@@ -12,7 +12,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+_read_now: Final = ssl.SSLContext.set_default_verify_paths
+"""Kept, for another thread may be in the block when a context is used for the first time."""
 
 
 class LateAuthorities(ssl.SSLContext):
@@ -30,12 +33,11 @@ class LateAuthorities(ssl.SSLContext):
 @contextmanager
 def reading_authorities_later() -> Iterator[None]:
     """Let contexts that are made in this block read the system's authorities when they are first used."""
-    read_now = ssl.SSLContext.set_default_verify_paths
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        ssl.SSLContext.set_default_verify_paths = read_now  # type: ignore[method-assign]
+        ssl.SSLContext.set_default_verify_paths = _read_now  # type: ignore[method-assign]
 
 
 def _read_later(context: ssl.SSLContext) -> None:
@@ -44,6 +46,6 @@ def _read_later(context: ssl.SSLContext) -> None:
 
 def _read(context: ssl.SSLContext) -> ssl.SSLContext:
     # In this order: another thread may use it meanwhile, and authorities may be read twice.
-    context.set_default_verify_paths()
+    _read_now(context)
     context.__class__ = ssl.SSLContext
     return context

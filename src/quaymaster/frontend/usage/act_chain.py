@@ -190,10 +190,13 @@ async def drop_acts(store: Coordination) -> None:
 
 
 def drop_left_acts(left: LeftActs) -> None:
-    """Say in the log which acts were left, and forget them: where no usage is recorded. Raises OSError."""
-    for act in left.read():
-        tell_act(act)
-        left.forget(act)
+    """Say in the log which acts were left, and forget them: where no usage is recorded."""
+    try:
+        for act in left.read():
+            tell_act(act)
+            left.forget(act)
+    except OSError as error:
+        log_event(log, logging.WARNING, "acts of operators not read", reason=str(error))
 
 
 def _has_ended(row: Incarnation | None) -> bool:
