@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,17 +29,23 @@ class ModelWorld(Protocol):
         ...
 
 
+class MakesWorld(Protocol):
+    """Makes the world of a seed, with these bugs planted."""
+
+    def __call__(self, seed: int, bugs: Iterable[str] = (), *, has_story: bool = False) -> ModelWorld: ...
+
+
 @dataclass(frozen=True)
 class Model:
-    """A model: how the world of a seed is made (seed, bugs, has_story), and the bugs that can be planted in it."""
+    """A model, and the bugs that can be planted in it."""
 
     program: str
-    make: Callable[[int, Iterable[str], bool], ModelWorld]
+    make: MakesWorld
     bugs: Mapping[str, str]
 
     def run_seed(self, seed: int, bugs: Iterable[str] = ()) -> tuple[ModelWorld, Violation | None]:
         """Run one seed to its end, or to what it found."""
-        world = self.make(seed, bugs, False)
+        world = self.make(seed, bugs)
         try:
             world.run()
         except Violation as violation:
@@ -48,7 +54,7 @@ class Model:
 
     def tell(self, seed: int, bugs: Iterable[str] = ()) -> str:
         """Return the last events of a run, and what was found."""
-        world = self.make(seed, bugs, True)
+        world = self.make(seed, bugs, has_story=True)
         assert world.story is not None, "this world has a story"
         try:
             world.run()

@@ -663,11 +663,7 @@ class World:
             self._note(f"node {node.number} ({node.role}; {state}) {what}")
 
 
-def _make(seed: int, bugs: Iterable[str], has_story: bool) -> World:
-    return World(seed, bugs, has_story=has_story)
-
-
-MODEL = Model("sim.protocol_model", _make, BUGS)
+MODEL = Model("sim.protocol_model", World, BUGS)
 
 if __name__ == "__main__":
     sys.exit(MODEL.main())

@@ -294,9 +294,7 @@ class Call(msgspec.Struct, eq=False):
             self.load.requests -= 1
             self.load.long_polls += 1
         self.request.on_disconnect = self.on_disconnect
-        self.request.on_hurry = self.on_hurry
-        if self.request.must_hurry:
-            self.on_hurry()
+        self.request.hurry_by(self.on_hurry)
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
         """Take the broker's answer."""
@@ -319,7 +317,6 @@ class Call(msgspec.Struct, eq=False):
         """The server stops, or others need the connection: a poll still parked ends empty, one being served gets its
         messages.
         """
-        self.request.on_hurry = None
         if self.is_done:
             return
         if self.submitted is not None:

@@ -110,11 +110,7 @@ class Group(NamedTuple):
 
     def are_in(self, names: Any) -> Any:
         """Return which front ends are of the group, as a mask. No name is one, too."""
-        different = pc.unique(names)
-        mine = [
-            zlib.crc32((name or "").encode()) % self.groups == self.number for name in different.to_pylist()
-        ]
-        return pa.array(mine, pa.bool_()).take(pc.index_in(names, different))
+        return pc.equal(GroupItem(self.number, self.groups, groups=1).groups_of(names), 0)
 
 
 def chained_blocks(rows: Any) -> dict[str, list[ChainedBlock]]:

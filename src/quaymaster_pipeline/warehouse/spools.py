@@ -22,7 +22,7 @@ ROWS_OF_GROUPS_IN_MEMORY: Final = 1 << 18
 
 
 class _RowsOnDisk:
-    """Batches of rows in a file that nobody else sees: written, then read by number, any number of times.
+    """Batches of rows in a file that no other process sees: written, then read by number, any number of times.
 
     There is no file before the first batch, and none after `close`. Writing raises WarehouseFull.
     """

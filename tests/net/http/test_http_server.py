@@ -1372,7 +1372,7 @@ def test_draining_closes_idle_connections_and_answers_the_rest(run: RunOnLoop) -
             working = (await served.keep(2))[1]
             polling.send(GET)
             poll = (await served.keep(3))[2]
-            poll.on_hurry = lambda: poll.respond(200, b"", b"empty")
+            poll.hurry_by(lambda: poll.respond(200, b"", b"empty"))
 
             draining = asyncio.create_task(served.server.drain(20))
 

@@ -653,8 +653,8 @@ def by_account(served: list[HTTPRequest]) -> Callable[[HTTPRequest], None]:
         if not request.vouch(account, account):
             request.respond(503, b"", b"")
         elif what == "poll":
-            request.on_hurry = lambda: request.respond(200, b"", b"empty")
             served.append(request)
+            request.hurry_by(lambda: request.respond(200, b"", b"empty"))
         elif what == "work":
             served.append(request)
         else:

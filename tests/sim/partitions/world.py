@@ -620,8 +620,4 @@ def _message(state: JournalState, number: int, sequence: int) -> Message | None:
     return None if partition is None else partition.live.get(sequence)
 
 
-def _make(seed: int, bugs: Iterable[str], has_story: bool) -> World:
-    return World(seed, bugs, has_story=has_story)
-
-
-MODEL = Model("sim.partitions", _make, BUGS)
+MODEL = Model("sim.partitions", World, BUGS)

@@ -129,18 +129,20 @@ class HTTPRequest(msgspec.Struct, eq=False):
     on_disconnect: Callable[[], None] | None = None
     """Set by a handler that lets the request wait: called once if the client goes before `respond`."""
     on_hurry: Callable[[], None] | None = None
-    """Set by a handler that lets the request wait: called when the server wants to stop, or others need the connection.
-    """
+    """See `hurry_by`."""
     digest: hashlib._Hash | None = None
     """Set on admission to have the body hashed as it comes in: a large one at once would hold the loop."""
     _reply: tuple[bytes, ...] | None = None
     is_tls: bool = False
     """Whether the client used TLS, as a proxy says that is believed."""
 
-    @property
-    def must_hurry(self) -> bool:
-        """Whether `on_hurry` would have been called already, had it been set."""
-        return self._connection is not None and self._connection.is_ending
+    def hurry_by(self, hurry: Callable[[], None]) -> None:
+        """For a handler that lets the request wait: `hurry` is called when the server wants to stop, or others need the
+        connection; at once if that is so already.
+        """
+        self.on_hurry = hurry
+        if self._connection is not None and self._connection.is_ending:
+            hurry()
 
     def __repr__(self) -> str:
         """Name the request without headers, query and body, which hold secrets."""

@@ -2,7 +2,7 @@
 
 Public: `HTTPServer` (`start`, `drain`, `connections`, `connections_held`, `requests_active`, `is_draining`),
 `RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `message`:
-`HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_hurry`, `is_waiting`), `HTTPLimits`,
+`HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `hurry_by`, `is_waiting`), `HTTPLimits`,
 `render_error_as_text`.
 
 Work goes in passes, one for all that came in since the last, each a few short loops over many requests:
@@ -489,9 +489,6 @@ class HTTPServer:
             for request in requests:
                 if request.is_waiting:
                     request.respond(500, headers, body)
-        for request in requests:
-            if request.on_hurry is not None and request.must_hurry:
-                self.call_back(request.on_hurry)
 
     def call_back(self, callback: Callable[[], None]) -> None:
         """Tell a handler something of its request; its failure is nobody else's."""

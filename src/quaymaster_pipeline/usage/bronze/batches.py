@@ -60,7 +60,7 @@ def take_batch(
     """
     table = warehouse.table(BLOCKS)
     note = table.note(BRONZE)
-    # Asked first: a queue that was made anew tells its new identity.
+    # Asked first: a queue that was deleted and made again tells its new identity.
     bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
