@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.coordination.directories import fsync_directory
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act
 from quaymaster.monitoring.logs import log_event
 
@@ -45,7 +46,7 @@ class LeftActs:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        self._sync()
+        fsync_directory(self._directory)
 
     def read(self) -> list[NotedAct]:
         """Return the acts that were left, the oldest first. Raises OSError."""
@@ -71,11 +72,4 @@ class LeftActs:
     def forget(self, act: NotedAct) -> None:
         """Delete one that was taken. Raises OSError."""
         (self._directory / act.id).unlink(missing_ok=True)
-        self._sync()
-
-    def _sync(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_directory(self._directory)

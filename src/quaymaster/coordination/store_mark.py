@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from quaymaster.coordination.directories import fsync_directory
 from quaymaster.coordination.interface import StoreUnusable
 
 MARK_FILE: Final = "store.mark"
@@ -58,7 +59,7 @@ class StoreMark:
         is_new = not self._path.exists()
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if is_new:
-            _sync_directory(self._path.parent)
+            fsync_directory(self._path.parent)
         found = [self._read(slot) for slot in range(SLOTS)]
         newest = max(
             (mark for mark in found if mark is not None), key=lambda mark: mark.revision, default=None
@@ -123,11 +124,3 @@ def why_went_back(path: Path, mark: Mark | None, found: Mark) -> str | None:
     if found.revision == mark.revision and found.row_sum != mark.row_sum:
         return f"{path} has other rows at revision {found.revision} than it had when that was answered"
     return None
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from quaymaster.coordination.directories import fsync_directory
 from quaymaster.coordination.interface import (
     ABSENT,
     LEASE_TTL_MIN_MS,
@@ -53,7 +54,6 @@ from quaymaster.coordination.stores.sqlite_file import (
     as_unusable,
     create_private_file,
     current_mark,
-    fsync_directory,
     hash_row,
     open_connection,
     peek_mark,

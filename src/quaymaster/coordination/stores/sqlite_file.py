@@ -22,6 +22,7 @@ from typing import Final
 
 import xxhash
 
+from quaymaster.coordination.directories import fsync_directory
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.store_mark import Mark
 
@@ -197,14 +198,6 @@ def create_private_file(path: Path, *, may_exist: bool = False) -> None:
     finally:
         os.close(descriptor)
     fsync_directory(path.parent)
-
-
-def fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def as_unusable(path: Path, error: Exception) -> Exception:

@@ -25,6 +25,8 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from quaymaster.coordination.directories import fsync_directory
+
 MASTER_KEY_BYTES: Final = 32
 MASTER_KEY_VARIABLE: Final = "QUAYMASTER_MASTER_KEY"
 PREVIOUS_KEY_VARIABLE: Final = "QUAYMASTER_MASTER_KEY_PREVIOUS"
@@ -200,14 +202,14 @@ class FileKeyProvider(KeyProvider):
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-        _fsync_directory(self._directory)
-        _fsync_directory(self._directory.parent)
+        fsync_directory(self._directory)
+        fsync_directory(self._directory.parent)
         return key_id
 
     def retire(self, key_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._path(key_id).unlink()
-        _fsync_directory(self._directory)
+        fsync_directory(self._directory)
 
     def owns(self, key_id: str) -> bool:
         return _KEY_FILE.fullmatch(f"{key_id}.key") is not None
@@ -282,11 +284,3 @@ def _decode_key(text: str, variable: str) -> bytes:
 
 def _fingerprint(key: bytes) -> str:
     return _ENVIRONMENT_PREFIX + hashlib.blake2b(key, digest_size=8, person=b"qm-master-id").hexdigest()
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
