@@ -147,11 +147,11 @@ def test_a_watch_given_up_lets_its_connection_go(
 def test_only_endpoint_there_is_has_the_whole_time_for_a_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_gateway, "ATTEMPT_TIMEOUT_S", 0.05)
-
     async def scenario() -> None:
         store = etcd.store("q/")
         await store.compare_and_swap("a", ABSENT, b"1")
+        # Only now: the write may take longer.
+        monkeypatch.setattr(etcd_gateway, "ATTEMPT_TIMEOUT_S", 0.05)
         etcd.pause(0)
         reading = asyncio.create_task(store.get("a"))
         await asyncio.wait([reading], timeout=0.5)
