@@ -185,6 +185,12 @@ class FakeBroker:
                 return self._send(command)
             case commands.Receive():
                 return self._receive(command)
+            case commands.Watch(queue_id):
+                messages = self._queue(queue_id).messages.values()
+                return commands.WatchOutcome(any(message.visible_ms <= now_ms() for message in messages))
+            case commands.AskPartition(queue_id):
+                count = len(self._queue(queue_id).messages)
+                return commands.PartitionOutcome(None, not count, count, count, 0, 1)
             case commands.Delete():
                 errors = [self._delete(command.queue_id, receipt) for receipt in command.receipts]
                 return commands.EntriesOutcome(errors)

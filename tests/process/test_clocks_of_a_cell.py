@@ -51,7 +51,10 @@ def test_messages_expire_again_once_an_operator_accepts_the_clocks_of_a_cell(tmp
         assert notice.startswith("nothing expires in journal 0: clocks are 86")
         status = manager.command("cell", "status")
         # The seconds that follow go on, so those of two moments differ.
-        assert (status.returncode, "nothing expires in journal 0: clocks are 86" in status.stderr) == (1, True)
+        assert (status.returncode, "nothing expires in journal 0: clocks are 86" in status.stderr) == (
+            1,
+            True,
+        )
         assert client.counts("q") == 1
 
         accepted = manager.command("clock", "accept", "--cell")

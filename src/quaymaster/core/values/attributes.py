@@ -48,6 +48,8 @@ LOG_RETENTION_S_MAX: Final = 315_360_000
 """Ten years."""
 RETENTION_BYTES_MAX: Final = 10**15
 PINS_MAX: Final = 10
+PARTITIONS_MOST: Final = 64
+"""The highest PartitionsMax."""
 KEY_ID_CHARS_MAX: Final = 2_048
 LOG: Final = "Log"
 """The RetentionMode of queues whose messages stay when they are consumed."""
@@ -337,6 +339,14 @@ REPLICATION_MODE: Final = Attribute(
     values=_our_choice("Leader", later=("Peers",)),
     read=str,
     default="Leader",
+    is_ours=True,
+)
+PARTITIONS_MAX: Final = Attribute(
+    name="PartitionsMax",
+    meaning="into how many open partitions the queue may be split; 1: it is never split",
+    values=_our_number(1, PARTITIONS_MOST, "partitions"),
+    read=int,
+    default="16",
     is_ours=True,
 )
 DURABILITY: Final = Attribute(

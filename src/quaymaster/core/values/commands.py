@@ -21,6 +21,12 @@ RECEIPT_HANDLE_PLACEHOLDER = "{receipt_handle}"
 QUEUE_DEFAULT = -1
 """Stands for "what the queue says" in `delay_ms` and `visibility_timeout_ms`."""
 
+ALL_PARTITIONS = -1
+"""Stands for every partition of the queue that the asked journal has."""
+
+ANY_TABLE = -1
+"""Stands for "I do not go by a partition table": whoever says so is never told of another one."""
+
 
 class NewMessage(msgspec.Struct, gc=False, array_like=True):
     """A message to store: `payload` is the bytes of the SEND record, prefix included (`core/values/messages`).
@@ -42,7 +48,10 @@ class NewMessage(msgspec.Struct, gc=False, array_like=True):
 
 
 class Send(msgspec.Struct, gc=False, array_like=True, tag=1):
-    """Store 1-10 messages; each gets its own sequence number, or is found to be a duplicate of a stored one."""
+    """Store 1-10 messages; each gets its own sequence number, or is found to be a duplicate of a stored one.
+
+    A partition that is sealed finds duplicates, and answers for the others with `Elsewhere`.
+    """
 
     queue_id: int
     partition: int
@@ -67,7 +76,11 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     """Hand out up to `count_max` visible messages, each hidden for `visibility_timeout_ms` (-1: the queue's).
 
     With `wait_ms` above 0 an empty receive is parked for that long, or until a message is visible.
-    `attempt` is the 16-byte hash of a ReceiveRequestAttemptId (FIFO), or None.
+    `attempt` is the 16-byte hash of a ReceiveRequestAttemptId (FIFO), or None; with `only_attempt` nothing but what the
+    attempt was handed before is handed out.
+
+    `table_version`: the caller's partition table. Where the journal has a newer one, and the partition nothing to hand
+    out, the answer is `Elsewhere`, at once: nobody learns of new partitions otherwise who only receives.
     """
 
     queue_id: int
@@ -76,6 +89,8 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     visibility_timeout_ms: int = QUEUE_DEFAULT
     wait_ms: int = 0
     attempt: bytes | None = None
+    table_version: int = ANY_TABLE
+    only_attempt: bool = False
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True):
@@ -95,6 +110,35 @@ class ReceiveOutcome(msgspec.Struct, gc=False, array_like=True, tag=2):
 
     epoch: int
     deliveries: list[Delivery]
+
+
+class Watch(msgspec.Struct, gc=False, array_like=True, tag=32):
+    """Wait for up to `wait_ms` until a Receive would find something, and take nothing.
+
+    `table_version` as in Receive.
+    """
+
+    queue_id: int
+    partition: int
+    wait_ms: int
+    table_version: int = ANY_TABLE
+
+
+class WatchOutcome(msgspec.Struct, gc=False, array_like=True, tag=32):
+    """Whether a Receive would find something now."""
+
+    has_messages: bool
+
+
+class Elsewhere(msgspec.Struct, gc=False, array_like=True, tag=33):
+    """The journal has this definition, whose partition table says where to go on.
+
+    Of a Send to a sealed partition `results` has an entry for each message: where the one is that it duplicates, or
+    None: it is not stored here and never will be. The answer waits for commit, for a seal may be discarded until then.
+    """
+
+    definition: QueueDefinition
+    results: list[SendResult | None] = []
 
 
 class Receipt(msgspec.Struct, gc=False, array_like=True, frozen=True):
@@ -136,26 +180,74 @@ class Purge(msgspec.Struct, gc=False, array_like=True, tag=5):
     """Delete every message that was sent before this, keep the queue."""
 
     queue_id: int
+    partition: int = ALL_PARTITIONS
 
 
 class SetQueue(msgspec.Struct, gc=False, array_like=True, tag=6):
-    """Make the journal know a queue, or a newer revision of it; idempotent by revision.
+    """Make a journal know a queue, or a newer revision of it; idempotent by revision and version of the table.
 
     QueueIdTaken: it has another queue under this id. QueueRevisionTaken: it has a later revision, or other
-    attributes of this one.
+    attributes of this one. `Elsewhere`: it has a later table, or other partitions of this one, and changes nothing.
+
+    `journal_id` None: that of the first partition.
     """
 
     definition: QueueDefinition
+    journal_id: int | None = None
 
 
 class ForgetQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
     """Forget a queue and every message in it; idempotent.
 
-    `identity`: QueueIdTaken if the journal has another queue under this id; None: whichever it has.
+    `identity`: QueueIdTaken if the journal has another queue under this id; None: whichever it has. `journal_id` None:
+    that of the first partition.
     """
 
     queue_id: int
     identity: QueueIdentity | None = None
+    journal_id: int | None = None
+
+
+class AskPartition(msgspec.Struct, gc=False, array_like=True, tag=34):
+    """Ask how far a partition is on its way to be drained; the answer waits for commit."""
+
+    queue_id: int
+    partition: int
+
+
+class PartitionOutcome(msgspec.Struct, gc=False, array_like=True, tag=34):
+    """The state of a partition, all of it committed. Times are the journal's own.
+
+    `sealed_for_ms`: how long ago it was sealed; None: it is not. `is_empty`: it has no message, none on its way to
+    another journal, no running task and no open transaction; sealed, it stays so.
+    """
+
+    sealed_for_ms: int | None
+    is_empty: bool
+    messages: int
+    sends: int
+    deletions: int
+    table_version: int
+
+
+class AskGroups(msgspec.Struct, gc=False, array_like=True, tag=35):
+    """Ask a sealed partition of a FIFO queue which of these groups it has no message of any more.
+
+    `groups`: 64-bit hashes, packed little-endian. Asked by the leader of a younger partition; the answer waits for
+    commit. With `wait_ms` above 0 it waits for that long until there is one.
+    """
+
+    queue_id: int
+    partition: int
+    groups: bytes
+    wait_ms: int = 0
+
+
+class GroupsOutcome(msgspec.Struct, gc=False, array_like=True, tag=35):
+    """Those it has no message of, and never will. `is_sealed` false: nothing can be said yet."""
+
+    gone: bytes
+    is_sealed: bool = True
 
 
 class AskMarks(msgspec.Struct, gc=False, array_like=True, tag=31):
@@ -177,6 +269,7 @@ class ResetGroup(msgspec.Struct, gc=False, array_like=True, tag=17):
 
     queue_id: int
     start: str
+    partition: int = ALL_PARTITIONS
 
 
 class SetGroupOffset(msgspec.Struct, gc=False, array_like=True, tag=18):
@@ -195,6 +288,7 @@ class CountMessages(msgspec.Struct, gc=False, array_like=True, tag=8):
     """Ask for the queue's counts; promises nothing and never waits."""
 
     queue_id: int
+    partition: int = ALL_PARTITIONS
 
 
 class QueueCounts(msgspec.Struct, gc=False, array_like=True, tag=5):
@@ -397,6 +491,7 @@ class StartMoveTask(msgspec.Struct, gc=False, array_like=True, tag=10):
     target_arn: str | None
     target_queue_id: int | None
     rate_per_s: int | None
+    partition: int = ALL_PARTITIONS
 
 
 class CancelMoveTask(msgspec.Struct, gc=False, array_like=True, tag=11):
@@ -404,12 +499,14 @@ class CancelMoveTask(msgspec.Struct, gc=False, array_like=True, tag=11):
 
     queue_id: int
     task_id: bytes
+    partition: int = ALL_PARTITIONS
 
 
 class ListMoveTasks(msgspec.Struct, gc=False, array_like=True, tag=12):
     """Ask for the move tasks of a source queue, newest first."""
 
     queue_id: int
+    partition: int = ALL_PARTITIONS
 
 
 class MoveTask(msgspec.Struct, gc=False, array_like=True):
@@ -504,10 +601,15 @@ class MoveIn(msgspec.Struct, gc=False, array_like=True, tag=13):
 
 
 class MoveInOutcome(msgspec.Struct, gc=False, array_like=True, tag=8):
-    """All were taken, now or before, but for those `withdrawn`, which never will be; none when the queue `is_gone`."""
+    """All were taken, now or before, but for those `withdrawn`, which never will be; none when the queue `is_gone`.
+
+    `is_sealed`: those withdrawn now are so because the partition takes no messages any more; by the newest table they
+    go to another one.
+    """
 
     withdrawn: list[int]
     is_gone: bool = False
+    is_sealed: bool = False
 
 
 class EndMoves(msgspec.Struct, gc=False):
@@ -602,6 +704,13 @@ class SentOutcome(msgspec.Struct, gc=False):
     results: list[SendResult | Duplicate]
 
 
+class SentElsewhere(msgspec.Struct, gc=False):
+    """What a Send to a sealed partition decided, before the ids of duplicates are read; None: not stored here."""
+
+    definition: QueueDefinition
+    results: list[Duplicate | None]
+
+
 class PeekedOffsets(msgspec.Struct, gc=False):
     """What a Peek found, before bodies are read: messages, their states, and where to go on (0: none left)."""
 
@@ -645,11 +754,13 @@ Command = (
     | AbortTransaction
     | ListDataKeys
     | AskMarks
+    | Watch
+    | AskPartition
 )
 """What a front end or a metadata node may ask."""
 
 InternalCommand = (
-    ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves | WriteBarrier
+    ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves | WriteBarrier | AskGroups
 )
 Outcome = (
     SendOutcome
@@ -667,6 +778,9 @@ Outcome = (
     | AbortedOutcome
     | DataKeysOutcome
     | MarksOutcome
+    | WatchOutcome
+    | Elsewhere
+    | PartitionOutcome
 )
 """What it is answered."""
 
@@ -689,5 +803,10 @@ Decided = (
     | CommittedOutcome
     | AbortedOutcome
     | MarksOutcome
+    | WatchOutcome
+    | Elsewhere
+    | SentElsewhere
+    | PartitionOutcome
+    | GroupsOutcome
 )
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

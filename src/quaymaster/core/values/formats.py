@@ -22,7 +22,7 @@ from typing import Final
 from quaymaster.core.values.errors import UnsupportedOperation
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 6
+FORMAT_MAX: Final = 7
 
 
 class UnknownFormat(Exception):
@@ -44,6 +44,9 @@ ACCOUNT_STATES: Final[Versions] = {1: 0, 5: 1}
 """Since which cell format accounts can be disabled and deleted: older programs serve those as well."""
 FRONT_DOOR: Final[Versions] = {1: 0, 6: 1}
 """Since which cell format there are users, roles, limits and keys of KMS: older programs follow none of their rows."""
+
+PARTITIONS: Final[Versions] = {1: 0, 7: 1}
+"""Since which cell format queues can have several partitions: older programs would use the first one only."""
 
 
 class CellFormat:

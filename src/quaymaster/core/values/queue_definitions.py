@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -26,12 +26,14 @@ from quaymaster.core.values.attributes import (
     DELAY,
     DURABILITY,
     FIFO_QUEUE,
+    FIFO_THROUGHPUT_LIMIT,
     GROUP_START,
     KMS_KEY,
     KMS_REUSE,
     LEGAL_HOLD,
     LOG,
     MESSAGE_SIZE,
+    PARTITIONS_MAX,
     POLICY,
     RECEIVE_WAIT,
     REDRIVE_ALLOW_POLICY,
@@ -52,14 +54,37 @@ DEFINITION_VERSION = 1
 
 T = TypeVar("T")
 
+KEY_MAX: Final = (1 << 64) - 1
+"""Keys choose a message's partition; they are 64 bits."""
+FIRST_SEQUENCE: Final = 1
+"""Of the partitions that a queue is made with."""
+
 QueueState = Literal["creating", "active", "deleting"]
+PartitionState = Literal["new", "open", "closing", "closed", "drained"]
+"""What a partition does with new messages, and with receives and deletes:
+
+new      none, for front ends do not use it · nothing
+open     takes those of its keys · yes
+closing  is asked first about each message; once its seal is committed it takes none · yes
+closed   none · yes
+drained  none; it answers about moves and transactions of before · is not asked
+"""
 
 
 class PartitionPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One slice of a queue and the journal that holds it whole."""
+    """One partition in a queue's table: the journal that holds it whole, and the keys of its messages.
+
+    Journal, keys and first sequence never change. `sends` and `deletions` are its counts for good, once it is drained.
+    """
 
     number: int
     journal_id: int
+    state: PartitionState = "open"
+    first_key: int = 0
+    last_key: int = KEY_MAX
+    first_sequence: int = FIRST_SEQUENCE
+    sends: int = 0
+    deletions: int = 0
 
 
 def _value_of(attribute: Attribute[T]) -> cached_property[T]:
@@ -85,6 +110,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     `policy_ids` has the ids of the users and roles that the policy names, by ARN, as they were when it was written.
 
+    `partitions` is the partition table, oldest first (`core/values/partition_tables`). `table_version` counts its
+    changes; `next_partition` is the number that the next new partition gets.
+
     `has_keyed_ids`: deduplication ids are hashed with a key of the queue. It is so from the creation on or not at all:
     two front ends that hashed one id in two ways would store its message twice.
     """
@@ -103,6 +131,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     group_of: int = 0
     has_keyed_ids: bool = False
     policy_ids: dict[str, str] = {}
+    table_version: int = 1
+    next_partition: int = 1
 
     def attribute(self, name: str) -> str | None:
         """Return the value in force, default included; None when the queue has no such attribute."""
@@ -136,6 +166,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     retention_pins = _value_of(RETENTION_PINS)
     has_legal_hold = _value_of(LEGAL_HOLD)
     group_start = _value_of(GROUP_START)
+    partitions_max = _value_of(PARTITIONS_MAX)
 
     @cached_property
     def policy(self) -> PolicyInForce | None:
@@ -147,6 +178,12 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def dedup_scope_is_group(self) -> bool:
         return self.dedup_scope == "messageGroup"
+
+    @property
+    def is_split_by_group(self) -> bool:
+        """Whether messages of different groups have nothing to do with each other, so that partitions can have some."""
+        is_by_group = FIFO_THROUGHPUT_LIMIT.of(self.attributes) == "perMessageGroupId"
+        return is_by_group and self.dedup_scope_is_group
 
     @cached_property
     def is_log(self) -> bool:
@@ -219,6 +256,8 @@ def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefin
         data_key_id=log.data_key_id,
         partitions=log.partitions,
         policy_ids=log.policy_ids,
+        table_version=log.table_version,
+        next_partition=log.next_partition,
     )
 
 
