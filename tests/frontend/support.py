@@ -186,8 +186,8 @@ class FakeBroker:
             case commands.Receive():
                 return self._receive(command)
             case commands.Watch(queue_id):
-                messages = self._queue(queue_id).messages.values()
-                return commands.WatchOutcome(any(message.visible_ms <= now_ms() for message in messages))
+                there = self._queue(queue_id).messages.values()
+                return commands.WatchOutcome(any(message.visible_ms <= now_ms() for message in there))
             case commands.AskPartition(queue_id):
                 count = len(self._queue(queue_id).messages)
                 return commands.PartitionOutcome(None, not count, count, count, 0, 1)
