@@ -25,7 +25,7 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values import commands
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
-from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.assembly import make_front_end, spread_over, tables_of
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider
@@ -209,7 +209,7 @@ async def measure(requests: int, profile: bool, with_usage: bool) -> None:
     await metadata.queues.change(CreateQueue(ACCOUNT, "jobs", {}))
     front_end = make_front_end(
         settings,
-        broker=broker,
+        broker=spread_over(broker, tables_of(metadata.queues), metadata.queues),
         metadata=metadata,
         metrics=Metrics("0"),
         now_ms=_now_ms,

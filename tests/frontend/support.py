@@ -41,7 +41,7 @@ from quaymaster.core.values.messages import decode_message, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
-from quaymaster.frontend.assembly import make_front_end, make_opening_pool
+from quaymaster.frontend.assembly import make_front_end, make_opening_pool, spread_over, tables_of
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool
@@ -629,7 +629,7 @@ async def serving_with(
     opening = make_opening_pool(settings)
     front_end = make_front_end(
         settings,
-        broker=broker,
+        broker=spread_over(broker, tables_of(metadata.queues), metadata.queues),
         metadata=metadata,
         metrics=metrics,
         now_ms=now_ms,

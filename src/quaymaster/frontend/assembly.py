@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -31,6 +31,8 @@ from quaymaster.frontend.limit_shares import LimitShares, Owners
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
+from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
+from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.frontend.role_authorization import RoleAuthorization
 from quaymaster.frontend.server import FrontEnd, TaskBudget
 from quaymaster.frontend.standing import Enforced, Standing
@@ -58,6 +60,19 @@ class HasLimits(Protocol):
 
     @property
     def table(self) -> LimitTable: ...
+
+
+class KnowsPartitions(Protocol):
+    """The part of the metadata service that knows where partitions are."""
+
+    @property
+    def queue_by_id(self) -> Callable[[int], QueueDefinition | None]: ...
+
+    @property
+    def journal_of(self) -> Callable[[int, int], int | None]: ...
+
+    @property
+    def refresh(self) -> Callable[[QueueDefinition], Coroutine[Any, Any, None]]: ...
 
 
 class Metadata(Protocol):
@@ -112,7 +127,7 @@ class Metadata(Protocol):
 def make_front_end(
     settings: Settings,
     *,
-    broker: BrokerClient,
+    broker: PartitionedBroker,
     metadata: Metadata,
     metrics: Metrics,
     now_ms: Callable[[], int],
@@ -235,6 +250,16 @@ def make_front_end(
     )
     floor.listeners.append(front_end.polls.look_again)
     return front_end
+
+
+def tables_of(queues: KnowsPartitions) -> PartitionTables:
+    """Return the partition tables that a front end goes by; `journal_of` of it is for its way to the brokers."""
+    return PartitionTables(queues.queue_by_id, queues.journal_of)
+
+
+def spread_over(broker: BrokerClient, tables: PartitionTables, queues: KnowsPartitions) -> PartitionedBroker:
+    """Return what a front end submits its commands to, on the way to the brokers."""
+    return PartitionedBroker(broker, tables, queues.refresh)
 
 
 def make_opening_pool(settings: Settings) -> OpeningPool:

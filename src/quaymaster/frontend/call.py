@@ -23,10 +23,11 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.core.limits.bucket import Bucket
-from quaymaster.core.values.commands import Command, Outcome, ReceiveOutcome
+from quaymaster.core.values.commands import Command, Elsewhere, Outcome, ReceiveOutcome
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
+from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker, SubmittedCommand
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
     CLIENT_GONE,
@@ -38,7 +39,7 @@ from quaymaster.frontend.usage.recorder import (
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.http.message import HTTPRequest
-from quaymaster.net.routing.broker_client import BrokerClient, Submitted, ask
+from quaymaster.net.routing.broker_client import Submitted
 from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.table import UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.errors import render_error, wire_error
@@ -69,7 +70,7 @@ class Calls:
 
     def __init__(
         self,
-        broker: BrokerClient,
+        broker: PartitionedBroker,
         metrics: Metrics,
         *,
         broker_timeout_ms: int,
@@ -113,7 +114,7 @@ class Calls:
 
     async def ask(self, command: Command) -> Outcome:
         """Send a command for an action that runs as a task, and return the outcome. Raises as `ask` does."""
-        return await ask(self.broker, command)
+        return await self.broker.ask(command)
 
     def reply(self, call: Call, outcome: Outcome | Exception) -> None:
         """Take the broker's answer; it is passed on with all others of this pass of the loop."""
@@ -129,6 +130,9 @@ class Calls:
         rendered: list[tuple[Call, Shape | None]] = []
         for call, outcome in replied:
             if call.is_done:  # a late one is forgotten: the client was told that it is unknown
+                continue
+            if type(outcome) is Elsewhere:
+                call.go_on(outcome)
                 continue
             call.leave(now_ms)
             if isinstance(outcome, Exception):
@@ -261,6 +265,7 @@ class Call(msgspec.Struct, eq=False):
     """What was asked and answered of an action that changes a queue, as JSON."""
     load: AccountLoad | None = None
     """Of its account, while it waits for a broker."""
+    command: SubmittedCommand | None = None
     submitted: Submitted | None = None
     render: Callable[[Outcome], Shape | None] = cannot_render
 
@@ -273,17 +278,20 @@ class Call(msgspec.Struct, eq=False):
 
     # The way to the broker and back.
 
-    def submit(self, command: Command, render: Callable[[Outcome], Shape | None]) -> None:
+    def submit(self, command: SubmittedCommand, render: Callable[[Outcome], Shape | None]) -> None:
         """Send a command; `render` makes the output of its outcome, or raises what the caller is told."""
         calls = self.calls
         self.render = render
+        self.command = command
         self.deadline_ms = self.times.decoded_ms + calls.broker_timeout_ms
         self.submitted = calls.broker.submit(command, self.on_outcome)
         calls.waiting.add(self)
         self.load = load = calls.loads.of(self.principal.account_id)
         load.requests += 1
 
-    def submit_poll(self, command: Command, render: Callable[[Outcome], Shape | None], wait_ms: int) -> None:
+    def submit_poll(
+        self, command: SubmittedCommand, render: Callable[[Outcome], Shape | None], wait_ms: int
+    ) -> None:
         """Send a receive that may be parked for `wait_ms`: taken back when the client hangs up."""
         self.submit(command, render)
         self.wait_ms = wait_ms
@@ -295,6 +303,11 @@ class Call(msgspec.Struct, eq=False):
             self.load.long_polls += 1
         self.request.on_disconnect = self.on_disconnect
         self.request.hurry_by(self.on_hurry)
+
+    def go_on(self, outcome: Elsewhere) -> None:
+        """The queue has other partitions than was known: the command goes on to them."""
+        assert self.command is not None, "what is answered was submitted"
+        self.submitted = self.calls.broker.go_on(self.command, outcome, self.on_outcome)
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
         """Take the broker's answer."""
@@ -449,7 +462,7 @@ class Call(msgspec.Struct, eq=False):
 
     def _let_go(self) -> None:
         """Refer to nothing that refers back: what was answered is freed at once, with all its body's bytes."""
-        self.submitted = None
+        self.submitted = self.command = None
         self.render = cannot_render
         if self.wait_ms:
             self.request.on_disconnect = self.request.on_hurry = None

@@ -29,6 +29,9 @@ class RegisteredQueues(Protocol):
     def queue(self) -> Callable[[str, str], QueueDefinition]: ...
 
     @property
+    def queue_by_id(self) -> Callable[[int], QueueDefinition | None]: ...
+
+    @property
     def journal_of(self) -> Callable[[int, int], int | None]: ...
 
     @property
@@ -63,6 +66,7 @@ class KeyedQueues:
         self._cell_format = cell_format
         self.find = queues.find
         self.queue = queues.queue
+        self.queue_by_id = queues.queue_by_id
         self.journal_of = queues.journal_of
         self.account_of = queues.account_of
         self.list_page = queues.list_page

@@ -30,6 +30,7 @@ from quaymaster.frontend.assembly import (
 from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.frontend.logs.block_building import BlockBuilding
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
+from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.usage.act_chain import drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
@@ -40,7 +41,6 @@ from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
-from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_proxies
@@ -59,7 +59,7 @@ class Behind(NamedTuple):
 
     store: Coordination
     metadata: Metadata
-    broker: BrokerClient
+    broker: PartitionedBroker
     key_uses: KeyUses
     enforced: EnforcedFloor | None = None
     """What the brokers of a cell say of the authorization floor."""

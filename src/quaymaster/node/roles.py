@@ -11,6 +11,7 @@ from typing import Any, Final
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
+from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
@@ -132,17 +133,20 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     node.health.add_notices(metadata.local_keys.notices)
     node.health.add_check(metadata.registry.why_not_ready)
     floor = metadata.registry.floor
+    queues = metadata.queues
+    tables = tables_of(queues)
     router = route_to_brokers(
         transport,
         stack,
         cell.store,
-        metadata.queues.journal_of,
+        tables.journal_of,
         cell.cell_format,
-        account_of=metadata.queues.account_of,
+        account_of=queues.account_of,
         follows=lambda: floor.revision,
     )
     floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
+    broker = spread_over(router, tables, queues)
     enforced = EnforcedFloor(router)
     asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
     stack.callback(asking.cancel)
@@ -151,7 +155,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     key_uses = start_key_uses(node, cell.store, cell.cell_format)
     admin = make_admin(
         settings,
-        broker=router,
+        broker=broker,
         metadata=metadata,
         metrics=node.metrics,
         health=node.health,
@@ -163,7 +167,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    behind = Behind(cell.store, metadata, router, key_uses, enforced)
+    behind = Behind(cell.store, metadata, broker, key_uses, enforced)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

@@ -19,6 +19,7 @@ from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.admin.admin import make_admin
+from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.queue_registry import QueueRegistry
@@ -70,10 +71,12 @@ async def start_server(node: Node) -> None:
     leader = LoneLeader(
         journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
     )
+    queues = metadata.queues
+    broker = spread_over(leader, tables_of(queues), queues)
     key_uses = start_key_uses(node, store, CellFormat())
     admin = make_admin(
         settings,
-        broker=leader,
+        broker=broker,
         metadata=metadata,
         metrics=node.metrics,
         health=health,
@@ -102,7 +105,7 @@ async def start_server(node: Node) -> None:
         await metadata.load_queues_file(settings.queues_file, note=note)
     node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
     node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
-    behind = Behind(store, metadata, leader, key_uses)
+    behind = Behind(store, metadata, broker, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     await write_client_file(node, metadata.default_access_key, address)

@@ -67,9 +67,13 @@ class SendResult(msgspec.Struct, gc=False, array_like=True):
 
 
 class SendOutcome(msgspec.Struct, gc=False, array_like=True, tag=1):
-    """One result for each message of the Send, in order."""
+    """One result for each message of the Send, in order.
+
+    `errors`, if there are any: for each message None, or why it was not stored. Brokers store all of a Send or none.
+    """
 
     results: list[SendResult]
+    errors: list[Exception | None] = []
 
 
 class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
@@ -106,10 +110,14 @@ class Delivery(msgspec.Struct, gc=False, array_like=True):
 
 
 class ReceiveOutcome(msgspec.Struct, gc=False, array_like=True, tag=2):
-    """The deliveries (an empty list is normal) and the epoch that goes into their receipt handles."""
+    """The deliveries (an empty list is normal), and the epoch and partition that go into their receipt handles.
+
+    `partition` -1: the one that was asked.
+    """
 
     epoch: int
     deliveries: list[Delivery]
+    partition: int = -1
 
 
 class Watch(msgspec.Struct, gc=False, array_like=True, tag=32):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from quaymaster.core.spread.entries import HandledEntries
+from quaymaster.core.spread.parts import SEVERAL
 from quaymaster.core.values.commands import (
     QUEUE_DEFAULT,
     RECEIPT_HANDLE_PLACEHOLDER,
@@ -21,7 +23,6 @@ from quaymaster.core.values.commands import (
     Delivery,
     EntriesOutcome,
     Outcome,
-    Receipt,
     Receive,
     ReceiveOutcome,
     Send,
@@ -43,8 +44,9 @@ from quaymaster.core.values.messages import (
     prefix_bytes,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.message_preparation import CheckedMessage, MessagePreparation
+from quaymaster.frontend.actions.message_preparation import CheckedMessage, MessagePreparation, Prepared
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.partitions.partitioned_broker import SubmittedCommand
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
@@ -52,7 +54,7 @@ from quaymaster.protocol.actions import message_rules, validation
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.checksums import attributes_md5
 from quaymaster.protocol.sqs.errors import batch_error_entry
-from quaymaster.protocol.sqs.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.receipts import ParsedHandle, ReceiptHandles
 from quaymaster.protocol.sqs.shapes import MessageAttributeValue
 
 SEQUENCE_NUMBER_BASE: Final = 18_849_496_460_467_696_128
@@ -145,6 +147,9 @@ class MessageActions:
 
         def render(outcome: Outcome) -> shapes.SendMessageBatchResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
+            stored = ready
+            if outcome.errors:
+                stored, outcome = _without_failed(ready, outcome, failed)
             successful = [
                 shapes.SendMessageBatchResultEntry(
                     Id=prepared.entry_id,
@@ -154,7 +159,7 @@ class MessageActions:
                     MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
                     SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
                 )
-                for prepared, result in zip(ready, self._counted(call, outcome), strict=True)
+                for prepared, result in zip(stored, self._counted(call, outcome), strict=True)
             ]
             return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
 
@@ -199,6 +204,7 @@ class MessageActions:
             QUEUE_DEFAULT if timeout_ms is None else timeout_ms,
             wait_ms,
             attempt,
+            definition.table_version,
         )
 
         def render(outcome: Outcome) -> shapes.ReceiveMessageResult:
@@ -211,6 +217,7 @@ class MessageActions:
             messages: list[shapes.Message] = []
             payload_bytes = 0
             unusable: CallerError | None = None
+            number = partition if outcome.partition < 0 else outcome.partition
             for delivery in deliveries:
                 try:
                     opened = self._open(call, definition, delivery)
@@ -221,7 +228,7 @@ class MessageActions:
                     continue
                 stored, content = opened
                 handle = self._handles.mint(
-                    definition.queue_id, partition, delivery.sequence, outcome.epoch, delivery.delivery_count
+                    definition.queue_id, number, delivery.sequence, outcome.epoch, delivery.delivery_count
                 )
                 message = _render_message(asked, definition, delivery, stored, content, handle)
                 messages.append(message)
@@ -268,7 +275,7 @@ class MessageActions:
         """Delete one message by the handle of a delivery of it."""
         definition = call.resolved
         handle = given.ReceiptHandle
-        receipt = self._receipt(definition, handle)
+        parsed = self._handles.parse(handle, definition.queue_id)
 
         def render(outcome: Outcome) -> None:
             assert isinstance(outcome, EntriesOutcome), "a Delete is answered by an EntriesOutcome"
@@ -278,7 +285,7 @@ class MessageActions:
             self._metrics.messages_deleted += 1
             call.message_count, call.duplicate_count = 1, outcome.gone
 
-        call.submit(Delete(definition.queue_id, partition_of(definition), [receipt]), render)
+        call.submit(_entries(definition, [parsed]), render)
 
     def delete_message_batch(self, call: Call, given: shapes.DeleteMessageBatchRequest) -> None:
         """Delete up to ten messages; a bad handle fails only its entry."""
@@ -286,11 +293,11 @@ class MessageActions:
         entries = given.Entries
         validation.check_batch_entries(entries, "DeleteMessageBatchRequestEntry")
         ready: list[shapes.DeleteMessageBatchRequestEntry] = []
-        receipts: list[Receipt] = []
+        parsed: list[ParsedHandle] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         for entry in entries:
             try:
-                receipts.append(self._receipt(definition, entry.ReceiptHandle))
+                parsed.append(self._handles.parse(entry.ReceiptHandle, definition.queue_id))
             except ReceiptHandleIsInvalid as error:
                 failed.append(batch_error_entry(entry.Id, error))
             else:
@@ -311,7 +318,7 @@ class MessageActions:
             call.message_count, call.duplicate_count = len(successful), outcome.gone
             return shapes.DeleteMessageBatchResult(successful, failed)
 
-        call.submit(Delete(definition.queue_id, partition_of(definition), receipts), render)
+        call.submit(_entries(definition, parsed), render)
 
     # Hiding
 
@@ -320,7 +327,7 @@ class MessageActions:
         definition = call.resolved
         timeout_ms = validation.check_visibility_timeout(given.VisibilityTimeout)
         handle = given.ReceiptHandle
-        receipt = self._receipt(definition, handle)
+        parsed = self._handles.parse(handle, definition.queue_id)
 
         def render(outcome: Outcome) -> None:
             assert isinstance(outcome, EntriesOutcome), "a ChangeVisibility is answered by an EntriesOutcome"
@@ -329,8 +336,7 @@ class MessageActions:
                 raise quoting(error, handle)
             call.message_count = 1
 
-        partition = partition_of(definition)
-        call.submit(ChangeVisibility(definition.queue_id, partition, [receipt], [timeout_ms]), render)
+        call.submit(_entries(definition, [parsed], [timeout_ms]), render)
 
     def change_message_visibility_batch(
         self, call: Call, given: shapes.ChangeMessageVisibilityBatchRequest
@@ -340,7 +346,7 @@ class MessageActions:
         entries = given.Entries
         validation.check_batch_entries(entries, "ChangeMessageVisibilityBatchRequestEntry")
         ready: list[shapes.ChangeMessageVisibilityBatchRequestEntry] = []
-        receipts: list[Receipt] = []
+        parsed: list[ParsedHandle] = []
         timeouts_ms: list[int] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         for entry in entries:
@@ -349,7 +355,7 @@ class MessageActions:
                 failed.append(batch_error_entry(entry.Id, timeout_ms))
                 continue
             try:
-                receipts.append(self._receipt(definition, entry.ReceiptHandle))
+                parsed.append(self._handles.parse(entry.ReceiptHandle, definition.queue_id))
             except ReceiptHandleIsInvalid as error:
                 failed.append(batch_error_entry(entry.Id, error))
             else:
@@ -370,24 +376,47 @@ class MessageActions:
             call.message_count = len(successful)
             return shapes.ChangeMessageVisibilityBatchResult(successful, failed)
 
-        partition = partition_of(definition)
-        call.submit(ChangeVisibility(definition.queue_id, partition, receipts, timeouts_ms), render)
-
-    # Shared
-
-    def _receipt(self, definition: QueueDefinition, handle: str) -> Receipt:
-        parsed = self._handles.parse(handle, definition.queue_id)
-        if parsed.partition != partition_of(definition):
-            raise ReceiptHandleIsInvalid(handle)
-        return parsed.receipt
+        call.submit(_entries(definition, parsed, timeouts_ms), render)
 
 
 _NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
 
 
 def partition_of(definition: QueueDefinition) -> int:
-    """Return the partition that requests for a queue go to: its only one, until queues can be split."""
-    return definition.partitions[0].number
+    """Return the partition that requests for a queue go to; SEVERAL where there is not one alone."""
+    partitions = definition.partitions
+    return partitions[0].number if len(partitions) == 1 else SEVERAL
+
+
+def _entries(
+    definition: QueueDefinition, parsed: list[ParsedHandle], timeouts_ms: list[int] | None = None
+) -> SubmittedCommand:
+    """Return the command about these deliveries: a Delete, or with timeouts a ChangeVisibility."""
+    queue_id = definition.queue_id
+    number = partition_of(definition)
+    receipts = [handle.receipt for handle in parsed]
+    numbers = [handle.partition for handle in parsed]
+    if numbers.count(number) != len(numbers):
+        return HandledEntries(queue_id, numbers, receipts, timeouts_ms)
+    if timeouts_ms is None:
+        return Delete(queue_id, number, receipts)
+    return ChangeVisibility(queue_id, number, receipts, timeouts_ms)
+
+
+def _without_failed(
+    ready: list[Prepared], outcome: SendOutcome, failed: list[shapes.BatchResultErrorEntry]
+) -> tuple[list[Prepared], SendOutcome]:
+    """Return the messages that were stored, and their results; the others are added to `failed`."""
+    stored: list[Prepared] = []
+    results: list[SendResult] = []
+    for prepared, result, error in zip(ready, outcome.results, outcome.errors, strict=True):
+        if error is None:
+            stored.append(prepared)
+            results.append(result)
+        else:
+            assert isinstance(error, CallerError | NotNow), f"a broker answers with no such error: {error!r}"
+            failed.append(batch_error_entry(prepared.entry_id, error))
+    return stored, SendOutcome(results)
 
 
 def quoting(error: Exception, handle: str) -> CallerError | NotNow:

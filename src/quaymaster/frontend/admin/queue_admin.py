@@ -9,11 +9,12 @@ import msgspec
 
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
-from quaymaster.core.values.errors import CallerError, QueueDoesNotExist
+from quaymaster.core.values.errors import CallerError, InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
+from quaymaster.core.values.partition_tables import NUMBERS_MAX, read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import group_name
-from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
+from quaymaster.frontend.actions.message_actions import uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
@@ -93,22 +94,31 @@ class QueueAdmin:
         definition = self._queue(call)
         count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
         at = call.number("from", 0, largest=2**63, smallest=0)
+        numbers = [entry.number for entry in read_partitions(definition)]
+        number = call.number("partition", numbers[0], largest=NUMBERS_MAX, smallest=0)
+        if number not in numbers:
+            raise InvalidParameterValue.of(
+                "partition", number, "The queue has no such partition with messages."
+            )
         rows: list[msgspec.Raw] = []
         left_bytes = PEEK_BYTES_MAX
         while len(rows) < count:
             wanted = min(count - len(rows), PEEK_PER_COMMAND)
-            outcome = await ask(self._broker, Peek(definition.queue_id, partition_of(definition), at, wanted))
+            outcome = await ask(self._broker, Peek(definition.queue_id, number, at, wanted))
             assert isinstance(outcome, PeekOutcome), "a Peek is answered by a PeekOutcome"
             for message in outcome.messages:
                 row = msgspec.json.encode(self._message_row(message), enc_hook=str)
                 left_bytes -= len(row)
                 if left_bytes < 0 and rows:
-                    return {"name": definition.name, "messages": rows, "next_sequence": message.sequence}
+                    return _peeked(definition, rows, number, message.sequence)
                 rows.append(msgspec.Raw(row))
             at = outcome.next_sequence
             if not at:
-                break
-        return {"name": definition.name, "messages": rows, "next_sequence": at}
+                younger = [other for other in numbers if other > number]
+                if not younger:
+                    return _peeked(definition, rows, number, 0)
+                number = younger[0]
+        return _peeked(definition, rows, number, at)
 
     def _message_row(self, message: PeekedMessage) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -164,6 +174,16 @@ class QueueAdmin:
         if definition is None:
             raise QueueDoesNotExist
         return definition
+
+
+def _peeked(
+    definition: QueueDefinition, rows: list[msgspec.Raw], number: int, sequence: int
+) -> Mapping[str, Any]:
+    """Return a page of messages. `next_partition`, where there are several: which one `next_sequence` is of."""
+    page: dict[str, Any] = {"name": definition.name, "messages": rows, "next_sequence": sequence}
+    if len(definition.partitions) > 1:
+        page["next_partition"] = number
+    return page
 
 
 def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:

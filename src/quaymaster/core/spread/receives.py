@@ -1,0 +1,116 @@
+"""A receive asks the partitions of its queue in turn, until one has messages.
+
+It is answered empty when each partition had nothing, or its limit in flight, at some moment since the request: never
+because one could not be asked. A partition whose journal has a newer table says so instead of "nothing"; then those
+that the table adds are asked, too.
+
+With an attempt id all partitions are first asked whether they know the attempt: it is to bring the same messages again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from quaymaster.core.spread.parts import Part
+from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
+from quaymaster.core.values.errors import NotNow, OverLimit
+from quaymaster.core.values.partition_tables import read_partitions
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+
+class SpreadReceive:
+    """A Receive of a queue of several partitions; it does not wait for messages.
+
+    `turn` says which partition begins. When it is done, `unknown` has the partitions that could not be asked.
+    """
+
+    def __init__(self, definition: QueueDefinition, command: Receive, turn: int) -> None:
+        self.result: ReceiveOutcome | Exception | None = None
+        self.unknown: dict[int, Exception] = {}
+        self._definition = definition
+        self._command = command
+        self._left: deque[int] = deque()
+        self._met: set[int] = set()
+        self._full: OverLimit | None = None
+        self._nothing = False
+        """Whether a partition had nothing, its limit in flight aside."""
+        self._attempts_left = 0
+        self._meet(definition)
+        self._left.rotate(-turn)
+
+    def begin(self) -> list[Part]:
+        """Return what is asked first: all partitions about the attempt, or one for messages."""
+        if self._command.attempt is None:
+            return self._next()
+        return self._ask_attempts(self._left)
+
+    def on_outcome(self, part: Part, outcome: Outcome | Exception, definition: QueueDefinition) -> list[Part]:
+        """Take an answer: messages end it; else another partition is asked, or it is done."""
+        if self.result is not None:
+            return []
+        if isinstance(outcome, ReceiveOutcome) and outcome.deliveries:
+            self.result = msgspec.structs.replace(outcome, partition=part.number)
+            return []
+        self._definition = definition
+        added = self._meet(definition)
+        is_attempt = part.command.only_attempt  # type: ignore[union-attr]  # it is a Receive
+        if isinstance(outcome, OverLimit):
+            self._full = outcome
+        elif isinstance(outcome, NotNow):
+            self.unknown[part.number] = outcome
+            if is_attempt:  # it may be the one that knows
+                self.result = outcome
+                return []
+        elif isinstance(outcome, Exception):
+            self.result = outcome
+            return []
+        else:
+            assert isinstance(outcome, ReceiveOutcome | Elsewhere), f"a Receive is not answered so: {outcome}"
+            self._nothing = True
+        if is_attempt:
+            self._attempts_left -= 1
+            asked = self._ask_attempts(added)
+            if asked or self._attempts_left:
+                return asked
+            self._nothing = False  # of messages nobody was asked yet
+        return self._next()
+
+    def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
+        """The partition is not listed any more by this newer table: it has nothing."""
+        return self.on_outcome(part, Elsewhere(definition), definition)
+
+    def _meet(self, definition: QueueDefinition) -> list[int]:
+        """Put partitions that were not met before behind those that are left to be asked; return them."""
+        numbers = [entry.number for entry in read_partitions(definition) if entry.number not in self._met]
+        self._met.update(numbers)
+        self._left.extend(numbers)
+        return numbers
+
+    def _ask_attempts(self, numbers: Iterable[int]) -> list[Part]:
+        parts = [self._part(number, only_attempt=True) for number in numbers]
+        self._attempts_left += len(parts)
+        return parts
+
+    def _next(self) -> list[Part]:
+        if self._left:
+            return [self._part(self._left.popleft())]
+        if self.unknown:
+            self.result = next(iter(self.unknown.values()))
+        elif self._full is not None and not self._nothing:
+            self.result = self._full
+        else:
+            self.result = ReceiveOutcome(0, [])
+        return []
+
+    def _part(self, number: int, *, only_attempt: bool = False) -> Part:
+        command = msgspec.structs.replace(
+            self._command,
+            partition=number,
+            wait_ms=0,
+            table_version=self._definition.table_version,
+            only_attempt=only_attempt,
+        )
+        return Part(number, command)

@@ -1,0 +1,137 @@
+"""Messages go to the oldest partition of their key that is open or closing, and on from there.
+
+    closing partition ──knows the id──▶ duplicate
+                      ──sealed────────▶ Elsewhere ──▶ the next partition of the key
+
+Only the older partition knows what was sent before it was sealed, so it is asked first about each message that may be
+a repeat. What cannot be one goes to the open partition at once, when the older one is known to be sealed.
+
+Entries whose partition has no leader fail alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.spread.parts import SEVERAL, Part
+from quaymaster.core.values.commands import Elsewhere, NewMessage, Outcome, Send, SendOutcome, SendResult
+from quaymaster.core.values.errors import Unreachable
+from quaymaster.core.values.partition_tables import taking
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+ATTEMPTS_MAX: Final = 5
+"""So often a message is brought to a partition: each attempt but the last meets one that was sealed meanwhile."""
+_KEY_BYTES: Final = 8
+
+
+def key_of(definition: QueueDefinition, message: NewMessage, first: NewMessage) -> int:
+    """Return the key that chooses a message's partition. `first`: the first message of its request.
+
+    In FIFO queues it is the group. In others, all of a request have one, the same when the request is repeated.
+    """
+    if definition.is_fifo:
+        return message.group
+    return int.from_bytes((first.retry or first.message_id)[:_KEY_BYTES], "big")
+
+
+class SpreadSend:
+    """A Send to a queue of several partitions.
+
+    `is_known_sealed(number)`: whether a partition was heard to be sealed, with its seal committed.
+    """
+
+    def __init__(
+        self,
+        definition: QueueDefinition,
+        messages: Sequence[NewMessage],
+        is_known_sealed: Callable[[int], bool] = lambda number: False,
+    ) -> None:
+        self.result: SendOutcome | Exception | None = None
+        self._definition = definition
+        self._messages = messages
+        self._is_known_sealed = is_known_sealed
+        self._results: list[SendResult | Exception | None] = [None] * len(messages)
+
+    def begin(self) -> list[Part]:
+        """Return a Send to each partition that is asked first."""
+        return self._ask(range(len(self._messages)))
+
+    def on_outcome(self, part: Part, outcome: Outcome | Exception, definition: QueueDefinition) -> list[Part]:
+        """Take an answer. What a sealed partition does not know goes on to younger ones."""
+        self._definition = definition
+        if isinstance(outcome, SendOutcome):
+            self._note(part.indexes, outcome.results)
+        elif isinstance(outcome, Elsewhere) and outcome.results:
+            self._note(part.indexes, outcome.results)
+            rest = [
+                index for index, result in zip(part.indexes, outcome.results, strict=True) if result is None
+            ]
+            parts = self._ask(rest, part)
+            if parts:
+                return parts
+        else:
+            assert isinstance(outcome, Exception), f"a Send is not answered so: {outcome}"
+            self._note(part.indexes, [outcome] * len(part.indexes))
+        self._finish()
+        return []
+
+    def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
+        """The partition is not known where it was sought; by this newer table the messages go elsewhere."""
+        self._definition = definition
+        parts = self._ask(part.indexes, msgspec.structs.replace(part, number=-1))
+        self._finish()
+        return parts
+
+    def _ask(self, indexes: Iterable[int], before: Part | None = None) -> list[Part]:
+        """Return Sends of messages to where they go, behind the partition of a part that came before."""
+        by_number: dict[int, list[int]] = {}
+        for index in indexes:
+            number = self._target(self._messages[index], before)
+            if number is None:
+                self._results[index] = Unreachable("The partitions of the queue are changing. Try again.")
+            else:
+                by_number.setdefault(number, []).append(index)
+        attempts = 1 if before is None else before.attempts + 1
+        queue_id = self._definition.queue_id
+        return [
+            Part(
+                number, Send(queue_id, number, [self._messages[index] for index in chosen]), chosen, attempts
+            )
+            for number, chosen in by_number.items()
+        ]
+
+    def _target(self, message: NewMessage, before: Part | None) -> int | None:
+        if before is not None and before.attempts >= ATTEMPTS_MAX:
+            return None
+        key = key_of(self._definition, message, self._messages[0])
+        after = -1 if before is None else before.number
+        numbers = [entry.number for entry in taking(self._definition, key) if entry.number > after]
+        may_repeat = self._definition.is_fifo or (message.retry is not None and message.may_be_retry)
+        if not may_repeat:
+            while len(numbers) > 1 and self._is_known_sealed(numbers[0]):
+                del numbers[0]
+        return numbers[0] if numbers else None
+
+    def _note(self, indexes: Sequence[int], results: Sequence[SendResult | Exception | None]) -> None:
+        for index, result in zip(indexes, results, strict=True):
+            self._results[index] = result
+
+    def _finish(self) -> None:
+        if any(result is None for result in self._results):
+            return
+        errors = [result if isinstance(result, Exception) else None for result in self._results]
+        failed = [error for error in errors if error is not None]
+        if len(failed) == len(self._results):
+            self.result = failed[0]
+            return
+        nothing = SendResult(0, b"")
+        results = [result if isinstance(result, SendResult) else nothing for result in self._results]
+        self.result = SendOutcome(results, errors if failed else [])
+
+
+def spread_send(definition: QueueDefinition, messages: list[NewMessage]) -> Send:
+    """Return the command that a front end submits for a queue of several partitions."""
+    return Send(definition.queue_id, SEVERAL, messages)

@@ -1,0 +1,57 @@
+"""A transaction is in one partition of its queue: the oldest of its sink's key that knows it, or that takes messages.
+
+Sealed partitions that do not know a batch say so; then the next younger one is asked, in the end the open one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from quaymaster.core.spread.parts import Part
+from quaymaster.core.values.commands import (
+    AbortTransaction,
+    CommitTransaction,
+    Elsewhere,
+    Outcome,
+    StageMessages,
+)
+from quaymaster.core.values.errors import Unreachable
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
+
+
+class SpreadTransaction:
+    """A command about one batch of a sink."""
+
+    def __init__(self, definition: QueueDefinition, command: TransactionCommand) -> None:
+        self.result: Outcome | Exception | None = None
+        self._command = command
+        self._definition = definition
+        self._key = xxhash.xxh3_64_intdigest(command.sink.encode())
+
+    def begin(self) -> list[Part]:
+        """Return the command to the oldest partition that may know the batch."""
+        return self._ask(-1)
+
+    def on_outcome(self, part: Part, outcome: Outcome | Exception, definition: QueueDefinition) -> list[Part]:
+        """Take an answer; go on where the batch is not known."""
+        self._definition = definition
+        if isinstance(outcome, Elsewhere):
+            return self._ask(part.number)
+        self.result = outcome
+        return []
+
+    def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
+        """The partition is not listed any more by this newer table."""
+        return self.on_outcome(part, Elsewhere(definition), definition)
+
+    def _ask(self, after: int) -> list[Part]:
+        for entry in self._definition.partitions:
+            is_asked = entry.number > after and entry.state != "new"
+            if is_asked and entry.first_key <= self._key <= entry.last_key:
+                command = msgspec.structs.replace(self._command, partition=entry.number)
+                return [Part(entry.number, command)]
+        self.result = Unreachable("The partitions of the queue are changing. Try again.")
+        return []

@@ -1,0 +1,164 @@
+"""What a front end submits commands to: those for queues of several partitions are spread, the rest go on as they are.
+
+A queue that is split while a command is on its way answers it with `Elsewhere`; `go_on` then takes it further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from quaymaster.core.spread.entries import HandledEntries, SpreadEntries
+from quaymaster.core.spread.parts import Spread
+from quaymaster.core.spread.receives import SpreadReceive
+from quaymaster.core.spread.sends import SpreadSend
+from quaymaster.core.spread.transactions import SpreadTransaction
+from quaymaster.core.values.commands import (
+    AbortTransaction,
+    Command,
+    CommitTransaction,
+    Elsewhere,
+    Outcome,
+    Receive,
+    Send,
+    StageMessages,
+)
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
+from quaymaster.core.values.partition_tables import is_plain
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.partitions.long_polls import LongPolls
+from quaymaster.frontend.partitions.spread_call import Refresh, SpreadCall
+from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.frontend.partitions.whole_queues import WHOLE_COMMANDS, WholeCommand, WholeQueues
+from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted, ask
+
+SubmittedCommand = Command | HandledEntries
+_SPREAD: Final = (Send, Receive, HandledEntries, StageMessages, CommitTransaction, AbortTransaction)
+
+
+class PartitionedBroker:
+    """A `BrokerClient` that also takes commands whose partition is SEVERAL, and HandledEntries."""
+
+    def __init__(self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh) -> None:
+        self._broker = broker
+        self._tables = tables
+        self._refresh = refresh
+        self._polls = LongPolls(broker, tables, refresh)
+        self._whole = WholeQueues(broker, tables, refresh)
+        self._turn = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refreshing: set[int] = set()
+        tables.on_newer = self._report
+
+    def submit(self, command: SubmittedCommand, reply: Reply) -> Submitted:
+        """See `BrokerClient`."""
+        # Nearly all queues have one partition: nothing more is done for them.
+        if getattr(command, "partition", 0) < 0 or self._tables.met:
+            return self._submit_spread(command, reply)
+        return self._broker.submit(command, reply)  # type: ignore[arg-type]  # HandledEntries have no one partition
+
+    def go_on(self, command: SubmittedCommand, outcome: Elsewhere, reply: Reply) -> Submitted:
+        """A command to a queue's only partition was answered so: go on by the newer table."""
+        self._tables.meet(outcome.definition)
+        definition = self._tables.find(outcome.definition.queue_id) or outcome.definition
+        return self._spread(definition, command, reply)
+
+    async def ask(self, command: Command) -> Outcome:
+        """Submit a command, and return its outcome. Raises as `net/routing/broker_client.ask` does."""
+        outcome = await ask(self, command)
+        if isinstance(outcome, Elsewhere):
+            outcome = await ask(_GoingOn(self, outcome), command)
+        return outcome
+
+    def _submit_spread(self, command: SubmittedCommand, reply: Reply) -> Submitted:
+        queue_id: int | None = getattr(command, "queue_id", None)
+        definition = None if queue_id is None else self._tables.find(queue_id)
+        if definition is None:
+            if isinstance(command, HandledEntries) or getattr(command, "partition", 0) < -1:
+                return self._answer_later(reply, QueueDoesNotExist())
+            return self._broker.submit(command, reply)
+        if is_plain(definition) and not isinstance(command, HandledEntries):
+            return self._broker.submit(command, reply)
+        if isinstance(command, WHOLE_COMMANDS) and command.partition < 0:
+            return self._run(self._whole_answer(definition, command, reply))
+        if isinstance(command, _SPREAD):
+            return self._spread(definition, command, reply)
+        return self._broker.submit(command, reply)
+
+    def _spread(self, definition: QueueDefinition, command: SubmittedCommand, reply: Reply) -> Submitted:
+        self._turn += 1
+        spread: Spread
+        match command:
+            case Send():
+                spread = SpreadSend(definition, command.messages, self._known_sealed(definition))
+            case Receive() if command.wait_ms > 0:
+                return self._polls.begin(definition, command, reply, self._turn)
+            case Receive():
+                spread = SpreadReceive(definition, command, self._turn)
+            case HandledEntries():
+                spread = SpreadEntries(definition, command)
+            case StageMessages() | CommitTransaction() | AbortTransaction():
+                spread = SpreadTransaction(definition, command)
+            case _:
+                raise AssertionError(f"{type(command).__name__} is not spread")
+        call = SpreadCall(self._broker, self._tables, self._refresh, definition, spread, reply)
+        call.start()
+        return call
+
+    def _known_sealed(self, definition: QueueDefinition) -> Callable[[int], bool]:
+        queue_id, tables = definition.queue_id, self._tables
+        return lambda number: tables.is_known_sealed(queue_id, number)
+
+    async def _whole_answer(self, definition: QueueDefinition, command: WholeCommand, reply: Reply) -> None:
+        outcome: Outcome | Exception
+        try:
+            outcome = await self._whole.ask(definition, command)
+        except (CallerError, NotNow) as error:
+            outcome = error
+        reply(outcome)
+
+    def _answer_later(self, reply: Reply, error: Exception) -> Submitted:
+        return _Scheduled(asyncio.get_running_loop().call_soon(reply, error))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> Submitted:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return _Scheduled(task)
+
+    def _report(self, definition: QueueDefinition) -> None:
+        """A broker has a newer table than the row says: look at the row, once at a time for each queue."""
+        if definition.queue_id not in self._refreshing:
+            self._refreshing.add(definition.queue_id)
+            self._run(self._look_at_row(definition))
+
+    async def _look_at_row(self, definition: QueueDefinition) -> None:
+        try:
+            await self._refresh(definition)
+        except (CallerError, NotNow):
+            pass  # it is met again, and looked at then
+        finally:
+            self._refreshing.discard(definition.queue_id)
+
+
+class _GoingOn:
+    """A `BrokerClient` for a command that was answered with a newer table."""
+
+    def __init__(self, broker: PartitionedBroker, outcome: Elsewhere) -> None:
+        self._broker = broker
+        self._outcome = outcome
+
+    def submit(self, command: Command, reply: Reply) -> Submitted:
+        """Go on."""
+        return self._broker.go_on(command, self._outcome, reply)
+
+
+class _Scheduled:
+    """Something that a reply waits for."""
+
+    def __init__(self, work: asyncio.Handle | asyncio.Task[None]) -> None:
+        self._work = work
+
+    def cancel(self) -> None:
+        self._work.cancel()

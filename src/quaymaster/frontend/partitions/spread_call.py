@@ -1,0 +1,114 @@
+"""Carries a spread request out: sends its parts to brokers, and answers once when all that it needs is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from quaymaster.core.spread.parts import Part, Spread
+from quaymaster.core.values.commands import Elsewhere, Outcome, Send
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Unreachable
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
+
+Refresh = Callable[[QueueDefinition], Coroutine[Any, Any, None]]
+"""Has memory show a queue as it is now, if that can be learned."""
+
+
+class SpreadCall:
+    """One spread request on its way. `cancel` takes back what can be taken back; the reply is then never called."""
+
+    def __init__(
+        self,
+        broker: BrokerClient,
+        tables: PartitionTables,
+        refresh: Refresh,
+        definition: QueueDefinition,
+        spread: Spread,
+        reply: Reply,
+    ) -> None:
+        self._broker = broker
+        self._tables = tables
+        self._refresh = refresh
+        self._definition = definition
+        self._spread = spread
+        self._reply: Reply | None = reply
+        self._submitted: dict[int, Submitted] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Ask the first ones. The reply never comes from inside of this."""
+        parts = self._spread.begin()
+        if self._spread.result is not None:
+            asyncio.get_running_loop().call_soon(self._ask, parts)
+        else:
+            self._ask(parts)
+
+    def cancel(self) -> None:
+        """Forget it: who asked has gone."""
+        self._reply = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        submitted, self._submitted = self._submitted, {}
+        for each in submitted.values():
+            each.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _ask(self, parts: list[Part]) -> None:
+        for part in parts:
+            if self._reply is None:
+                return
+            self._submitted[id(part)] = self._broker.submit(part.command, partial(self._on_outcome, part))
+        if self._spread.result is not None:
+            self._answer(self._spread.result)
+
+    def _on_outcome(self, part: Part, outcome: Outcome | Exception) -> None:
+        if self._submitted.pop(id(part), None) is None or self._reply is None:
+            return
+        if isinstance(outcome, Elsewhere):
+            self._tables.meet(outcome.definition)
+            if isinstance(part.command, Send):
+                self._tables.note_sealed(self._definition.queue_id, part.number)
+        elif isinstance(outcome, QueueDoesNotExist):
+            self._look_again(part)
+            return
+        self._ask(self._spread.on_outcome(part, outcome, self._newest()))
+
+    def _newest(self) -> QueueDefinition:
+        found = self._tables.find(self._definition.queue_id)
+        if found is not None:
+            self._definition = found
+        return self._definition
+
+    def _look_again(self, part: Part) -> None:
+        """A partition is not known where it was sought: the table may be old, or the queue gone."""
+        self._looking = asyncio.get_running_loop().create_task(self._look(part, self._newest().table_version))
+
+    async def _look(self, part: Part, version: int) -> None:
+        error: Exception = Unreachable("The partitions of the queue are changing. Try again.")
+        try:
+            await self._refresh(self._definition)
+        except (CallerError, NotNow) as refused:
+            error = refused
+        self._looking = None
+        if self._reply is None:
+            return
+        found = self._tables.find(self._definition.queue_id)
+        if found is None:
+            self._ask(self._spread.on_outcome(part, QueueDoesNotExist(), self._definition))
+        elif found.table_version > version:
+            self._definition = found
+            self._ask(self._spread.again(part, found))
+        else:
+            self._ask(self._spread.on_outcome(part, error, found))
+
+    def _answer(self, result: Outcome | Exception) -> None:
+        reply, self._reply = self._reply, None
+        self._let_go()
+        if reply is not None:
+            reply(result)

@@ -1,0 +1,75 @@
+"""The newest partition tables that a front end knows: those of its rows, and newer ones that brokers told it of.
+
+A journal has a new table before the row of its queue says so everywhere, and keeps it when the store is restored from
+an older copy. What a broker tells is believed until the row has it, or the queue is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quaymaster.core.values.partition_tables import entry_of, is_newer_table
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+MET_MAX: Final = 10_000
+"""Queues with tables newer than their rows; of more, the one that was met first is forgotten, and met again."""
+SEALED_MAX: Final = 100_000
+
+
+class PartitionTables:
+    """Tables by queue id. `find_row` answers from memory; None: the queue is not known there.
+
+    `on_newer` hears of each table that is newer than its row: somebody has to look at the row.
+    """
+
+    def __init__(
+        self,
+        find_row: Callable[[int], QueueDefinition | None],
+        journal_of_row: Callable[[int, int], int | None],
+    ) -> None:
+        self.on_newer: Callable[[QueueDefinition], None] = lambda definition: None
+        self.met: dict[int, QueueDefinition] = {}
+        self._find_row = find_row
+        self._journal_of_row = journal_of_row
+        self._sealed: dict[tuple[int, int], None] = {}
+
+    def find(self, queue_id: int) -> QueueDefinition | None:
+        """Return a queue with its newest table, None when it is not known."""
+        row = self._find_row(queue_id)
+        met = self.met.get(queue_id)
+        if met is None:
+            return row
+        if row is None or not is_newer_table(met, row):
+            del self.met[queue_id]
+            return row
+        return met
+
+    def meet(self, definition: QueueDefinition) -> None:
+        """A broker has this table."""
+        known = self.find(definition.queue_id)
+        if known is None or not is_newer_table(definition, known):
+            return
+        self.met[definition.queue_id] = definition
+        if len(self.met) > MET_MAX:
+            del self.met[next(iter(self.met))]
+        self.on_newer(definition)
+
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return which journal has a partition, None when that is not known. Negative: the journal of the first one."""
+        met = self.met.get(queue_id)
+        if met is not None:
+            entry = entry_of(met, partition) if partition >= 0 else met.partitions[0]
+            if entry is not None:
+                return entry.journal_id
+        return self._journal_of_row(queue_id, max(partition, 0))
+
+    def note_sealed(self, queue_id: int, number: int) -> None:
+        """A partition takes no messages, and that is committed."""
+        self._sealed[queue_id, number] = None
+        if len(self._sealed) > SEALED_MAX:
+            del self._sealed[next(iter(self._sealed))]
+
+    def is_known_sealed(self, queue_id: int, number: int) -> bool:
+        """Return whether a partition was heard to be sealed."""
+        return (queue_id, number) in self._sealed

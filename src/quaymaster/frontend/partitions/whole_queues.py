@@ -1,0 +1,197 @@
+"""What is asked of a whole queue, where that has several partitions: counts, purges, message move tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from quaymaster.core.values.commands import (
+    AskPartition,
+    CancelMoveTask,
+    CountMessages,
+    Done,
+    ListMoveTasks,
+    MoveTask,
+    MoveTasksOutcome,
+    Outcome,
+    PartitionOutcome,
+    Purge,
+    QueueCounts,
+    StartMoveTask,
+)
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, UnsupportedOperation
+from quaymaster.core.values.partition_tables import in_state, read_partitions
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.partitions.spread_call import Refresh
+from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.net.routing.broker_client import BrokerClient, ask
+
+WholeCommand = CountMessages | Purge | StartMoveTask | CancelMoveTask | ListMoveTasks
+WHOLE_COMMANDS: Final = (CountMessages, Purge, StartMoveTask, CancelMoveTask, ListMoveTasks)
+_UNFINISHED: Final = ("RUNNING", "CANCELLING")
+_STATUSES: Final = ("RUNNING", "CANCELLING", "FAILED", "CANCELLED", "COMPLETED")
+"""Of a task's parts the first of these that one has is the task's."""
+
+_Outcome = TypeVar("_Outcome", bound=Outcome)
+
+
+class WholeQueues:
+    """Asks all partitions of a queue, and puts their answers together. Raises what a partition answers with."""
+
+    def __init__(self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh) -> None:
+        self._broker = broker
+        self._tables = tables
+        self._refresh = refresh
+
+    async def ask(self, definition: QueueDefinition, command: WholeCommand) -> Outcome:
+        """Carry out a command about a queue of several partitions."""
+        match command:
+            case CountMessages():
+                return await self._count(definition)
+            case Purge():
+                return await self._purge(definition)
+            case StartMoveTask():
+                return await self._start(definition, command)
+            case CancelMoveTask():
+                return await self._cancel(definition, command)
+            case ListMoveTasks():
+                return MoveTasksOutcome(await self._tasks(definition))
+
+    async def _count(self, definition: QueueDefinition) -> QueueCounts:
+        queue_id = definition.queue_id
+        each = await asyncio.gather(
+            *(
+                self._ask_one(CountMessages(queue_id, entry.number), QueueCounts)
+                for entry in read_partitions(definition)
+            )
+        )
+        ended = in_state(definition, "drained")
+        return QueueCounts(
+            visible=sum(counts.visible for counts in each),
+            in_flight=sum(counts.in_flight for counts in each),
+            delayed=sum(counts.delayed for counts in each),
+            oldest_sent_ms=min(
+                (counts.oldest_sent_ms for counts in each if counts.oldest_sent_ms), default=0
+            ),
+            noisy_groups=sum(counts.noisy_groups for counts in each),
+            sends=sum(counts.sends for counts in each) + sum(entry.sends for entry in ended),
+            deletions=sum(counts.deletions for counts in each) + sum(entry.deletions for entry in ended),
+            counted_from=max((counts.counted_from for counts in each), default=0),
+        )
+
+    async def _purge(self, definition: QueueDefinition) -> Done:
+        """Purge older partitions first: what is sent meanwhile is in one that a newer table has, and stays or goes."""
+        purged: set[int] = set()
+        while True:
+            left = [entry for entry in read_partitions(definition) if entry.number not in purged]
+            if not left:
+                return Done()
+            for entry in left:
+                await self._ask_one(Purge(definition.queue_id, entry.number), Done)
+                purged.add(entry.number)
+            # A partition that was sealed since has children that were sent messages before this began.
+            version = max(
+                [
+                    (
+                        await self._ask_one(AskPartition(definition.queue_id, entry.number), PartitionOutcome)
+                    ).table_version
+                    for entry in left
+                ]
+            )
+            if version > definition.table_version:
+                definition = await self._newer(definition)
+
+    async def _newer(self, definition: QueueDefinition) -> QueueDefinition:
+        await self._refresh(definition)
+        found = self._tables.find(definition.queue_id)
+        if found is None:
+            raise QueueDoesNotExist
+        return found
+
+    # Message move tasks: a part in each partition, all with the task's id
+
+    async def _start(self, definition: QueueDefinition, command: StartMoveTask) -> Outcome:
+        """Start a task's parts, the oldest first: it says no where another task runs, so one runs at a time."""
+        entries = read_partitions(definition)
+        if any(task.status in _UNFINISHED for task in await self._tasks(definition)):
+            raise UnsupportedOperation("There is already a task running. Only one active task is allowed.")
+        rates = divide_rate(command.rate_per_s, len(entries))
+        started: list[int] = []
+        outcome: Outcome = Done()
+        try:
+            for entry, rate_per_s in zip(entries, rates, strict=True):
+                part = msgspec.structs.replace(command, partition=entry.number, rate_per_s=rate_per_s)
+                outcome = await ask(self._broker, part)
+                started.append(entry.number)
+        except (CallerError, NotNow):
+            await asyncio.gather(
+                *(
+                    ask(self._broker, CancelMoveTask(definition.queue_id, command.task_id, number))
+                    for number in started
+                ),
+                return_exceptions=True,
+            )
+            raise
+        return outcome
+
+    async def _cancel(self, definition: QueueDefinition, command: CancelMoveTask) -> MoveTasksOutcome:
+        for entry in read_partitions(definition):
+            part = msgspec.structs.replace(command, partition=entry.number)
+            try:
+                await ask(self._broker, part)
+            except CallerError:  # this part has ended already
+                continue
+        tasks = await self._tasks(definition)
+        return MoveTasksOutcome([task for task in tasks if task.task_id == command.task_id])
+
+    async def _tasks(self, definition: QueueDefinition) -> list[MoveTask]:
+        outcomes = await asyncio.gather(
+            *(
+                self._ask_one(ListMoveTasks(definition.queue_id, entry.number), MoveTasksOutcome)
+                for entry in read_partitions(definition)
+            )
+        )
+        return join_tasks([outcome.tasks for outcome in outcomes])
+
+    async def _ask_one(
+        self,
+        command: CountMessages | Purge | AskPartition | ListMoveTasks,
+        kind: Callable[..., _Outcome],
+    ) -> _Outcome:
+        outcome = await ask(self._broker, command)
+        assert type(outcome) is kind, f"{type(command).__name__} is not answered so: {outcome}"
+        return outcome  # type: ignore[return-value]  # as the assertion says
+
+
+def divide_rate(rate_per_s: int | None, parts: int) -> list[int | None]:
+    """Return the rates of a task's parts: together what was asked for, but at least 1 a second each."""
+    if rate_per_s is None:
+        return [None] * parts
+    whole, rest = divmod(rate_per_s, parts)
+    return [max(1, whole + (at < rest)) for at in range(parts)]
+
+
+def join_tasks(parts: Sequence[Sequence[MoveTask]]) -> list[MoveTask]:
+    """Return tasks from the parts that partitions have of them, the newest first."""
+    by_id: dict[bytes, list[MoveTask]] = {}
+    for tasks in parts:
+        for task in tasks:
+            by_id.setdefault(task.task_id, []).append(task)
+    joined = [_join(tasks) for tasks in by_id.values()]
+    return sorted(joined, key=lambda task: task.started_ms, reverse=True)
+
+
+def _join(parts: Sequence[MoveTask]) -> MoveTask:
+    first = min(parts, key=lambda task: task.started_ms)
+    rates = [task.rate_per_s for task in parts if task.rate_per_s is not None]
+    return msgspec.structs.replace(
+        first,
+        status=min((task.status for task in parts), key=_STATUSES.index),
+        moved=sum(task.moved for task in parts),
+        to_move=sum(task.to_move for task in parts),
+        rate_per_s=sum(rates) if rates else None,
+        failure=next((task.failure for task in parts if task.failure is not None), None),
+    )
