@@ -29,6 +29,8 @@ from quaymaster.core.values.commands import (
     Send,
     SendOutcome,
     SendResult,
+    Watch,
+    WatchOutcome,
 )
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -82,7 +84,7 @@ class FakeBroker:
         """So many of the next are lost with their connection."""
         self.log = log
         self.received: list[tuple[int, Command]] = []
-        self.parked: dict[IncomingCall, tuple[int, Receive]] = {}
+        self.parked: dict[IncomingCall, tuple[int, Receive | Watch]] = {}
         self.unanswered: list[IncomingCall] = []
         self.cancelled = 0
         self.server = self._make_server()
@@ -143,7 +145,7 @@ class FakeBroker:
             self.loses_answers -= 1
             call.connection.abort("lost in a test")
         elif outcome is None:
-            assert isinstance(command, Receive)
+            assert isinstance(command, Receive | Watch)
             self._park(call, journal, command)
         else:
             call.reply(encode_outcome(outcome))
@@ -154,6 +156,8 @@ class FakeBroker:
                 return SendOutcome([self.log.store(journal, message) for message in command.messages])
             case Receive():
                 return None if command.wait_ms else ReceiveOutcome(EPOCH, [])
+            case Watch():
+                return None if command.wait_ms else WatchOutcome(False)
             case Delete() | ChangeVisibility():
                 return EntriesOutcome([None] * len(command.receipts))
             case CountMessages():
@@ -161,12 +165,13 @@ class FakeBroker:
             case _:
                 return Done()
 
-    def _park(self, call: IncomingCall, journal: int, command: Receive) -> None:
+    def _park(self, call: IncomingCall, journal: int, command: Receive | Watch) -> None:
         self.parked[call] = (journal, command)
 
         def end() -> None:
             if self.parked.pop(call, None) is not None:
-                call.reply(encode_outcome(ReceiveOutcome(EPOCH, [])))
+                is_watch = isinstance(command, Watch)
+                call.reply(encode_outcome(WatchOutcome(False) if is_watch else ReceiveOutcome(EPOCH, [])))
 
         def forget() -> None:
             self.cancelled += 1
@@ -199,8 +204,11 @@ class Cell:
             on_doubt=self._on_doubt,
         )
         self.epoch = 0
+        self.journals_by_partition: dict[int, int] = {}
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
+        if partition in self.journals_by_partition:
+            return self.journals_by_partition[partition]
         return queue_id // 100 or None
 
     def account_of(self, queue_id: int) -> str:

@@ -20,7 +20,7 @@ from quaymaster.broker.cell.authorization_floor import (
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
 from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Listing, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages, Receive
+from quaymaster.core.values.commands import CountMessages, Receive, Watch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.net.rpc.memory import MemoryNetwork
@@ -39,6 +39,7 @@ ADDRESS = ("broker", 1)
 DEADLINE_MS = 60_000
 ASKED = JOURNAL_ID.pack(0) + encode_command(CountMessages(1))
 POLLED = JOURNAL_ID.pack(0) + encode_command(Receive(1, 0, 1, wait_ms=20_000))
+WATCHED = JOURNAL_ID.pack(0) + encode_command(Watch(1, 0, 20_000))
 SHORT = JOURNAL_ID.pack(0) + encode_command(Receive(1, 0, 1))
 
 
@@ -71,7 +72,7 @@ class Broker:
 
     def on_command(self, call: IncomingCall) -> None:
         self.floor.check(call)
-        if call.body == POLLED:
+        if call.body in (POLLED, WATCHED):
             call.on_cancel = self.on_cancel
         else:
             call.reply(b"done")
@@ -157,10 +158,11 @@ def test_a_front_end_has_three_seconds_to_catch_up() -> None:
     with_broker(scenario)
 
 
-def test_the_long_polls_of_a_front_end_that_is_behind_end_and_others_stay() -> None:
+@pytest.mark.parametrize("polled", [POLLED, WATCHED])
+def test_the_long_polls_of_a_front_end_that_is_behind_end_and_others_stay(polled: bytes) -> None:
     async def scenario(broker: Broker) -> None:
         behind, following = broker.connect("f1"), broker.connect("f2")
-        polls = [asyncio.create_task(ask(client, POLLED)) for client in (behind, following)]
+        polls = [asyncio.create_task(ask(client, polled)) for client in (behind, following)]
         await pass_ms(100)
         floor = await broker.raise_floor()
         await pass_ms(100)
@@ -170,7 +172,7 @@ def test_the_long_polls_of_a_front_end_that_is_behind_end_and_others_stay() -> N
         assert isinstance(polls[0].exception(), NotNow)
         assert broker.cancelled == 1
         assert not polls[1].done()
-        assert await is_refused(behind, POLLED)
+        assert await is_refused(behind, polled)
 
     with_broker(scenario)
 

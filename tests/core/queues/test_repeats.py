@@ -7,6 +7,7 @@ import pytest
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    AskPartition,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -15,6 +16,7 @@ from quaymaster.core.values.commands import (
     CountMessages,
     Delete,
     Done,
+    Elsewhere,
     EntriesOutcome,
     Fetch,
     FindOffset,
@@ -32,6 +34,7 @@ from quaymaster.core.values.commands import (
     SetQueue,
     StageMessages,
     StartMoveTask,
+    Watch,
 )
 from quaymaster.core.values.errors import InvalidParameterValue, ReceiptHandleIsInvalid, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
@@ -63,6 +66,8 @@ UNKNOWN = NewMessage(b"c", b"", may_be_retry=False)
         (StageMessages(1, 0, "sink", 1, "stage", 0, [KNOWN]), True),
         (CommitTransaction(1, 0, "sink", 1, []), True),
         (AbortTransaction(1, 0, "sink", 1), True),
+        (Watch(1, 0, 20_000), True),
+        (AskPartition(1, 0), True),
         (Purge(1), False),
         (StartMoveTask(1, b"t", "", None, None, None), False),
         (CancelMoveTask(1, b"t"), False),
@@ -96,6 +101,21 @@ def test_message_that_duplicates_itself_is_none() -> None:
     settled = settle_repeat(sent, outcome)
 
     assert settled == SendOutcome([SendResult(7, b"a"), SendResult(3, b"older", duplicate=True)])
+
+
+def test_message_that_duplicates_itself_in_a_sealed_partition_is_none() -> None:
+    sent = Send(1, 0, [KNOWN, DEDUPLICATED, UNKNOWN])
+    own, older = SendResult(7, b"a", duplicate=True), SendResult(3, b"older", duplicate=True)
+
+    settled = settle_repeat(sent, Elsewhere(DEFINITION, [own, older, None]))
+
+    assert settled == Elsewhere(DEFINITION, [SendResult(7, b"a"), older, None])
+
+
+def test_where_to_go_on_is_told_of_a_repeated_receive_as_it_is() -> None:
+    outcome = Elsewhere(DEFINITION)
+
+    assert settle_repeat(Receive(1, 0, 1, attempt=b"t"), outcome) is outcome
 
 
 def test_transaction_that_is_found_committed_was_so_by_the_first() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core.values import partition_tables as tables
+from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import (
     KEY_MAX,
@@ -298,6 +299,13 @@ def test_parents_are_all_older_partitions_of_some_of_the_same_keys_that_are_not_
     assert numbers(tables.parents_of(tables.with_state(queue, 0, "drained"), 3)) == [1]
     assert tables.parents_of(queue, 9) == []
     assert tables.entry_of(queue, 9) is None
+
+
+def test_journals_are_found_by_the_numbers_of_partitions_not_by_their_places() -> None:
+    queue = tables.without(finished(split(definition(), journals=[5, 6])), [0])
+
+    assert [tables.journal_of_partition(queue, number) for number in (0, 1, 2, 3)] == [None, 5, 6, None]
+    assert tables.journal_of_partition(queue, ALL_PARTITIONS) == 5
 
 
 def test_a_later_table_is_newer_and_so_is_another_one_of_the_same_version() -> None:

@@ -10,6 +10,7 @@ from harness.routed_cell import Cell, message, poll, run, send, until
 
 from quaymaster.core.queues.repeats import as_repeat
 from quaymaster.core.values.commands import (
+    AskMarks,
     ChangeVisibility,
     CountMessages,
     Delete,
@@ -24,6 +25,8 @@ from quaymaster.core.values.commands import (
     Send,
     SendOutcome,
     SetQueue,
+    Watch,
+    WatchOutcome,
 )
 from quaymaster.core.values.errors import (
     DiskFull,
@@ -73,6 +76,40 @@ def test_commands_that_make_and_delete_a_queue_go_to_its_journal() -> None:
 
         assert await cell.ask(SetQueue(definition)) == Done()
         assert await cell.ask(ForgetQueue(200)) == Done()
+
+    run(scenario)
+
+
+def test_commands_that_make_and_delete_a_queue_go_to_the_journal_that_they_name() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        cell.lead(2, second)
+        definition = QueueDefinition(7, "0", "q", "active", 1, 0, 0, {}, {}, 0, one_partition(1))
+
+        await cell.ask(SetQueue(definition, journal_id=2))
+        await cell.ask(ForgetQueue(100, journal_id=2))
+
+        assert [journal for journal, _ in second.received] == [2, 2]
+        assert not first.received
+
+    run(scenario)
+
+
+def test_commands_about_a_partition_go_to_its_journal_and_others_to_that_of_the_oldest() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        cell.lead(2, second)
+        cell.journals_by_partition[4] = 2
+
+        await cell.ask(CountMessages(100, partition=4))
+        await cell.ask(Purge(100, partition=4))
+        await cell.ask(CountMessages(100))
+        await cell.ask(AskMarks(1))
+
+        assert [journal for journal, _ in second.received] == [2, 2]
+        assert [journal for journal, _ in first.received] == [1, 1]
 
     run(scenario)
 
@@ -855,6 +892,29 @@ def test_long_poll_that_loses_its_connection_again_and_again_is_given_up() -> No
         assert broker.loses_commands > 900
 
     run(scenario, brokers=1)
+
+
+def test_watch_moves_with_its_leader_for_the_rest_of_its_time_and_is_taken_back() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        _, answers = cell.start(Watch(100, 0, 10_000))
+        taken_back, untold = cell.start(Watch(100, 0, 10_000))
+        await until(lambda: len(first.parked) == 2)
+        taken_back.cancel()
+        await until(lambda: first.cancelled == 1)
+
+        cell.lead(1, second)
+        first.depose(1)
+        await until(lambda: second.parked)
+
+        ((_, again),) = second.parked.values()
+        assert 0 < again.wait_ms <= 10_000
+        await until(lambda: answers)
+        assert answers == [WatchOutcome(False)]
+        assert not untold
+
+    run(scenario)
 
 
 def test_cancelled_long_poll_is_taken_back_from_the_broker_and_never_answered() -> None:

@@ -128,7 +128,7 @@ def test_the_bytes_of_a_command_stay_as_they_are() -> None:
     assert encode_command(send) == (
         b"\x01\x94\x01\x07\x00\x91\x98\xc4\x10iiiiiiiiiiiiiiii\xc4\x07payload\x03\x00\x05\xc0\xc4\x01r\xc3"
     )
-    assert encode_command(Receive(7, 0, 10)) == b"\x01\x97\x02\x07\x00\x0a\xff\x00\xc0"
+    assert encode_command(Receive(7, 0, 10)) == b"\x01\x99\x02\x07\x00\x0a\xff\x00\xc0\xff\xc2"
     assert encode_outcome(SendOutcome([SendResult(1, b"m")])) == b"\x01\x92\x01\x91\x93\x01\xc4\x01m\xc2"
     assert encode_outcome(Done()) == b"\x01\x91\x04"
 
@@ -137,7 +137,8 @@ def test_fields_of_a_newer_peer_are_ignored_and_those_an_older_one_lacks_have_th
     def sent(*fields: Any) -> bytes:
         return bytes([COMMAND_VERSION]) + msgspec.msgpack.encode(fields)
 
-    assert decode_command(sent(5, 7, "new")) == Purge(7)
+    assert decode_command(sent(5, 7)) == Purge(7)
+    assert decode_command(sent(5, 7, -1, "new")) == Purge(7)
     assert decode_command(sent(2, 7, 0, 10)) == Receive(7, 0, 10)
     assert decode_outcome(sent(5, 1, 2, 3)) == QueueCounts(1, 2, 3)
     assert decode_outcome(sent(4, "new")) == Done()

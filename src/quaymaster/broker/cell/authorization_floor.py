@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.values.commands import Receive
+from quaymaster.core.values.commands import Receive, Watch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCConnection
@@ -183,4 +183,4 @@ def _is_poll(call: IncomingCall) -> bool:
     if call.method != COMMAND:
         return False
     command: Any = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
-    return isinstance(command, Receive) and command.wait_ms > 0
+    return isinstance(command, Receive | Watch) and command.wait_ms > 0

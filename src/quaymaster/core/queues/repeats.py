@@ -10,12 +10,14 @@ import msgspec
 from quaymaster.core.values.commands import (
     AbortTransaction,
     AskMarks,
+    AskPartition,
     ChangeVisibility,
     Command,
     CommittedOutcome,
     CommitTransaction,
     CountMessages,
     Delete,
+    Elsewhere,
     EntriesOutcome,
     Fetch,
     FindOffset,
@@ -23,14 +25,17 @@ from quaymaster.core.values.commands import (
     ListDataKeys,
     ListMoveTasks,
     LogBounds,
+    NewMessage,
     Outcome,
     Peek,
     Receive,
     Send,
     SendOutcome,
+    SendResult,
     SetGroupOffset,
     SetQueue,
     StageMessages,
+    Watch,
 )
 from quaymaster.core.values.errors import Timeout
 
@@ -51,6 +56,8 @@ _REPEATABLE = (
     AbortTransaction,
     ListDataKeys,
     AskMarks,
+    Watch,
+    AskPartition,
 )
 
 
@@ -86,14 +93,25 @@ def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
     """
     if isinstance(outcome, SendOutcome) and isinstance(command, Send):
         results = [
-            msgspec.structs.replace(result, duplicate=False)
-            if result.duplicate and result.message_id == message.message_id
-            else result
+            _of_first_attempt(result, message)
             for result, message in zip(outcome.results, command.messages, strict=True)
         ]
         return SendOutcome(results)
+    if isinstance(outcome, Elsewhere) and isinstance(command, Send):
+        found = [
+            _of_first_attempt(result, message) if result is not None else None
+            for result, message in zip(outcome.results, command.messages, strict=True)
+        ]
+        return Elsewhere(outcome.definition, found)
     if isinstance(outcome, EntriesOutcome) and isinstance(command, ChangeVisibility):
         return EntriesOutcome([None if error is None else Timeout() for error in outcome.errors])
     if isinstance(outcome, CommittedOutcome):
         return msgspec.structs.replace(outcome, was_committed=False)
     return outcome
+
+
+def _of_first_attempt(result: SendResult, message: NewMessage) -> SendResult:
+    """Return a result that says that a message is new if it duplicates itself."""
+    if result.duplicate and result.message_id == message.message_id:
+        return msgspec.structs.replace(result, duplicate=False)
+    return result

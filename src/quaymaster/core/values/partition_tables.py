@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import (
     FIRST_SEQUENCE,
@@ -58,6 +59,14 @@ def entry_of(definition: QueueDefinition, number: int) -> PartitionPlacement | N
         if entry.number == number:
             return entry
     return None
+
+
+def journal_of_partition(definition: QueueDefinition, number: int) -> int | None:
+    """Return which journal has a partition, None if it is not listed; of ALL_PARTITIONS, that of the oldest."""
+    if number == ALL_PARTITIONS:
+        return definition.partitions[0].journal_id
+    entry = entry_of(definition, number)
+    return None if entry is None else entry.journal_id
 
 
 def taking(definition: QueueDefinition, key: int) -> list[PartitionPlacement]:

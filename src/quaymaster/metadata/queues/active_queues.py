@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.partition_tables import journal_of_partition
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 
@@ -34,11 +35,9 @@ class ActiveQueues:
         return self._by_id.get(queue_id)
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition of a queue, None when that is not known."""
+        """Return which journal has a partition of a queue (ALL_PARTITIONS: the oldest), None when it is not known."""
         definition = self._by_id.get(queue_id)
-        if definition is None or partition >= len(definition.partitions):
-            return None
-        return definition.partitions[partition].journal_id
+        return None if definition is None else journal_of_partition(definition, partition)
 
     def account_of(self, queue_id: int) -> str:
         """Return who owns an active queue, "" when that is not known."""

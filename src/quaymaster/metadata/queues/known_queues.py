@@ -16,6 +16,7 @@ import msgspec
 
 from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.errors import InvalidParameterValue
+from quaymaster.core.values.partition_tables import journal_of_partition
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
@@ -71,7 +72,7 @@ class KnownQueues(ActiveQueues):
         self._gone_logs: set[int] = set()
         """Of those, the ids that no queue has: the queue is gone, consumer groups of it are not."""
         # Queues in any state, and those lately deleted, whose journals may have to be told once more:
-        self._journals_of: dict[int, tuple[int, ...]] = {}
+        self._by_any_id: dict[int, QueueDefinition] = {}
         self._gone_journals_of: dict[int, tuple[int, ...]] = {}
 
     # Finding
@@ -83,15 +84,18 @@ class KnownQueues(ActiveQueues):
         return None if definition is None else (definition, self.rows.revision(suffix))
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
-        journal_ids = self._journals_of.get(queue_id) or self._gone_journals_of.get(queue_id)
-        if journal_ids is None or partition >= len(journal_ids):
-            return None
-        return journal_ids[partition]
+        """Return which journal has a partition (ALL_PARTITIONS: the oldest), or None.
+
+        It is known also of a queue that is being deleted. Of one that lately was, its first journal is told for all.
+        """
+        definition = self._by_any_id.get(queue_id)
+        if definition is not None:
+            return journal_of_partition(definition, partition)
+        return next(iter(self._gone_journals_of.get(queue_id, ())), None)
 
     def has_id(self, queue_id: int) -> bool:
         """Tell whether there is a queue of an id, in whatever state."""
-        return queue_id in self._journals_of
+        return queue_id in self._by_any_id
 
     def active_logs(self) -> list[QueueDefinition]:
         """Return all active queues that are log-retained, of all accounts, in no order."""
@@ -199,15 +203,15 @@ class KnownQueues(ActiveQueues):
                 self._gone_logs.discard(old.group_of)
         if new is not None and new.group_of:
             self._groups_of.setdefault(new.group_of, set()).add(suffix)
-            if new.group_of not in self._journals_of:
+            if new.group_of not in self._by_any_id:
                 self._gone_logs.add(new.group_of)
         if old is not None and (new is None or new.queue_id != old.queue_id):
-            del self._journals_of[old.queue_id]
+            del self._by_any_id[old.queue_id]
             self._note_gone(old.queue_id, journal_ids_of(old))
             if old.queue_id in self._groups_of:
                 self._gone_logs.add(old.queue_id)
         if new is not None:
-            self._journals_of[new.queue_id] = journal_ids_of(new)
+            self._by_any_id[new.queue_id] = new
             self._gone_logs.discard(new.queue_id)
 
     def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:

@@ -30,14 +30,17 @@ import msgspec
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
 from quaymaster.core.values.commands import (
+    ALL_PARTITIONS,
     AskMarks,
     Command,
+    ForgetQueue,
     ListDataKeys,
     Outcome,
     Receive,
     Send,
     SetQueue,
     StageMessages,
+    Watch,
 )
 from quaymaster.core.values.errors import (
     CallerError,
@@ -64,8 +67,6 @@ from quaymaster.net.rpc import OnReply
 from quaymaster.protocol.rpc.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
 from quaymaster.settings import parse_address
 
-FIRST_PARTITION: Final = 0
-"""Commands about a whole queue go to the journal of this one: a queue has no other until queues can be split."""
 SWEEP_S: Final = 0.05
 """How exact the deadlines of those are that wait for a leader."""
 POOLS_MAX: Final = 64
@@ -105,9 +106,10 @@ class RouterLimits:
 class BrokerRouter:
     """A `BrokerClient` for a cell. Use within one event loop; `close` it at the end.
 
-    `journal_of(queue_id, partition)` gives the journal, None when there is no such queue. `make_client` makes a client
-    for a broker's address. `account_of(queue_id)` gives the account that owns a queue, "" when that is not known.
-    `on_doubt` is called when the table seems to be behind.
+    `journal_of(queue_id, partition)` gives the journal, None when there is no such queue or partition. Commands about
+    a whole queue that name no partition and no journal go to that of ALL_PARTITIONS, the oldest one's. `make_client`
+    makes a client for a broker's address. `account_of(queue_id)` gives the account that owns a queue, "" when that is
+    not known. `on_doubt` is called when the table seems to be behind.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class BrokerRouter:
         now_s = self._now_s()
         submission = Submission(self, command, reply, now_s + self._timeout_s)
         kind = type(command)
-        if kind is Receive:
+        if kind is Receive or kind is Watch:
             wait_ms = command.wait_ms  # type: ignore[union-attr]  # by its kind
             if wait_ms > 0:
                 submission.wait_end_s = now_s + wait_ms / 1000
@@ -156,13 +158,17 @@ class BrokerRouter:
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
         if kind is SetQueue:
-            journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+            journal_id = command.journal_id  # type: ignore[union-attr]
+            if journal_id is None:
+                journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
             submission.account_id = command.definition.account_id  # type: ignore[union-attr]
         elif kind is ListDataKeys or kind is AskMarks:
             journal_id = command.journal_id  # type: ignore[union-attr]
         else:
-            partition = getattr(command, "partition", FIRST_PARTITION)
-            journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
+            journal_id = command.journal_id if kind is ForgetQueue else None  # type: ignore[union-attr]
+            if journal_id is None:
+                partition = getattr(command, "partition", ALL_PARTITIONS)
+                journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
             submission.account_id = self._account_of(command.queue_id)  # type: ignore[union-attr]
         if journal_id is None:
             self._answer_later(submission, QueueDoesNotExist())
@@ -180,7 +186,7 @@ class BrokerRouter:
         return submission
 
     def take_back(self, submission: Submission) -> None:
-        """Forget a receive that nobody waits for any more, and let the broker know."""
+        """Forget a poll that nobody waits for any more, and let the broker know."""
         submission.is_done = True
         submission.reply = None
         if submission.call is not None:

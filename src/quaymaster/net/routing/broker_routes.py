@@ -29,7 +29,7 @@ from typing import Final, Protocol
 import msgspec
 
 from quaymaster.core.cell.leader_table import Leader, LeaderTable
-from quaymaster.core.values.commands import Command, CountMessages, Receive
+from quaymaster.core.values.commands import Command, CountMessages, Receive, Watch
 from quaymaster.core.values.errors import (
     ConnectionLost,
     JournalStopped,
@@ -150,8 +150,8 @@ class Submission(msgspec.Struct, eq=False):
         return self.wait_end_s > 0.0
 
     def cancel(self) -> None:
-        """Have it forgotten if it is a receive; see `Submitted`."""
-        if type(self.command) is Receive and not self.is_done:
+        """Have it forgotten if it is a receive or a watch; see `Submitted`."""
+        if type(self.command) in (Receive, Watch) and not self.is_done:
             self.router.take_back(self)
 
     def on_reply(self, result: bytes | Exception) -> None:
