@@ -18,6 +18,7 @@ from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values import commands
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    AskGroups,
     AskMarks,
     CancelMoveTask,
     ChangeVisibility,
@@ -91,6 +92,7 @@ STEPS: list[Command | InternalCommand] = [
     ForgetQueue(NEW),
     WriteBarrier(),
     AskMarks(0),
+    AskGroups(JOBS, 0, bytes(8)),
 ]
 
 

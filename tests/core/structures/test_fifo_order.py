@@ -353,3 +353,100 @@ def test_fifo_queue_has_neither_tenants_nor_timers_of_single_messages() -> None:
     assert orders.order.noisy_groups(0, 100) == 0
     with pytest.raises(AssertionError, match="no timers"):
         orders.order.became_due(1)
+
+
+def free(orders: Orders, groups: str, parent: int = 0) -> None:
+    """Have a parent say that it has none of these groups left."""
+    holds = orders.order.holds
+    assert holds is not None
+    keys = [ord(letter) for letter in groups]
+    orders.order.release(holds.answered(parent, keys, keys), 0)
+
+
+def test_groups_that_a_parent_may_have_are_held_and_delay_no_others() -> None:
+    orders = Orders("aab")
+    orders.order.hold([0], 0)
+
+    assert orders.take(10) == []
+    orders.send("cab")
+    free(orders, "b")
+    assert orders.take(10) == [3, 6]
+    assert orders.take(10) == []
+    free(orders, "ac")
+    assert orders.take(10) == [1, 2, 5, 4]
+
+
+def test_group_that_is_in_line_is_held_when_its_partition_gets_a_parent() -> None:
+    orders = Orders("ab")
+    orders.take(2)
+    orders.give_back(1, 2)
+
+    orders.order.hold([0], 0)
+
+    assert orders.take(10) == []
+    free(orders, "b")
+    assert orders.take(10) == [2]
+
+
+def test_held_groups_in_line_are_looked_at_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fifo_order, "SCAN_MAX", 3)
+    orders = Orders("abcde")
+    for sequence in orders.take(3) + orders.take(3):
+        orders.give_back(sequence)
+
+    orders.order.hold([0], 0)
+
+    assert orders.take(10) == []
+    assert orders.order.unfinished
+    assert orders.take(10) == []
+    assert not orders.order.unfinished
+
+
+def test_nothing_is_held_once_all_parents_are_drained() -> None:
+    orders = Orders("ab")
+    orders.order.hold([0, 1], 0)
+    orders.take(10)
+
+    orders.order.hold([1], 0)
+    assert orders.take(10) == []
+    orders.order.hold([], 0)
+    assert orders.take(10) == [1, 2]
+    assert orders.order.holds is None
+    orders.order.hold([], 0)
+    assert orders.order.holds is None
+
+
+def test_held_groups_whose_messages_are_gone_are_forgotten() -> None:
+    orders = Orders("ab")
+    orders.order.hold([0], 0)
+    orders.take(10)
+    holds = orders.order.holds
+    assert holds is not None
+
+    orders.order.discard(1, 0)
+    assert holds.first_held(10) == [ord("b")]
+    orders.order.discard_all()
+    assert orders.order.holds is not None
+    assert not orders.order.holds.is_waiting
+    assert set(orders.order.holds.parents) == {0}
+
+
+def test_release_of_a_group_that_is_gone_does_nothing() -> None:
+    orders = Orders("a")
+    orders.order.hold([0], 0)
+
+    orders.order.release([ord("x")], 0)
+
+    assert orders.take(10) == []
+
+
+def test_held_messages_are_known_by_where_they_are() -> None:
+    orders = Orders("ab")
+    assert not orders.order.holds_below(ALL)
+    orders.order.hold([0], 0)
+    orders.take(10)
+
+    assert orders.order.holds_below(2)
+    assert not orders.order.holds_below(1)
+    free(orders, "a")
+    assert not orders.order.holds_below(2)

@@ -29,6 +29,7 @@ from quaymaster.core.partition.partition_moves import MovesOut, PartitionMoves
 from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempts, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.groups_left import GroupsLeft
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes
 from quaymaster.core.structures.rows import RowTable
@@ -62,6 +63,7 @@ class Partition:
         "dirty_keys",
         "expiry_scan",
         "groups",
+        "groups_left",
         "has_moved_in",
         "head",
         "ids",
@@ -75,6 +77,7 @@ class Partition:
         "order",
         "repeats_until_ms",
         "returned",
+        "sealed_ms",
         "sent_until",
         "sizes",
         "staged",
@@ -129,6 +132,8 @@ class Partition:
         """The offset from which on these two were counted: not 0 where a program before did not count them."""
         self.moves: PartitionMoves | None = None
         self.staged: StagedMessages | None = None
+        self.sealed_ms = 0
+        """When it was sealed; 0: it is not."""
         # Only the leader's: what is not committed, what is on its way to another queue, who waits for messages.
         self.uncommitted_from = 0
         """The first of those that this leader decided to send and that are not committed; 0: all are."""
@@ -138,6 +143,8 @@ class Partition:
         """A message that may repeat another was stored: until then its first attempt may still arrive."""
         self.moving: dict[int, int] = {}
         self.watched = False
+        self.groups_left: GroupsLeft | None = None
+        """What was found for children that ask which groups are left."""
         self.expiry_scan = 1
         """Where the next look for single messages that have expired begins."""
         self.dirty = True
@@ -189,6 +196,11 @@ class Partition:
     def sends(self) -> int:
         """How many messages producers have stored here, ever: each took a number, and so did those moved here."""
         return 0 if self.definition.group_of else self.index.next_sequence - 1 - self.moved_in
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it takes no message any more."""
+        return self.sealed_ms > 0
 
     def is_live(self, sequence: int) -> bool:
         """Return whether the message exists: sent, and neither deleted nor expired nor moved away."""

@@ -15,9 +15,12 @@ from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues
 from quaymaster.core.queues.transactions import expire_transactions
+from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.groups_left import GroupsLeft
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import (
+    AskGroups,
     ChangeVisibility,
     DeadLetter,
     Decided,
@@ -25,11 +28,13 @@ from quaymaster.core.values.commands import (
     Done,
     EntriesOutcome,
     ExpireMessages,
+    GroupsOutcome,
     Receive,
     Taken,
     TakenOutcome,
 )
 from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
+from quaymaster.core.values.partition_tables import parents_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
@@ -64,6 +69,10 @@ class ConsumedQueues(AppliedQueues):
         """Where queues of other journals are; None: there are no other journals."""
         self._undecided: set[int] = set()
         """The partitions of which messages were taken for a move."""
+        self.holding: set[int] = set()
+        """The partitions that hold groups their parents may have, by key."""
+        self.asking: set[int] = set()
+        """Those of them that met such groups since the host looked."""
 
     def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self._consumed(command.queue_id, command.partition)
@@ -118,7 +127,7 @@ class ConsumedQueues(AppliedQueues):
         dropped = 0
         is_bounded = False
         while len(taken) < count_max and not is_bounded:
-            found = partition.take_visible(count_max - len(taken), now_ms)
+            found = self._take_visible(partition, count_max - len(taken), now_ms)
             if not found:
                 if not expired:
                     break
@@ -144,6 +153,38 @@ class ConsumedQueues(AppliedQueues):
         if dead_letters:
             self._undecided.add(partition.key)
         return taken, dead_letters, unfinished
+
+    def _take_visible(
+        self, partition: Partition, count_max: int, now_ms: int, stop: int | None = None
+    ) -> list[int]:
+        """As `Partition.take_visible`; nothing of groups that an older partition may have messages of."""
+        order = partition.order
+        if not isinstance(order, FIFOOrder):
+            return partition.take_visible(count_max, now_ms, stop)
+        if order.held_by is not partition.definition:
+            order.held_by = partition.definition
+            parents = parents_of(partition.definition, partition.number)
+            order.hold([entry.number for entry in parents], now_ms)
+            if parents:
+                self.holding.add(partition.key)
+            else:
+                self.holding.discard(partition.key)
+        found = partition.take_visible(count_max, now_ms, stop)
+        if order.holds is not None and order.holds.is_waiting:
+            self.asking.add(partition.key)
+        return found
+
+    def _ask_groups(self, command: AskGroups, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        order = partition.order
+        if not partition.is_sealed or not isinstance(order, FIFOOrder):
+            return GroupsOutcome(b"", is_sealed=False), Wait.NOTHING
+        left = partition.groups_left = partition.groups_left or GroupsLeft()
+        gone = left.gone(order, partition.index, array("Q", command.groups))
+        if gone is None:
+            return GroupsOutcome(b"", is_sealed=False), Wait.NOTHING
+        # What is gone must be so for every later leader: else a message of the child is followed by an older one.
+        return GroupsOutcome(array("Q", gone).tobytes()), Wait.COMMIT if gone else Wait.NOTHING
 
     def _dead_letter_target(self, partition: Partition) -> int | None:
         """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""

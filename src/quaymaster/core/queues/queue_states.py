@@ -47,10 +47,13 @@ from quaymaster.core.queues.transactions import (
     stage_messages,
     stages_to_commit,
 )
+from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
+    ALL_PARTITIONS,
     AbortTransaction,
+    AskGroups,
     AskMarks,
     CancelMoveTask,
     ChangeVisibility,
@@ -158,6 +161,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             CommitTransaction: self._commit,
             AbortTransaction: self._abort,
             AskMarks: self._ask_marks,
+            AskGroups: self._ask_groups,
         }
 
     def decide(
@@ -414,7 +418,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         oldest_ms = self._oldest_ms(partition, now_ms)
         taken: list[Taken] = []
         expired: list[int] = []
-        for sequence in partition.take_visible(count_max, now_ms, task.stop or None):
+        for sequence in self._take_visible(partition, count_max, now_ms, task.stop or None):
             partition.moving[sequence] = 0
             offset, sent_ms = partition.index.offset_and_sent_ms(sequence)
             if sent_ms <= oldest_ms:
@@ -427,7 +431,13 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         unfinished = not taken and (
             bool(expired) or partition.order.unfinished or partition.is_behind(now_ms)
         )
-        return TakenForTask(taken, unfinished), Wait.NOTHING
+        order = partition.order
+        is_held = (
+            not taken
+            and isinstance(order, FIFOOrder)
+            and order.holds_below(task.stop or partition.next_sequence)
+        )
+        return TakenForTask(taken, unfinished, is_held=is_held), Wait.NOTHING
 
     # Message move tasks
 
@@ -468,7 +478,9 @@ class QueueStates(DefinedQueues, ConsumedQueues):
     def _source_of_tasks(
         self, command: StartMoveTask | CancelMoveTask | FinishMoveTask | ListMoveTasks | TakeForMove
     ) -> Partition:
-        return self.partitions_of(command.queue_id)[0]
+        if command.partition == ALL_PARTITIONS:
+            return self.partitions_of(command.queue_id)[0]
+        return self.partition(command.queue_id, command.partition)
 
 
 def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:

@@ -5,6 +5,9 @@ One forward scan finds them: a message whose group cannot give now goes to the g
 scanned again, so a blocked group hides no other at any depth. Groups that can give wait in a line, the one that
 could give first in front; a group that was served goes behind the others.
 
+A partition with parents holds the groups that one of them may still have messages of (`core/structures/held_groups`).
+They wait like blocked ones, outside the line, until `release`.
+
 Memory: groups that are blocked or hold passed-over messages, and only those. There may be millions, so what is
 done to all of them is done in steps: `freeze` and `emptied` give an iterator.
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from quaymaster.core.structures.held_groups import HeldGroups
 from quaymaster.core.structures.index import SequenceIndex
 from quaymaster.core.structures.sequences import SequenceSet
 
@@ -37,6 +41,9 @@ LINE_PART = 1_024
 
 EXPIRED_AT_A_TIME = 4_096
 """So many groups, or else messages, are looked at when messages expire."""
+
+HELD_LOOKED_AT = 1_000
+"""So many held groups are looked at for messages of a move task: what waits longest was held first."""
 
 GroupState = tuple[int, bytes, list[int]]
 """A group's key, what waits in it, and what is in flight, for a snapshot."""
@@ -184,7 +191,17 @@ def _state_of(key: int, group: Group, moving: Collection[int]) -> GroupState:
 class FIFOOrder:
     """The visible messages of one FIFO partition, in the order they are handed out."""
 
-    __slots__ = ("_index", "_line", "cursor", "delay_ms", "groups", "next_due_ms", "unfinished")
+    __slots__ = (
+        "_index",
+        "_line",
+        "cursor",
+        "delay_ms",
+        "groups",
+        "held_by",
+        "holds",
+        "next_due_ms",
+        "unfinished",
+    )
 
     def __init__(self, index: SequenceIndex, delay_ms: int) -> None:
         self._index = index
@@ -194,6 +211,10 @@ class FIFOOrder:
         self.groups = _Groups()
         self.next_due_ms: int | None = None
         self.unfinished = False
+        self.holds: HeldGroups | None = None
+        """The groups that parents may have; None: there are no parents, or this was never led."""
+        self.held_by: object = None
+        """The definition whose parents these are."""
 
     def take(self, count_max: int, now_ms: int, stop: int, in_flight: int) -> list[int]:
         """Remove and return up to `count_max` messages to hand out, group by group; none at or above `stop`."""
@@ -211,8 +232,10 @@ class FIFOOrder:
                 self._line.popleft()
                 group = self.groups.open(key)
                 group.in_line = False
-                if group.waiting.first() >= stop:  # not for a move task that began before it came
-                    aside.append((line_since_ms, key, group))
+                is_held = self.holds is not None and not self.holds.is_free(key)
+                if is_held or group.waiting.first() >= stop:
+                    if not is_held:  # not for a move task that began before it came
+                        aside.append((line_since_ms, key, group))
                     budget -= 1
                     if budget <= 0:
                         self.unfinished = True
@@ -230,6 +253,30 @@ class FIFOOrder:
         for since_ms, key, group in aside:
             self._join_line(key, group, since_ms)
         return taken
+
+    def hold(self, parents: Collection[int], now_ms: int) -> None:
+        """Give only groups that none of these parents has, by their numbers, from now on."""
+        if self.holds is not None:
+            self.release(self.holds.keep(parents), now_ms)
+        elif parents:
+            self.holds = HeldGroups(parents)
+        if not parents:
+            self.holds = None
+
+    def release(self, groups: Iterable[int], now_ms: int) -> None:
+        """Groups are held no longer."""
+        for key in groups:
+            group = self.groups.get(key)
+            if group is not None:
+                self._join_line(key, group, now_ms)
+
+    def holds_below(self, stop: int) -> bool:
+        """Return whether a group that was held early has a message below `stop`."""
+        for key in self.holds.first_held(HELD_LOOKED_AT) if self.holds is not None else ():
+            group = self.groups.get(key)
+            if group is not None and group.waiting and group.waiting.first() < stop:
+                return True
+        return False
 
     def claim(self, sequence: int, now_ms: int) -> None:
         """Take a message because the journal says it was taken (replay, or a receipt of a lost receive)."""
@@ -293,6 +340,8 @@ class FIFOOrder:
         self.cursor = self._index.next_sequence
         emptied = [self.groups.emptied(), self._line.emptied()]
         self.groups, self._line = _Groups(), _Line()
+        if self.holds is not None:
+            self.holds = HeldGroups(self.holds.parents)
         return emptied
 
     def left_flight(self, sequences: Iterable[int]) -> None:
@@ -376,19 +425,19 @@ class FIFOOrder:
         return result
 
     def _scan_to_free_group(self, now_ms: int, stop: int, budget: int) -> tuple[int | None, int]:
-        """Move the cursor to a due message of a group nothing is known of.
+        """Move the cursor to a due message of a group nothing is known of, and that may be given.
 
         Return since when it could have been received (None: there is none) and how many were passed over.
         """
         scanned = 0
-        index, groups = self._index, self.groups
+        index, groups, holds = self._index, self.groups, self.holds
         while self.cursor < stop and scanned < budget:
             due_ms = index.sent_ms(self.cursor) + self.delay_ms
             if due_ms > now_ms:
                 self.next_due_ms = due_ms
                 return None, scanned
             key = index.group(self.cursor)
-            if key not in groups:
+            if key not in groups and (holds is None or holds.is_free(key)):
                 return due_ms, scanned
             scanned += 1 + self._pass_over_run(key, due_ms, stop) // RUN_LENGTH_PER_STEP
         return None, scanned
@@ -458,11 +507,14 @@ class FIFOOrder:
     def _drop_or_join(self, key: int, group: Group, now_ms: int) -> None:
         if not group.waiting and not group.in_flight:
             self.groups.drop(key)
+            if self.holds is not None:
+                self.holds.forget(key)
         else:
             self._join_line(key, group, now_ms)
 
     def _join_line(self, key: int, group: Group, since_ms: int) -> None:
-        if not group.in_line and group.can_give():
+        is_held = self.holds is not None and self.holds.is_held(key)
+        if not group.in_line and not is_held and group.can_give():
             group.in_line = True
             self._line.append(since_ms, key, group)
 

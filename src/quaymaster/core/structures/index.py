@@ -273,6 +273,16 @@ class SequenceIndex:
         found.discard(0)
         return found
 
+    def groups_of(self, start: int, stop: int) -> Iterator[tuple[int, array[int]]]:
+        """Yield the groups of [start, stop) in packed runs, each with the sequence it begins at."""
+        while start < stop:
+            columns = self._tail if start >= self._tail.first else self._load(start)
+            at = start - columns.first
+            end = min(len(columns.offsets), at + stop - start)
+            assert columns.groups is not None, "groups are looked for where messages have them"
+            yield start, columns.groups[at:end]
+            start = columns.first + end
+
     def end_of_group_run(self, start: int, stop: int, group: int) -> int:
         """Return the first sequence in [start, stop) of another group, or `stop`; at most the end of a chunk.
 

@@ -643,6 +643,7 @@ class TakeForMove(msgspec.Struct, gc=False):
     queue_id: int
     task_id: bytes
     count_max: int
+    partition: int = 0
 
 
 class FinishMoveTask(msgspec.Struct, gc=False):
@@ -651,6 +652,7 @@ class FinishMoveTask(msgspec.Struct, gc=False):
     queue_id: int
     task_id: bytes
     failure: str | None = None
+    partition: int = 0
 
 
 class Taken(msgspec.Struct, gc=False):
@@ -689,11 +691,15 @@ class TakenOutcome(msgspec.Struct, gc=False):
 
 
 class TakenForTask(msgspec.Struct, gc=False):
-    """What a TakeForMove took. `unfinished` as in TakenOutcome; `is_over`: the task takes nothing more."""
+    """What a TakeForMove took. `unfinished` as in TakenOutcome; `is_over`: the task takes nothing more.
+
+    `is_held`: it took nothing, and messages of the task wait for older partitions of the queue.
+    """
 
     taken: list[Taken]
     unfinished: bool = False
     is_over: bool = False
+    is_held: bool = False
 
 
 class Duplicate(msgspec.Struct, gc=False):
