@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from quaymaster.broker.copies import snapshot_install
+from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, Peers
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full
@@ -29,7 +30,7 @@ from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.coordination.interface import Coordination
-from quaymaster.core.cell.cell import BrokerLoad, BrokerReport, ReplicaSeen
+from quaymaster.core.cell.cell import BrokerReport, ReplicaSeen
 from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.errors import InternalFailure, NotLeader
 from quaymaster.core.values.journal_configuration import JournalConfiguration, named_members
@@ -73,6 +74,7 @@ class Broker:
         """Replicas on the disk that could not be opened because it is full."""
         self._others: dict[int, str] = {}
         """The brokers under whose names replicas here are members, as was logged."""
+        self._load = LoadMeter()
         self._changing = asyncio.Lock()
         self._away: dict[int, ReplicaSeen] = {}
         """Replicas that are closed for a moment: they are there, and are not to be taken for lost."""
@@ -265,7 +267,8 @@ class Broker:
             is_disk_low=any(journal.host.writer.disk_low for journal in journals.values()),
             has_space=not self._without_room
             and all(journal.files.room < DiskPressure.RESERVE for journal in journals.values()),
-            load=BrokerLoad(
+            load=msgspec.structs.replace(
+                self._load.measure(journals),
                 long_polls=sum(journal.host.waiters.parked for journal in journals.values()),
                 log_bytes=sum(
                     segment.data_bytes

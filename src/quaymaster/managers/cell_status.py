@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from quaymaster.core.cell.cell import BrokerLoad, BrokerState, CellSeen, JournalSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell.cell import BrokerState, CellSeen, JournalSeen, ReplicaSeen, broker_of
 from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.load import BrokerLoad
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):

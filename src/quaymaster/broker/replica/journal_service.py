@@ -23,6 +23,7 @@ from quaymaster.broker.replica.maintenance.compaction import COMPACT_AFTER_MS, C
 from quaymaster.broker.replica.maintenance.expiry import MessageExpiry
 from quaymaster.broker.replica.maintenance.snapshots import Snapshots
 from quaymaster.broker.replica.message_moves import MessageMoves
+from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.broker.replica.record_bodies import Body
 from quaymaster.broker.replica.record_repair import RECORDS_MAX, FoundRecord
@@ -221,7 +222,13 @@ class JournalService:
             cell_format=options.cell_format,
         )
         self.host = ReplicaHost(
-            loop, replica, self.files, clock, body_cache_bytes=options.body_cache_bytes, links=_Links(self)
+            loop,
+            replica,
+            self.files,
+            clock,
+            body_cache_bytes=options.body_cache_bytes,
+            links=_Links(self),
+            loads=None if peers is None else PartitionLoads(),
         )
         places = None
         if peers is not None:

@@ -23,6 +23,7 @@ from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
 from quaymaster.broker.replica.inbox import Inbox
+from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.broker.replica.record_bodies import Body, RecordBodies
 from quaymaster.broker.replica.replies import Replies
 from quaymaster.broker.replica.waiters import Waiter, Waiters
@@ -163,7 +164,9 @@ class ReplicaHost:
         *,
         body_cache_bytes: int,
         links: ReplicaLinks,
+        loads: PartitionLoads | None = None,
     ) -> None:
+        """Make a host. `loads` counts what partitions are asked; where no manager will want to know, there is none."""
         self.replica = replica
         self.files = files
         self.clock = clock
@@ -194,6 +197,9 @@ class ReplicaHost:
             epoch=lambda: replica.epoch,
         )
         self.stopped: Exception | None = None
+        self.loads = loads
+        self.worked_s = 0.0
+        """How much of its time the loop spent here, on turns, messages and progress."""
         self.records_since_snapshot = 0
         self._loop = loop
         self._links = links
@@ -254,7 +260,8 @@ class ReplicaHost:
         self._is_slicing = False
         if self.stopped is not None:
             return
-        until = time.perf_counter() + SLICES_S
+        started = time.perf_counter()
+        until = started + SLICES_S
         try:
             while self.replica.do_slice(self.clock.time_ms()) and time.perf_counter() < until:
                 pass
@@ -262,6 +269,7 @@ class ReplicaHost:
             self._fail("slice failed", error)
         else:
             self.carry_out()
+        self.worked_s += time.perf_counter() - started
 
     def _begin_turn(self, seen: int, waits_left: int) -> None:
         """Take a turn, but wait while few commands have come and each pass of the loop brings more.
@@ -276,6 +284,7 @@ class ReplicaHost:
             self._turn()
 
     def _turn(self) -> None:
+        started = time.perf_counter()
         self._is_scheduled = False
         inbox = self._inbox.take(self.replica.queues.definitions)
         if self._inbox:  # soon, so that other work has its turn in between
@@ -289,6 +298,7 @@ class ReplicaHost:
             self._fail("decision failed", error)
             for _, token in undecided:
                 self._answer(token, JournalStopped(f"The journal stopped: {error}"))
+        self.worked_s += time.perf_counter() - started
 
     def _decide(self, inbox: Iterator[tuple[Command | InternalCommand, object]]) -> None:
         replica = self.replica
@@ -298,6 +308,9 @@ class ReplicaHost:
         now_ms = self.clock.time_ms()
         replica.log.room = self.files.room
         refused = self._sends_refused()
+        loads = self.loads
+        if loads is not None:
+            loads.begin()
         for command, token in inbox:
             if refused is not None and _stores(command):
                 self._answer(token, refused)
@@ -309,6 +322,8 @@ class ReplicaHost:
                 except Exception as error:
                     self._answer(token, JournalStopped(f"The journal stopped: {error}"))
                     raise
+                if loads is not None:
+                    loads.note(command)
         self._carry_out(replica.take(now_ms))
 
     def _pass_on(self, waiter: Waiter) -> None:
@@ -356,6 +371,7 @@ class ReplicaHost:
 
     def receive(self, envelopes: list[Envelope]) -> None:
         """Take what other replicas of this journal said to this one."""
+        started = time.perf_counter()
         now_ms = monotonic_ms()
         self.replica.log.room = self.files.room
         for envelope in envelopes:
@@ -363,6 +379,7 @@ class ReplicaHost:
             if is_ours and not self._tell(self.replica.on_message, envelope.sender, envelope.message, now_ms):
                 return
         self.carry_out()
+        self.worked_s += time.perf_counter() - started
 
     def on_copied(self, member: str) -> None:
         """A member that lacked a part of the log has a copy of the journal."""
@@ -391,8 +408,10 @@ class ReplicaHost:
         self._carry_out(self.replica.take(self.clock.time_ms()))
 
     def _feed(self, event: Callable[..., object], *arguments: object) -> None:
+        started = time.perf_counter()
         if self._tell(event, *arguments):
             self.carry_out()
+        self.worked_s += time.perf_counter() - started
 
     def _tell(self, event: Callable[..., object], *arguments: object) -> bool:
         """Feed an event; false when it broke an assumption, and the replica has stopped."""
@@ -460,6 +479,7 @@ class ReplicaHost:
             self._links.leads(self._is_leading)
 
     def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:
+        started = time.perf_counter()
         try:
             self.replica.on_written(written_end, truncations=truncations)
             self.replica.on_durable(durable_end, truncations=truncations)
@@ -467,6 +487,7 @@ class ReplicaHost:
             self._fail("replica failed", error)
         else:
             self._carry_out(self.replica.take(self.replica.last_time_ms))
+        self.worked_s += time.perf_counter() - started
 
     def _on_cut(self) -> None:
         log_event(

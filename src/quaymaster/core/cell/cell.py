@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from quaymaster.core.cell.load import BrokerLoad
 from quaymaster.core.replication.replication import Role
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
@@ -48,15 +49,6 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     expiry_held: bool = False
     clock_ahead_ms: int = 0
     time_stepped_ms: int = 0
-
-
-class BrokerLoad(msgspec.Struct, frozen=True):
-    """What a broker has to do: for people; placement goes by numbers of replicas and leaders."""
-
-    cpu_share: float = 0.0
-    records_per_s: float = 0.0
-    log_bytes: int = 0
-    long_polls: int = 0
 
 
 class BrokerReport(msgspec.Struct, frozen=True):
