@@ -129,7 +129,8 @@ def count_of(way: Way, url: str) -> int:
 
 
 @pytest.mark.parametrize("attempt", [b"attempt=1", b"attempt=2; max=3"])
-def test_a_send_that_is_replayed_is_stored_once(way: Way, attempt: bytes) -> None:
+@pytest.mark.parametrize("age_s", [0, 5, -600])
+def test_a_send_that_is_replayed_is_stored_once(way: Way, attempt: bytes, age_s: int) -> None:
     url = queue_of(way)
     headers = (
         (b"x-amz-target", b"AmazonSQS.SendMessage"),
@@ -138,7 +139,7 @@ def test_a_send_that_is_replayed_is_stored_once(way: Way, attempt: bytes) -> Non
         (b"amz-sdk-request", attempt),
     )
     body = json.dumps({"QueueUrl": url, "MessageBody": "once"}).encode()
-    request = way.signed(headers, body=body, age_s=5)
+    request = way.signed(headers, body=body, age_s=age_s)
 
     answers = [way.ask(request) for _ in range(3)]
 

@@ -23,6 +23,7 @@ from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures import fifo_order, index, recent_ids, sequences, standard_order
+from quaymaster.core.structures.recent_marks import MARKED_S
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     ChangeVisibility,
@@ -127,6 +128,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.epoch = 1
         self.focus = 0
         self.ids = 100
+        self.came_ms: dict[bytes, int] = {}
+        """When the leader was last asked to store a message of a retried id."""
         self.definitions: dict[str, QueueDefinition] = {}
         self.models: dict[int, ModelQueue] = {}
         self.receipts: list[tuple[int, Receipt]] = []
@@ -286,13 +289,14 @@ class QueueMachine(RuleBasedStateMachine):
             for found in model.live.values():
                 found.moving_to = None
             model.advance(self.now_ms)
-            model.repeats_until_ms = 0  # in the leader's memory
+            model.repeats_until_ms = 0  # in the leader's memory, as what came lately is
             model.retries_before = [
                 time_ms
                 for (kind, _), stored in model.stored.items()
                 if kind == "retry"
                 for time_ms, _ in stored
             ]
+        self.came_ms.clear()
         self.epoch += 1
         states = self.from_snapshots(batches) if from_snapshot else replay(batches, keeper=self.keeper)
         self.host = Host(batches=batches, states=states, epoch=self.epoch, now_ms=self.now_ms, is_slow=True)
@@ -332,7 +336,8 @@ class QueueMachine(RuleBasedStateMachine):
             known: bytes | None = None
             if keys["dedup"]:
                 known = model.find_stored("dedup", keys["dedup"], self.now_ms, DEDUP_WINDOW_MS)
-            if known is None and keys["retry"] and (may_be_retry or may_be_late):
+            came_lately = keys["retry"] is not None and self.came_lately(keys["retry"])
+            if known is None and keys["retry"] and (may_be_retry or may_be_late or came_lately):
                 known = model.find_stored("retry", keys["retry"], self.now_ms, RETRY_WINDOW_MS)
             if known is None:
                 model.send(message_id, group, self.now_ms, delay_ms)
@@ -354,6 +359,14 @@ class QueueMachine(RuleBasedStateMachine):
                 assert self.stored_id(result.offset) == message_id
         model.advance(self.now_ms)
         self.keep()
+
+    def came_lately(self, retry: bytes) -> bool:
+        """Note that a retried id comes, and tell whether the leader knows it from the last seconds."""
+        second = self.now_ms // 1000
+        before = self.came_ms.get(retry)
+        self.came_ms[retry] = self.now_ms
+        # A second is kept in a byte, so an old one looks new now and then.
+        return before is not None and (second - before // 1000) % 255 <= MARKED_S
 
     def looks_for_late(self, model: ModelQueue) -> bool:
         """Tell whether a leader looks for first attempts whose repeats an earlier one stored.

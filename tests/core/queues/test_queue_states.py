@@ -19,6 +19,7 @@ from quaymaster.core.queues.applied_queues import (
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures import fifo_order
 from quaymaster.core.structures.index import IndexEntry, MemoryChunks
+from quaymaster.core.structures.recent_marks import MARKED_S
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     ChangeVisibility,
@@ -64,6 +65,8 @@ from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4
+UNMARKED_MS = (MARKED_S + 1) * 1_000
+"""After so long a first attempt is not known from the last seconds."""
 ATTEMPT = b"attempt-one-----"
 TASK = b"task-number-one-"
 
@@ -300,7 +303,7 @@ def test_a_first_attempt_is_not_looked_for_where_an_earlier_leader_stored_nothin
     after = Host(batches=host.batches, states=host.replayed(), epoch=2, now_ms=host.now_ms + 1_000)
     send(after, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
 
-    (first,) = send(after, JOBS, message(2, retry=b"r" * 16, may_be_retry=False))
+    (first,) = send(after, JOBS, message(2, retry=b"r" * 16, may_be_retry=False), after_ms=UNMARKED_MS)
 
     assert isinstance(first, SendResult)
 
@@ -309,9 +312,29 @@ def test_a_first_attempt_is_not_looked_for_where_no_repeat_can_have_come_before_
     host.now_ms += 120_000
     send(host, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
 
-    (first,) = send(host, JOBS, message(2, retry=b"r" * 16, may_be_retry=False))
+    (first,) = send(host, JOBS, message(2, retry=b"r" * 16, may_be_retry=False), after_ms=UNMARKED_MS)
 
     assert isinstance(first, SendResult)
+
+
+@pytest.mark.parametrize("after_ms", [0, 999, MARKED_S * 1_000])
+def test_a_first_attempt_that_is_sent_again_within_seconds_is_stored_once(host: Host, after_ms: int) -> None:
+    host.now_ms += 120_000
+    send(host, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
+
+    (again,) = send(host, JOBS, message(2, retry=b"r" * 16, may_be_retry=False), after_ms=after_ms)
+
+    assert isinstance(again, Duplicate)
+    assert stored_id(host, again.offset) == identity(1)
+    same_after_replay(host)
+
+
+def test_first_attempts_of_one_request_with_the_same_id_are_stored_once(host: Host) -> None:
+    twins = [message(number, retry=b"r" * 16, may_be_retry=False) for number in (1, 2)]
+
+    results = send(host, JOBS, *twins)
+
+    assert [type(result) for result in results] == [SendResult, Duplicate]
 
 
 def test_retry_is_found_when_the_deduplication_id_is_new(host: Host) -> None:

@@ -42,9 +42,19 @@ def test_all_but_first_attempts_are_sought(attempt: bytes | None, is_sought: boo
 
 
 @pytest.mark.parametrize(
-    ("age_s", "is_sought"), [(-600, False), (0, False), (2, False), (3, True), (800, True), (None, True)]
+    ("age_s", "is_sought"),
+    [
+        (-600, True),
+        (-2, True),
+        (-1, False),
+        (0, False),
+        (2, False),
+        (3, True),
+        (800, True),
+        (None, True),
+    ],
 )
-def test_a_first_attempt_that_was_signed_a_while_ago_may_be_one_that_is_sent_again(
+def test_a_first_attempt_that_was_not_signed_just_now_may_be_one_that_is_sent_again(
     age_s: int | None, is_sought: bool
 ) -> None:
     assert may_be_retry(b"attempt=1; max=3", age_s) == is_sought

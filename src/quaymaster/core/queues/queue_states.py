@@ -49,6 +49,7 @@ from quaymaster.core.queues.transactions import (
 )
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
     ALL_PARTITIONS,
@@ -132,6 +133,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         """Repeats may have been stored under an earlier leader: until then first attempts are looked for, too."""
         self.repeats_below = 0
         """Such repeats have offsets below this: who has none noted there need not look."""
+        self._recent_retries = RecentMarks()
+        """Retry hashes of what came lately: first attempts among them are looked for as well."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided | Work, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
@@ -201,6 +204,9 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late
+            # Who records a request and sends it again at once says that it is a first attempt, as the request did.
+            if retry is not None and self._recent_retries.mark(retry, now_ms):
+                is_sought = True
             if dedup is not None or (retry is not None and is_sought):
                 found = partition.ids.find(dedup, retry if is_sought else None, now_ms)
                 if found is not None:

@@ -34,6 +34,8 @@ from quaymaster.protocol.sqs.shapes import MessageAttributeValue
 MESSAGE_IDS_PER_BLOCK: Final = 256
 REPLAYED_AFTER_S: Final = 2
 """A first attempt that was signed longer ago may have been seen on its way, and sent again."""
+AHEAD_S: Final = 1
+"""So may one that claims to be signed later than this: it will look new for longer than brokers look for all."""
 _FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
 _FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
     None: False,
@@ -106,6 +108,8 @@ class MessagePreparation:
         self._second = 0
         self._old_before = b""
         """Dates of requests that are less than this are too old for a first attempt, in this second."""
+        self._new_until = b""
+        """Those that are more than this are of a clock that is ahead."""
         self._next_message_id = MessageIds().next
 
     def prepare(
@@ -190,16 +194,17 @@ class MessagePreparation:
         if is_first is None:
             is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
         return Invocation(
-            invocation_id.decode("latin-1"), not is_first or self._is_old(fields.get(b"x-amz-date"))
+            invocation_id.decode("latin-1"), not is_first or not self._is_of_now(fields.get(b"x-amz-date"))
         )
 
-    def _is_old(self, date: bytes | None) -> bool:
-        """Tell whether a request was signed earlier than first attempts are, or at an unknown time."""
+    def _is_of_now(self, date: bytes | None) -> bool:
+        """Tell whether a request was signed when first attempts are. Brokers find what was sent in the last seconds."""
         second = self._now_ms() // 1000
         if second != self._second:
             self._second = second
             self._old_before = render_time((second - REPLAYED_AFTER_S) * 1000).encode()
-        return date is None or date < self._old_before
+            self._new_until = render_time((second + AHEAD_S) * 1000).encode()
+        return date is not None and self._old_before <= date <= self._new_until
 
 
 def _trace_header(call: Call) -> str | None:
