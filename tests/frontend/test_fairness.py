@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from frontend.support import ACCOUNT, Answer, Client, read_answer, serving, until
 from quaymaster.frontend import account_loads, bad_signatures
@@ -12,11 +16,12 @@ from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX, BadSignatures
 
 THEIRS = "222222222222"
+THIRD = "333333333333"
 
 
-async def other_account(service: Any) -> Client:
-    await service.metadata.accounts.create_account("theirs", THEIRS)
-    key = await service.metadata.accounts.create_access_key(THEIRS)
+async def other_account(service: Any, account_id: str = THEIRS) -> Client:
+    await service.metadata.accounts.create_account(f"of-{account_id}", account_id)
+    key = await service.metadata.accounts.create_access_key(account_id)
     return Client(service.client.port, key.access_key_id, key.secret)
 
 
@@ -116,11 +121,108 @@ def test_an_account_has_half_of_the_actions_on_queues() -> None:
     asyncio.run(scenario())
 
 
+class Poll:
+    """A long poll of an account, from when it may wait until it is told to end."""
+
+    def __init__(self, loads: AccountLoads, account_id: str) -> None:
+        self.load = loads.of(account_id)
+        self.is_ending = False
+        self.waits = loads.has_place_for_poll(self.load)
+        if self.waits:
+            loads.begin_poll(self.load, self)
+
+    def on_hurry(self) -> None:
+        assert not self.is_ending, "it is told once"
+        self.is_ending = True
+
+
 def test_with_open_authentication_the_one_account_has_all() -> None:
     loads = AccountLoads(requests_max=5, long_polls_max=3, is_shared=False)
-    assert (loads.requests_max, loads.long_polls_max, loads.part_of(7)) == (5, 3, 7)
+    assert (loads.requests_max, loads.part_of(7)) == (5, 7)
+    assert [Poll(loads, "a").waits for _ in range(4)] == [True, True, True, False]
     loads = AccountLoads(requests_max=5, long_polls_max=1, is_shared=True)
-    assert (loads.requests_max, loads.long_polls_max, loads.part_of(7)) == (3, 1, 4)
+    assert (loads.requests_max, loads.part_of(7)) == (3, 4)
+    assert [Poll(loads, "a").waits for _ in range(2)] == [True, False]
+
+
+def test_the_account_with_most_long_polls_ends_its_oldest_for_accounts_that_have_fewer() -> None:
+    loads = AccountLoads(requests_max=5, long_polls_max=8, is_shared=True)
+    first, second = ([Poll(loads, name) for _ in range(4)] for name in ("a", "b"))
+    assert all(poll.waits for poll in (*first, *second))
+
+    newcomers = [Poll(loads, "c") for _ in range(8)]
+
+    assert [poll.waits for poll in newcomers] == [True, True] + 6 * [False]
+    assert [poll.is_ending for poll in first] == [True, False, False, False]
+    assert [poll.is_ending for poll in second] == [True, False, False, False]
+    for name in "abc":  # each has what would have to be given up for it
+        assert not Poll(loads, name).waits
+
+
+def test_the_place_of_a_long_poll_that_gives_way_is_not_given_twice() -> None:
+    loads = AccountLoads(requests_max=5, long_polls_max=4, is_shared=True)
+    mine, theirs = ([Poll(loads, name) for _ in range(2)] for name in ("a", "b"))
+    assert Poll(loads, "c").waits
+    (ending,) = [poll for poll in (*mine, *theirs) if poll.is_ending]
+
+    loads.end_poll(ending.load, ending)
+
+    assert not Poll(loads, "c").waits
+    assert Poll(loads, "d").waits
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcde")), max_size=80))
+def test_no_account_gets_more_places_of_others_than_makes_them_even(steps: list[tuple[bool, str]]) -> None:
+    loads = AccountLoads(requests_max=5, long_polls_max=6, is_shared=True)
+    polls: list[Poll] = []
+    for begins, name in steps:
+        waiting = [poll for poll in polls if not poll.is_ending]
+        before = Counter(poll.load for poll in waiting)
+        own = [poll for poll in waiting if poll.load is loads.of(name)]
+        if begins:
+            poll = Poll(loads, name)
+            assert poll.waits == (len(own) < 3 and (len(waiting) < 6 or max(before.values()) >= len(own) + 2))
+            polls += [poll] if poll.waits else []
+        elif own:
+            loads.end_poll(own[-1].load, own[-1])
+            polls.remove(own[-1])
+        for poll in polls:
+            if poll.is_ending:
+                assert poll not in poll.load.polls
+        assert sum(not poll.is_ending for poll in polls) <= 6
+
+
+def test_a_long_poll_of_a_third_account_waits_though_two_have_all_places() -> None:
+    async def scenario() -> None:
+        async with serving(long_polls_max=4) as service:
+            theirs = await other_account(service)
+            third = await other_account(service, THIRD)
+            for account_id in (ACCOUNT, THEIRS, THIRD):
+                await service.add_queue("jobs", account_id)
+
+            def poll(client: Client, account_id: str) -> asyncio.Task[Answer]:
+                given = {"QueueUrl": client.url("jobs", account_id), "WaitTimeSeconds": 20}
+                return asyncio.ensure_future(client.json("ReceiveMessage", given))
+
+            holders = []
+            for client, account_id in 2 * [(service.client, ACCOUNT), (theirs, THEIRS)]:
+                holders.append(poll(client, account_id))
+                await until(lambda: service.calls.long_polls == len(holders))
+            waits = poll(third, THIRD)
+            await until(lambda: service.calls.loads.of(THIRD).long_polls == 1)
+
+            (ended,) = (await asyncio.wait(holders, return_when=asyncio.FIRST_COMPLETED))[0]
+            assert (ended.result().status, ended.result().json) == (200, {})
+            assert not waits.done()
+            given = {"QueueUrl": third.url("jobs", THIRD), "MessageBody": "hello"}
+            assert (await third.json("SendMessage", given)).status == 200
+            assert (await waits).json["Messages"][0]["Body"] == "hello"
+            for holder in holders:
+                holder.cancel()
+            await asyncio.gather(*holders, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def test_accounts_with_nothing_in_progress_are_forgotten_when_there_are_many(monkeypatch: Any) -> None:

@@ -171,13 +171,7 @@ def make_front_end(
         standing=Standing(floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
     )
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0, now_ms=now_ms)
-    messages = MessageActions(
-        preparation,
-        cipher,
-        metadata.receipt_handles,
-        metrics,
-        long_polls_max=long_polls_max,
-    )
+    messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics)
     queues = QueueActions(
         addresses, metadata.queues, metadata.limits.table, can_delete=settings.delete_queue == "api"
     )

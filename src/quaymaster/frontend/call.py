@@ -300,7 +300,7 @@ class Call(msgspec.Struct, eq=False):
         self.calls.long_polls += 1
         if self.load is not None:
             self.load.requests -= 1
-            self.load.long_polls += 1
+            self.calls.loads.begin_poll(self.load, self)
         self.request.on_disconnect = self.on_disconnect
         self.request.hurry_by(self.on_hurry)
 
@@ -360,7 +360,7 @@ class Call(msgspec.Struct, eq=False):
         if self.wait_ms:
             calls.long_polls -= 1
             if load is not None:
-                load.long_polls -= 1
+                calls.loads.end_poll(load, self)
         elif load is not None:
             load.requests -= 1
         self.load = None

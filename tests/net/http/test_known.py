@@ -188,7 +188,7 @@ def test_each_key_has_at_most_its_share_whatever_happens(steps: list[tuple[str, 
 
         counts = Counter(one.key for one in connections if one.key is not None)
         assert max(counts.values(), default=0) <= 5
-        largest = known._largest()
+        largest = known._with_most.find()
         assert (len(largest.connections) if largest else None) == max(counts.values(), default=None)
 
 

@@ -91,14 +91,11 @@ class MessageActions:
         cipher: MessageCipher,
         handles: ReceiptHandles,
         metrics: Metrics,
-        *,
-        long_polls_max: int,
     ) -> None:
         self._preparation = preparation
         self._cipher = cipher
         self._handles = handles
         self._metrics = metrics
-        self._long_polls_max = long_polls_max
 
     # Sending
 
@@ -181,16 +178,13 @@ class MessageActions:
     # Receiving
 
     def receive_message(self, call: Call, given: shapes.ReceiveMessageRequest) -> None:
-        """Hand out up to ten messages; wait for the first if asked to and nobody else waits too much."""
+        """Hand out up to ten messages; wait for the first if asked to and there is a place to wait."""
         definition = call.resolved
         asked = validation.check_receive(given)
         self._cipher.check_receive(definition)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
-        calls = call.calls
-        if wait_ms and (
-            calls.long_polls >= self._long_polls_max
-            or calls.loads.of(call.principal.account_id).long_polls >= calls.loads.long_polls_max
-        ):
+        loads = call.calls.loads
+        if wait_ms and not loads.has_place_for_poll(loads.of(call.principal.account_id)):
             wait_ms = 0
         attempt = None
         if asked.attempt_id is not None and definition.is_fifo:

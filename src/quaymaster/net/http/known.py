@@ -26,6 +26,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, Protocol
 
+from quaymaster.core.structures.largest import Largest
 from quaymaster.net.http.flows import Flow, Flows
 from quaymaster.net.http.message import HTTPLimits
 
@@ -104,10 +105,8 @@ class Known:
         self._accounts: dict[str, _Account] = {}
         self._account_of: dict[str, str] = {}
         """Of each key that has connections."""
-        self._accounts_with: dict[int, dict[_Account, None]] = {}
-        """Which accounts have so many connections."""
-        self._most = 0
-        """How many connections the account has that has most."""
+        self._with_most: Largest[_Account] = Largest()
+        """Accounts by their connections."""
         self._busy: set[_Group] = set()
         """Those of which none was idle for long; looked at again after the next sweep, which is when some may be."""
 
@@ -143,7 +142,7 @@ class Known:
         own.connections[connection] = None
         self._count_of_all += 1
         self._giving_way += connection.gives_way
-        self._count(own, len(own.connections) - 1)
+        self._with_most.count(own, len(own.connections) - 1, len(own.connections))
         return True
 
     def account_of(self, key: str) -> str:
@@ -161,7 +160,7 @@ class Known:
         del of_key.connections[connection], own.connections[connection]
         self._count_of_all -= 1
         self._giving_way -= connection.gives_way
-        self._count(own, len(own.connections) + 1)
+        self._with_most.count(own, len(own.connections) + 1, len(own.connections))
         if not of_key.connections:
             del self._keys[key], self._account_of[key]
             self._busy.discard(of_key)
@@ -176,12 +175,12 @@ class Known:
 
     def make_room(self) -> bool:
         """Close the longest idle of the account that has most; False when none is idle for long."""
-        largest = self._largest()
+        largest = self._with_most.find()
         return largest is not None and self._close_longest_idle(largest)
 
     def can_make_room(self) -> bool:
         """Tell whether `make_room` would."""
-        largest = self._largest()
+        largest = self._with_most.find()
         return largest is not None and any(
             connection.idle_ms() >= IDLE_MS_MIN for connection in islice(largest.connections, LOOKS_MAX)
         )
@@ -195,7 +194,7 @@ class Known:
 
     def _is_given_place(self, own: _Account | None) -> bool:
         """Have the account that has most give one up; one that would have as many then only gives up an idle one."""
-        largest = self._largest()
+        largest = self._with_most.find()
         if largest is None or len(largest.connections) < (len(own.connections) if own else 0) + 2:
             return own is not None and self._close_longest_idle(own)
         chosen = max(
@@ -210,21 +209,6 @@ class Known:
         chosen.give_way()
         self._giving_way += 1
         return True
-
-    def _largest(self) -> _Account | None:
-        return next(iter(self._accounts_with[self._most])) if self._most else None
-
-    def _count(self, account: _Account, before: int) -> None:
-        """Note that an account has one connection more, or one less."""
-        now = len(account.connections)
-        if before:
-            del self._accounts_with[before][account]
-            if not self._accounts_with[before]:
-                del self._accounts_with[before]
-        if now:
-            self._accounts_with.setdefault(now, {})[account] = None
-        if now > self._most or (before == self._most and before not in self._accounts_with):
-            self._most = now
 
     def _close_longest_idle(self, group: _Group) -> bool:
         if group in self._busy:
