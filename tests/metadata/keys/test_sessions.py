@@ -176,6 +176,25 @@ def test_session_made_on_a_node_that_has_not_heard_of_the_disabling_ends_when_it
     run(scenario, tmp_path)
 
 
+def test_session_that_a_user_gets_on_a_node_that_has_not_heard_of_a_revocation_is_none_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            ada = await one.identities.create_user(ACCOUNT, "ada")
+            key = await one.accounts.create_access_key(ACCOUNT, user="ada")
+            await eventually(lambda: two.access_key(key.access_key_id) == key)
+            requester = Requester(ACCOUNT, "user", ada.unique_id, ada.full_name)
+            await one.identities.revoke_sessions("user", ACCOUNT, "ada")
+
+            made = two.sessions.of_caller(requester, (key.access_key_id, key.rotated_ms), HOUR_MS)
+
+            assert not is_good(one, made)
+            await eventually(lambda: not is_good(two, made))
+
+    run(scenario, tmp_path)
+
+
 def test_memory_of_opened_tokens_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "OPENED_MAX", 3)
 

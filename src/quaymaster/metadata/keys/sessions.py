@@ -40,7 +40,8 @@ SESSION_MAX_MS: Final = 36 * 3_600_000
 SESSION_PREFIX: Final = "ASIA"
 """Of the access key ids of sessions."""
 ROWS_AGE_MAX_MS: Final = 4_000
-"""Of older rows no session is made: what they allowed may be revoked, and others would honor the session for hours."""
+"""Older rows allow nobody a session of a role, and no operator one of a key: what they allow may have been revoked, and
+others would honor the session for hours. What a key or user gets for itself needs no such rows: each use is judged."""
 OPENED_MAX: Final = 4_096
 """Tokens that are remembered with their content, of 10 KB each."""
 
@@ -195,6 +196,7 @@ class Sessions:
             )
         if access_key_id.startswith(SESSION_PREFIX):
             raise UnsupportedOperation(f"{access_key_id} is temporary itself; use the key it was made of.")
+        self._check_age()
         key = self._accounts.existing_key(access_key_id)
         if not key.is_enabled:
             raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
@@ -209,9 +211,14 @@ class Sessions:
         return self.of_caller(requester, (access_key_id, key.rotated_ms), duration_ms)
 
     def of_caller(self, requester: Requester, parent: tuple[str, int], duration_ms: int) -> NewSession:
-        """Make temporary credentials of a user or root that asks with a key. Raises as `create`.
+        """Make temporary credentials of a user or root that asks with a key.
 
-        `parent`: the key, and when it was changed last.
+        Also of old rows: no policy allows it, and at each use the session may what its key and user may then. They end
+        it where the key was disabled, the user deleted or its sessions revoked before it was made, too: what the rows
+        here said of them then is in the token.
+
+        `parent`: the key, and when it was changed last. InvalidClientTokenId if the user is gone; NotYetKnown;
+        UnsupportedOperation in a cell of an older format.
         """
         generation = 0
         if requester.kind == "user":
@@ -219,7 +226,7 @@ class Sessions:
             if user is None or user.unique_id != requester.unique_id:
                 raise InvalidClientTokenId
             generation = user.row.sessions_generation
-        return self.begin(requester, parent, duration_ms, generation)
+        return self._make(requester, parent, duration_ms, generation)
 
     def find_role(self, account_id: str, full_name: str) -> Role | None:
         """Return a role of an account that is not disabled, by its name with its path; NotYetKnown."""
@@ -236,15 +243,28 @@ class Sessions:
         generation: int,
         packed_policy: bytes = b"",
     ) -> NewSession:
-        """Make a session of a requester: of root, a user, or of a role that somebody may assume.
+        """Make a session of a role that a requester may assume.
 
         `parent`: as of `of_caller`; ("", 0) for a web identity. `generation`: of the user's or role's sessions.
         UnsupportedOperation in a cell of an older format; NotNow when the rows here are too old.
         """
+        self._check_age()
+        return self._make(requester, parent, duration_ms, generation, packed_policy)
+
+    def _check_age(self) -> None:
         if self._age_ms() > ROWS_AGE_MAX_MS:
             raise NotNow(
                 "Temporary credentials are not made now: this front end has heard nothing of its metadata for too long."
             )
+
+    def _make(
+        self,
+        requester: Requester,
+        parent: tuple[str, int],
+        duration_ms: int,
+        generation: int,
+        packed_policy: bytes = b"",
+    ) -> NewSession:
         assert requester.kind != "web identity", "a web identity gets the session of a role"
         now_ms = self._now_ms()
         content = SessionContent(
