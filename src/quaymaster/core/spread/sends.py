@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.spread.parts import SEVERAL, Part
+from quaymaster.core.spread.parts import Part
 from quaymaster.core.values.commands import Elsewhere, NewMessage, Outcome, Send, SendOutcome, SendResult
 from quaymaster.core.values.errors import Unreachable
 from quaymaster.core.values.partition_tables import taking
@@ -130,8 +130,3 @@ class SpreadSend:
         nothing = SendResult(0, b"")
         results = [result if isinstance(result, SendResult) else nothing for result in self._results]
         self.result = SendOutcome(results, errors if failed else [])
-
-
-def spread_send(definition: QueueDefinition, messages: list[NewMessage]) -> Send:
-    """Return the command that a front end submits for a queue of several partitions."""
-    return Send(definition.queue_id, SEVERAL, messages)

@@ -1,0 +1,175 @@
+"""Receives of queues of several partitions: who is asked in which order, and when the answer may be "nothing"."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.core.spread.parts import Part
+from quaymaster.core.spread.receives import SpreadReceive
+from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
+from quaymaster.core.values.errors import InvalidSecurity, NotLeader, OverLimit, Unreachable
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+from .support import HIGH, LOW, delivered, entry, queue
+
+NOTHING = ReceiveOutcome(0, [])
+ATTEMPT = bytes(16)
+
+
+def receive(attempt: bytes | None = None) -> Receive:
+    return Receive(7, -2, 10, wait_ms=20_000, attempt=attempt)
+
+
+def asked(parts: list[Part]) -> list[int]:
+    for part in parts:
+        command = part.command
+        assert isinstance(command, Receive)
+        assert (command.partition, command.wait_ms) == (part.number, 0)
+    return [part.number for part in parts]
+
+
+def run(spread: SpreadReceive, table: QueueDefinition, answers: dict[int, Outcome | Exception]) -> list[int]:
+    """Answer until it is done; return who was asked."""
+    parts, numbers = spread.begin(), []
+    while parts:
+        numbers += asked(parts)
+        parts = [
+            more
+            for part in parts
+            for more in spread.on_outcome(part, answers.get(part.number, NOTHING), table)
+        ]
+    return numbers
+
+
+@pytest.mark.parametrize(("turn", "order"), [(0, [0, 1, 2]), (1, [1, 2, 0]), (5, [2, 0, 1])])
+def test_partitions_are_asked_in_turn(turn: int, order: list[int]) -> None:
+    table = queue(entry(0, "closed"), entry(1, "closing"), entry(2), entry(3, "drained"), entry(4, "new"))
+
+    spread = SpreadReceive(table, receive(), turn)
+
+    assert run(spread, table, {}) == order
+    assert spread.result == NOTHING
+
+
+def test_messages_of_one_partition_are_the_answer_and_name_it() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    spread = SpreadReceive(table, receive(), 0)
+
+    assert run(spread, table, {2: delivered(5)}) == [1, 2]
+    found = spread.result
+    assert isinstance(found, ReceiveOutcome)
+    assert (found.partition, found.deliveries) == (2, delivered(5).deliveries)
+
+
+def test_a_partition_that_cannot_be_asked_keeps_the_answer_from_being_nothing() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    error = NotLeader()
+
+    spread = SpreadReceive(table, receive(), 0)
+    assert run(spread, table, {1: error}) == [1, 2]
+    assert (spread.result, spread.unknown) == (error, {1: error})
+
+    spread = SpreadReceive(table, receive(), 0)
+    run(spread, table, {1: error, 2: delivered(5)})
+    assert isinstance(spread.result, ReceiveOutcome)
+
+
+def test_a_full_partition_has_nothing_and_all_full_ones_say_so() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    full = OverLimit.in_flight(120_000)
+
+    one = SpreadReceive(table, receive(), 0)
+    run(one, table, {1: full})
+    both = SpreadReceive(table, receive(), 0)
+    run(both, table, {1: full, 2: full})
+
+    assert one.result == NOTHING
+    assert both.result is full
+
+
+def test_another_error_of_the_caller_ends_it() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    error = InvalidSecurity("not over TLS")
+    spread = SpreadReceive(table, receive(), 0)
+
+    assert run(spread, table, {1: error}) == [1]
+    assert spread.result is error
+
+
+def test_partitions_of_a_newer_table_are_asked_too() -> None:
+    old = queue(entry(0))
+    new = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), version=5)
+    spread = SpreadReceive(old, receive(), 0)
+
+    (first,) = spread.begin()
+    (second,) = spread.on_outcome(first, Elsewhere(new), new)
+    (third,) = spread.on_outcome(second, NOTHING, new)
+
+    assert [first.number, second.number, third.number] == [0, 1, 2]
+    assert first.command.table_version == 2  # type: ignore[union-attr]
+    assert third.command.table_version == 5  # type: ignore[union-attr]
+    assert spread.on_outcome(third, NOTHING, new) == []
+    assert spread.result == NOTHING
+
+
+def test_a_partition_that_is_not_listed_any_more_has_nothing() -> None:
+    old, new = queue(entry(0, "closed"), entry(1)), queue(entry(1), version=5)
+    spread = SpreadReceive(old, receive(), 0)
+    (first,) = spread.begin()
+
+    (second,) = spread.again(first, new)
+
+    assert second.number == 1
+    spread.on_outcome(second, NOTHING, new)
+    assert spread.result == NOTHING
+
+
+def test_all_partitions_are_asked_whether_they_know_an_attempt_before_messages_are_asked_for() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadReceive(table, receive(ATTEMPT), 0)
+
+    first = spread.begin()
+    assert asked(first) == [1, 2]
+    assert all(part.command.only_attempt for part in first)  # type: ignore[union-attr]
+    assert spread.on_outcome(first[0], NOTHING, table) == []
+    (then,) = spread.on_outcome(first[1], NOTHING, table)
+
+    assert (then.number, then.command.only_attempt) == (1, False)  # type: ignore[union-attr]
+    spread.on_outcome(then, delivered(3), table)
+    assert isinstance(spread.result, ReceiveOutcome)
+
+
+def test_what_an_attempt_was_handed_before_is_the_answer() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadReceive(table, receive(ATTEMPT), 0)
+    first = spread.begin()
+
+    assert spread.on_outcome(first[1], delivered(9), table) == []
+    assert spread.on_outcome(first[0], NOTHING, table) == []
+
+    assert isinstance(spread.result, ReceiveOutcome)
+    assert spread.result.partition == 2
+
+
+def test_an_attempt_that_a_partition_may_know_and_cannot_tell_is_not_begun_anew() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadReceive(table, receive(ATTEMPT), 0)
+    first = spread.begin()
+    error = Unreachable()
+
+    assert spread.on_outcome(first[0], error, table) == []
+
+    assert spread.result is error
+
+
+def test_partitions_of_a_newer_table_are_asked_about_the_attempt_too() -> None:
+    old = queue(entry(0), is_fifo=True)
+    new = queue(entry(0, "closing"), entry(1), version=5, is_fifo=True)
+    spread = SpreadReceive(old, receive(ATTEMPT), 0)
+    (first,) = spread.begin()
+
+    (second,) = spread.on_outcome(first, Elsewhere(new), new)
+    assert (second.number, second.command.only_attempt) == (1, True)  # type: ignore[union-attr]
+    (third,) = spread.on_outcome(second, OverLimit.in_flight(5), new)
+
+    assert (third.number, third.command.only_attempt) == (0, False)  # type: ignore[union-attr]

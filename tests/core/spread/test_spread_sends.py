@@ -1,0 +1,154 @@
+"""Sends to queues of several partitions: who is asked about each message, and what the client is told."""
+
+from __future__ import annotations
+
+from quaymaster.core.spread.parts import Part
+from quaymaster.core.spread.sends import ATTEMPTS_MAX, SpreadSend, key_of
+from quaymaster.core.values.commands import Elsewhere, Send, SendOutcome
+from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
+from quaymaster.core.values.queue_definitions import KEY_MAX
+
+from .support import HIGH, LOW, entry, message, queue, result
+
+
+def sent(parts: list[Part]) -> dict[int, list[int]]:
+    """Return which messages go to which partition."""
+    for part in parts:
+        assert isinstance(part.command, Send)
+        assert part.command.partition == part.number
+        assert len(part.command.messages) == len(part.indexes)
+    return {part.number: part.indexes for part in parts}
+
+
+def test_messages_of_a_fifo_queue_go_by_their_groups_each_in_order() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    low, high = message(5), message(KEY_MAX)
+
+    spread = SpreadSend(table, [low, high, message(6), message(5, name=1)])
+    parts = spread.begin()
+
+    assert sent(parts) == {1: [0, 2, 3], 2: [1]}
+    assert spread.on_outcome(parts[1], SendOutcome([result(9)]), table) == []
+    assert spread.result is None
+    assert spread.on_outcome(parts[0], SendOutcome([result(1), result(2), result(3)]), table) == []
+    assert spread.result == SendOutcome([result(1), result(9), result(2), result(3)])
+
+
+def test_messages_of_one_request_to_a_standard_queue_go_to_one_partition() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+
+    assert sent(SpreadSend(table, [message(5), message(KEY_MAX)]).begin()) == {1: [0, 1]}
+    assert sent(SpreadSend(table, [message(KEY_MAX, has_retry=False), message(5)]).begin()) == {2: [0, 1]}
+    assert key_of(table, message(5), message(KEY_MAX)) == KEY_MAX
+
+
+def test_what_a_sealed_partition_does_not_know_goes_on_to_the_next_one_of_its_key() -> None:
+    row = queue(entry(0))
+    table = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), version=4, is_fifo=True)
+    spread = SpreadSend(table, [message(1), message(2), message(KEY_MAX)])
+
+    (first,) = spread.begin()
+    parts = spread.on_outcome(first, Elsewhere(row, [result(8, duplicate=True), None, None]), table)
+
+    assert (first.number, sent(parts)) == (0, {1: [1], 2: [2]})
+    for part in parts:
+        assert part.attempts == 2
+        spread.on_outcome(part, SendOutcome([result(part.number)]), table)
+    assert spread.result == SendOutcome([result(8, duplicate=True), result(1), result(2)])
+
+
+def test_all_may_be_known_to_a_sealed_partition() -> None:
+    table = queue(entry(0, "closing"), entry(1))
+    spread = SpreadSend(table, [message(1)])
+    (first,) = spread.begin()
+
+    assert spread.on_outcome(first, Elsewhere(table, [result(8, duplicate=True)]), table) == []
+    assert spread.result == SendOutcome([result(8, duplicate=True)])
+
+
+def test_what_cannot_be_a_repeat_passes_partitions_that_are_known_to_be_sealed() -> None:
+    table = queue(entry(0, "closing"), entry(1, "closing"), entry(2))
+
+    def first(is_fifo: bool = False, **how: bool) -> int:
+        definition = queue(*table.partitions, is_fifo=is_fifo)
+        (part,) = SpreadSend(definition, [message(1, **how)], lambda number: number == 0).begin()
+        return part.number
+
+    assert first(may_be_retry=False) == 1
+    assert first(has_retry=False) == 1
+    assert first() == 0
+    assert first(is_fifo=True, may_be_retry=False) == 0
+    everywhere = SpreadSend(table, [message(1, may_be_retry=False)], lambda number: True)
+    assert [part.number for part in everywhere.begin()] == [2]
+
+
+def test_entries_whose_partition_has_no_leader_fail_alone() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadSend(table, [message(1), message(KEY_MAX)])
+    low, high = spread.begin()
+    error = NotLeader()
+
+    spread.on_outcome(low, error, table)
+    spread.on_outcome(high, SendOutcome([result(4)]), table)
+
+    outcome = spread.result
+    assert isinstance(outcome, SendOutcome)
+    assert outcome.errors == [error, None]
+    assert outcome.results[1] == result(4)
+
+
+def test_a_send_of_which_nothing_was_stored_fails_with_the_first_reason() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    spread = SpreadSend(table, [message(1), message(KEY_MAX)])
+    error = Timeout()
+
+    for part in spread.begin():
+        spread.on_outcome(part, error, table)
+
+    assert spread.result is error
+
+
+def test_a_message_is_brought_to_so_many_partitions_at_most() -> None:
+    numbers = range(ATTEMPTS_MAX + 2)
+    table = queue(*(entry(number, "closing") for number in numbers), entry(len(numbers)))
+    spread = SpreadSend(table, [message(1)])
+    parts = spread.begin()
+    asked = []
+    while parts:
+        (part,) = parts
+        asked.append(part.number)
+        parts = spread.on_outcome(part, Elsewhere(table, [None]), table)
+
+    assert asked == list(range(ATTEMPTS_MAX))
+    assert isinstance(spread.result, Unreachable)
+
+
+def test_a_message_whose_key_no_younger_partition_takes_is_not_stored() -> None:
+    table = queue(entry(0, "closing"))
+    spread = SpreadSend(table, [message(1)])
+    (part,) = spread.begin()
+
+    assert spread.on_outcome(part, Elsewhere(table, [None]), table) == []
+    assert isinstance(spread.result, Unreachable)
+
+
+def test_a_partition_that_is_not_known_is_sought_again_by_the_newer_table() -> None:
+    old, new = queue(entry(1)), queue(entry(2, keys=LOW), entry(3, keys=HIGH), version=6)
+    spread = SpreadSend(old, [message(1)])
+    (part,) = spread.begin()
+
+    (again,) = spread.again(part, new)
+
+    assert (again.number, again.attempts) == (2, 2)
+    assert spread.on_outcome(again, QueueDoesNotExist(), new) == []
+    assert isinstance(spread.result, QueueDoesNotExist)
+
+
+def test_a_partition_that_is_sought_too_often_is_told_as_unreachable() -> None:
+    table = queue(entry(1))
+    spread = SpreadSend(table, [message(1)])
+    (part,) = spread.begin()
+    part.attempts = ATTEMPTS_MAX
+
+    assert spread.again(part, table) == []
+    assert isinstance(spread.result, Unreachable)
