@@ -10,7 +10,6 @@ from .conftest import MakeQueue
 from .support import attributes_of, bodies, refused, send, unique
 
 NOT_BUILT = [
-    ("ReplicationMode", "Peers"),
     ("DeliveryGuarantee", "AtMostOnce"),
     ("DeliveryGuarantee", "ExactlyOnce"),
     ("PushEndpoint", "http://127.0.0.1:1/"),
@@ -50,6 +49,25 @@ def test_attribute_that_is_not_built_is_refused_by_name(sqs: Any, queue: str, na
         sqs.create_queue(QueueName=unique(), Attributes={name: value})
     with refused(codes, containing=name):
         sqs.set_queue_attributes(QueueUrl=queue, Attributes={name: value})
+
+
+def test_a_queue_may_have_equal_partitions_from_its_creation_on(sqs: Any, make_queue: MakeQueue) -> None:
+    url = make_queue(ReplicationMode="Peers")
+
+    send(sqs, url, "m")
+
+    assert attributes_of(sqs, url, "ReplicationMode") == {"ReplicationMode": "Peers"}
+    assert bodies(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=2)) == ["m"]
+    with refused("InvalidAttributeValue", containing="ReplicationMode"):
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"ReplicationMode": "Leader"})
+
+
+@pytest.mark.parametrize("other", [{"FifoQueue": "true"}, {"RetentionMode": "Log"}])
+def test_partitions_of_ordered_queues_are_not_equal(sqs: Any, other: dict[str, str]) -> None:
+    name = unique() + (".fifo" if "FifoQueue" in other else "")
+
+    with refused("InvalidAttributeValue", containing="ReplicationMode"):
+        sqs.create_queue(QueueName=name, Attributes={"ReplicationMode": "Peers", **other})
 
 
 @pytest.mark.parametrize(

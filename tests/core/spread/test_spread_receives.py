@@ -65,13 +65,37 @@ def test_a_partition_that_cannot_be_asked_keeps_the_answer_from_being_nothing() 
     table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
     error = NotLeader()
 
-    spread = SpreadReceive(table, receive(), 0)
+    spread = SpreadReceive(table, receive(), 0, is_patient=False)
     assert run(spread, table, {1: error}) == [1, 2]
     assert (spread.result, spread.unknown) == (error, {1: error})
 
     spread = SpreadReceive(table, receive(), 0)
     run(spread, table, {1: error, 2: delivered(5)})
     assert isinstance(spread.result, ReceiveOutcome)
+
+
+def test_partitions_without_a_leader_are_waited_for_when_no_other_has_messages() -> None:
+    table = queue(entry(1), entry(2), entry(3))
+    spread = SpreadReceive(table, receive(), 0)
+
+    parts, fast = spread.begin(), []
+    for answer in (NotLeader(), Unreachable(), NOTHING, NOTHING, delivered(4)):
+        (part,) = parts
+        fast.append((part.number, part.command.fails_fast))  # type: ignore[union-attr]
+        parts = spread.on_outcome(part, answer, table)
+
+    assert fast == [(1, True), (2, True), (3, True), (1, False), (2, False)]
+    assert isinstance(spread.result, ReceiveOutcome)
+    assert (spread.result.partition, set(spread.unknown)) == (2, {2})
+
+
+def test_a_partition_that_gets_no_leader_in_time_keeps_the_answer_from_being_nothing() -> None:
+    table = queue(entry(1), entry(2))
+    error = NotLeader()
+    spread = SpreadReceive(table, receive(), 0)
+
+    assert run(spread, table, {1: error}) == [1, 2, 1]
+    assert spread.result is error
 
 
 def test_a_full_partition_has_nothing_and_all_full_ones_say_so() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from quaymaster.core.spread.parts import Part
-from quaymaster.core.spread.sends import ATTEMPTS_MAX, SpreadSend, key_of
+from quaymaster.core.spread.sends import ATTEMPTS_MAX, PATIENCE_MS, PeerSend, SpreadSend, key_of
 from quaymaster.core.values.commands import Elsewhere, Send, SendOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
 from quaymaster.core.values.queue_definitions import KEY_MAX
 
-from .support import HIGH, LOW, entry, message, queue, result
+from .support import EVERY, HIGH, LOW, entry, message, queue, result
 
 
 def sent(parts: list[Part]) -> dict[int, list[int]]:
@@ -152,3 +152,85 @@ def test_a_partition_that_is_sought_too_often_is_told_as_unreachable() -> None:
 
     assert spread.again(part, table) == []
     assert isinstance(spread.result, Unreachable)
+
+
+PEERS = queue(entry(0, keys=LOW), entry(1, keys=HIGH), entry(2, "new"))
+
+
+def run_peers(spread: PeerSend, *answers: object) -> list[tuple[int, bool, int]]:
+    """Answer part after part; return who was asked, whether that fails fast, and how long it is waited for."""
+    parts, asked = spread.begin(), []
+    for answer in answers:
+        (part,) = parts
+        assert isinstance(part.command, Send)
+        asked.append((part.number, part.command.fails_fast, part.patience_ms))
+        parts = spread.on_outcome(part, answer, PEERS)  # type: ignore[arg-type]
+    assert parts == []
+    return asked
+
+
+def test_the_partition_of_its_key_gets_a_message_first() -> None:
+    low, high = PeerSend(PEERS, [message(5)]), PeerSend(PEERS, [message(KEY_MAX)])
+
+    assert run_peers(low, SendOutcome([result(1)])) == [(0, True, PATIENCE_MS)]
+    assert run_peers(high, SendOutcome([result(1)])) == [(1, True, PATIENCE_MS)]
+    assert low.result == SendOutcome([result(1)])
+
+
+def test_another_peer_takes_what_one_cannot() -> None:
+    spread = PeerSend(PEERS, [message(5)])
+
+    assert run_peers(spread, Unreachable(), SendOutcome([result(1)])) == [
+        (0, True, PATIENCE_MS),
+        (1, True, PATIENCE_MS),
+    ]
+    assert spread.result == SendOutcome([result(1)])
+
+
+def test_when_no_peer_can_be_asked_one_is_waited_for() -> None:
+    spread = PeerSend(PEERS, [message(5)])
+    error = NotLeader()
+
+    asked = run_peers(spread, Unreachable(), Unreachable(), error)
+
+    assert asked == [(0, True, PATIENCE_MS), (1, True, PATIENCE_MS), (0, False, 0)]
+    assert spread.result is error
+
+
+def test_what_a_peer_may_have_stored_is_told_as_unknown() -> None:
+    spread = PeerSend(PEERS, [message(5)])
+
+    run_peers(spread, Timeout(), Unreachable(), Unreachable())
+
+    assert isinstance(spread.result, Timeout)
+
+
+def test_an_error_of_the_caller_is_the_answer_of_all_peers() -> None:
+    spread = PeerSend(PEERS, [message(5)])
+    error = QueueDoesNotExist()
+
+    run_peers(spread, error)
+
+    assert spread.result is error
+
+
+def test_peers_that_are_sealed_send_on_what_they_do_not_know() -> None:
+    known, unknown = PeerSend(PEERS, [message(5)]), PeerSend(PEERS, [message(5)])
+
+    run_peers(known, Elsewhere(PEERS, [result(3, duplicate=True)]))
+    run_peers(unknown, Elsewhere(PEERS, [None]), SendOutcome([result(1)]))
+
+    assert known.result == SendOutcome([result(3, duplicate=True)])
+    assert unknown.result == SendOutcome([result(1)])
+
+
+def test_a_peer_that_is_not_listed_any_more_is_passed_by() -> None:
+    spread = PeerSend(PEERS, [message(5)])
+    (part,) = spread.begin()
+
+    (then,) = spread.again(part, queue(entry(1, keys=EVERY), version=5))
+
+    assert then.number == 1
+    for answer in (NotLeader(), Elsewhere(PEERS, [None])):
+        (then,) = spread.on_outcome(then, answer, queue(entry(1, keys=EVERY), version=5)) or [then]
+    assert isinstance(spread.result, Timeout)

@@ -306,7 +306,7 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("ReplicationMode", "Peers", " Reason: Peers is not supported yet."),
+        ("ReplicationMode", "Peer", " Reason: It must be Leader or Peers."),
         ("DeliveryGuarantee", "AtMostOnce", " Reason: AtMostOnce is not supported yet."),
         ("DeliveryGuarantee", "ExactlyOnce", " Reason: ExactlyOnce is not supported yet."),
         ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
@@ -327,6 +327,15 @@ def test_what_is_not_there_is_refused_by_name(name: str, value: str, reason: str
         _create(**{name: value})
 
     assert raised.value.message == f"Invalid value for the parameter {name}.{reason}"
+
+
+def test_only_standard_queues_have_equal_partitions() -> None:
+    assert _create(ReplicationMode="Peers").has_peers
+    assert not _create(ReplicationMode="Leader").has_peers
+    with pytest.raises(InvalidAttributeValue, match="Only a standard queue with RetentionMode=Delete"):
+        _create(ReplicationMode="Peers", RetentionMode="Log")
+    with pytest.raises(InvalidAttributeValue, match="Only a standard queue with RetentionMode=Delete"):
+        _create_fifo(ReplicationMode="Peers")
 
 
 # Redrive

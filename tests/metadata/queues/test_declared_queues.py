@@ -109,7 +109,7 @@ def test_changed_file_changes_the_queue_and_leaves_the_rest(tmp_path: Path) -> N
         ("[queues.a]\nDelaySeconds = 1.5", "queue a: DelaySeconds: must be a number"),
         ("[queues.a]\ndelay_seconds = [1]", "queue a: delay_seconds: must be a number"),
         ("[queues.a]\ndelay_seconds = 1\nDelaySeconds = 1", "queue a: DelaySeconds: given twice"),
-        ("[queues.a]\nreplication_mode = 'Peers'", "queue a: replication_mode: "),
+        ("[queues.a]\nreplication_mode = 'Equals'", "queue a: replication_mode: "),
         ("[queues.a]\nmax_receive_count = 5", "queue a: max_receive_count: needs a dead_letter_queue"),
         ("[queues.a]\ndead_letter_queue = 5", "queue a: dead_letter_queue: must be the name"),
         ("[queues.a]\ndead_letter_queue = 'b.fifo'", "queue a: dead_letter_queue: "),

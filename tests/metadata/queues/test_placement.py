@@ -26,6 +26,7 @@ from quaymaster.core.cell.cell import BrokerState
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import FORMAT_MIN, CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.partition_tables import is_plain, why_broken
 from quaymaster.metadata.queues.placement import CellJournals, related_names
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -178,6 +179,28 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
             )
             assert a.queues.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
             assert [a.queues.account_of(queue_id) for queue_id in (more[0].queue_id, 10**9)] == [ACCOUNT, ""]
+
+    run_cell(scenario, tmp_path)
+
+
+def test_a_queue_of_peers_has_a_partition_in_each_of_several_journals(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        peers = {"ReplicationMode": "Peers"}
+        older = CellFormat(FORMAT_MIN)
+        async with cell.node("old", cell_format=older), cell.front_end("a", nodes=("old",)) as a:
+            with pytest.raises(UnsupportedOperation, match="ReplicationMode=Peers"):
+                await a.queues.change(CreateQueue(ACCOUNT, "early", peers))
+        async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as b:
+            node.queues.journals.ids = lambda: [5, 6, 7, 8, 9, 10]
+            first = await b.queues.change(CreateQueue(ACCOUNT, "first", peers))
+            second = await b.queues.change(CreateQueue(ACCOUNT, "second", peers))
+            assert [entry.journal_id for entry in first.partitions] == [5, 6, 7, 8]
+            assert [entry.journal_id for entry in second.partitions] == [9, 10, 5, 6]
+            assert (first.next_partition, why_broken(first)) == (4, None)
+
+            node.queues.journals.ids = lambda: [5]
+            alone = await b.queues.change(CreateQueue(ACCOUNT, "alone", peers))
+            assert is_plain(alone)
 
     run_cell(scenario, tmp_path)
 

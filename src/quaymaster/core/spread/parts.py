@@ -14,12 +14,16 @@ SEVERAL: Final = -2
 
 
 class Part(msgspec.Struct, eq=False):
-    """A command to a partition. `indexes`: which entries of the request it carries."""
+    """A command to a partition. `indexes`: which entries of the request it carries.
+
+    `patience_ms`: after so long without an answer it counts as `Timeout`; 0: whoever carries it knows best.
+    """
 
     number: int
     command: Command
     indexes: list[int] = []
     attempts: int = 1
+    patience_ms: int = 0
 
 
 class Spread(Protocol):

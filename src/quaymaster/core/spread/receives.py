@@ -1,7 +1,8 @@
 """A receive asks the partitions of its queue in turn, until one has messages.
 
 It is answered empty when each partition had nothing, or its limit in flight, at some moment since the request: never
-because one could not be asked. A partition whose journal has a newer table says so instead of "nothing"; then those
+because one could not be asked. One without a leader is passed by at first, and waited for only where no other has
+messages. A partition whose journal has a newer table says so instead of "nothing"; then those
 that the table adds are asked, too.
 
 With an attempt id all partitions are first asked whether they know the attempt: it is to bring the same messages again.
@@ -24,10 +25,13 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 class SpreadReceive:
     """A Receive of a queue of several partitions; it does not wait for messages.
 
-    `turn` says which partition begins. When it is done, `unknown` has the partitions that could not be asked.
+    `turn` says which partition begins. When it is done, `unknown` has the partitions that could not be asked; with
+    `is_patient` leaders were waited for.
     """
 
-    def __init__(self, definition: QueueDefinition, command: Receive, turn: int) -> None:
+    def __init__(
+        self, definition: QueueDefinition, command: Receive, turn: int, *, is_patient: bool = True
+    ) -> None:
         self.result: ReceiveOutcome | Exception | None = None
         self.unknown: dict[int, Exception] = {}
         self._definition = definition
@@ -38,6 +42,9 @@ class SpreadReceive:
         self._nothing = False
         """Whether a partition had nothing, its limit in flight aside."""
         self._attempts_left = 0
+        self._may_wait = is_patient
+        self._waited_for: deque[int] = deque()
+        """Partitions that have no leader, or had none, and are asked once more."""
         self._meet(definition)
         self._left.rotate(-turn)
 
@@ -70,6 +77,7 @@ class SpreadReceive:
         else:
             assert isinstance(outcome, ReceiveOutcome | Elsewhere), f"a Receive is not answered so: {outcome}"
             self._nothing = True
+            self.unknown.pop(part.number, None)
         if is_attempt:
             self._attempts_left -= 1
             asked = self._ask_attempts(added)
@@ -97,6 +105,11 @@ class SpreadReceive:
     def _next(self) -> list[Part]:
         if self._left:
             return [self._part(self._left.popleft())]
+        if self._may_wait:
+            self._may_wait = False
+            self._waited_for.extend(self.unknown)
+        if self._waited_for:
+            return [self._part(self._waited_for.popleft(), fails_fast=False)]
         if self.unknown:
             self.result = next(iter(self.unknown.values()))
         elif self._full is not None and not self._nothing:
@@ -105,12 +118,13 @@ class SpreadReceive:
             self.result = ReceiveOutcome(0, [])
         return []
 
-    def _part(self, number: int, *, only_attempt: bool = False) -> Part:
+    def _part(self, number: int, *, only_attempt: bool = False, fails_fast: bool = True) -> Part:
         command = msgspec.structs.replace(
             self._command,
             partition=number,
             wait_ms=0,
             table_version=self._definition.table_version,
             only_attempt=only_attempt,
+            fails_fast=fails_fast and not only_attempt,
         )
         return Part(number, command)

@@ -18,12 +18,14 @@ import msgspec
 
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.values.commands import Elsewhere, NewMessage, Outcome, Send, SendOutcome, SendResult
-from quaymaster.core.values.errors import Unreachable
-from quaymaster.core.values.partition_tables import taking
+from quaymaster.core.values.errors import NotNow, Timeout, Unreachable
+from quaymaster.core.values.partition_tables import in_state, taking
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 ATTEMPTS_MAX: Final = 5
 """So often a message is brought to a partition: each attempt but the last meets one that was sealed meanwhile."""
+PATIENCE_MS: Final = 300
+"""A peer that has not answered for so long is left, and another one asked: its broker may hang."""
 _KEY_BYTES: Final = 8
 
 
@@ -130,3 +132,61 @@ class SpreadSend:
         nothing = SendResult(0, b"")
         results = [result if isinstance(result, SendResult) else nothing for result in self._results]
         self.result = SendOutcome(results, errors if failed else [])
+
+
+class PeerSend:
+    """A Send to a queue with ReplicationMode=Peers: any open partition may take it, so none is waited for.
+
+    The partition of its key begins: there a repeat of the request is found. Where no answer comes from it, another
+    takes the messages, perhaps twice. Only when all have failed, one is waited for.
+    """
+
+    def __init__(self, definition: QueueDefinition, messages: list[NewMessage]) -> None:
+        self.result: Outcome | Exception | None = None
+        self._definition = definition
+        self._messages = messages
+        self._tried: set[int] = set()
+        self._is_unknown = False
+        self._may_wait = True
+
+    def begin(self) -> list[Part]:
+        """Return the Send to the partition of its key."""
+        return self._ask()
+
+    def on_outcome(self, part: Part, outcome: Outcome | Exception, definition: QueueDefinition) -> list[Part]:
+        """Take an answer; another partition is asked when this one could not be."""
+        self._definition = definition
+        if isinstance(outcome, NotNow):
+            self._is_unknown = self._is_unknown or isinstance(outcome, Timeout)
+            return self._ask(outcome)
+        if isinstance(outcome, Elsewhere):
+            if all(result is not None for result in outcome.results):
+                self.result = SendOutcome([result for result in outcome.results if result is not None])
+                return []
+            return self._ask()
+        self.result = outcome
+        return []
+
+    def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
+        """The partition is not listed any more by this newer table."""
+        self._definition = definition
+        return self._ask()
+
+    def _ask(self, error: NotNow | None = None) -> list[Part]:
+        opened = in_state(self._definition, "open")
+        key = key_of(self._definition, self._messages[0], self._messages[0])
+        opened.sort(key=lambda entry: (key > entry.last_key, entry.number))
+        left = [entry.number for entry in opened if entry.number not in self._tried]
+        if left:
+            self._tried.add(left[0])
+            return [self._part(left[0], fails_fast=True)]
+        if self._may_wait:
+            self._may_wait = False
+            return [self._part(opened[0].number, fails_fast=False)]
+        # An earlier attempt may have been carried out.
+        self.result = Timeout() if self._is_unknown or error is None else error
+        return []
+
+    def _part(self, number: int, *, fails_fast: bool) -> Part:
+        command = Send(self._definition.queue_id, number, self._messages, fails_fast)
+        return Part(number, command, patience_ms=PATIENCE_MS if fails_fast else 0)

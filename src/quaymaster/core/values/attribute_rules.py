@@ -19,6 +19,7 @@ from quaymaster.core.values.attributes import (
     KMS_REUSE,
     LOG,
     REDRIVE_POLICY,
+    REPLICATION_MODE,
     RETENTION_MODE,
     SETTABLE,
     SQS_SSE,
@@ -85,6 +86,10 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
     _check_throughput(values)
     _settle_encryption(values, given)
     _check_log(values, given)
+    if REPLICATION_MODE.of(values) and (is_fifo or is_log):
+        raise InvalidAttributeValue.of(
+            REPLICATION_MODE.name, "Only a standard queue with RetentionMode=Delete has equal partitions."
+        )
     _check_dead_letter_queue(queue, values, given)
     return values
 

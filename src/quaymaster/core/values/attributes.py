@@ -51,6 +51,8 @@ PINS_MAX: Final = 10
 PARTITIONS_MOST: Final = 64
 """The highest PartitionsMax."""
 KEY_ID_CHARS_MAX: Final = 2_048
+PEERS: Final = "Peers"
+"""The ReplicationMode of queues whose partitions are equal."""
 LOG: Final = "Log"
 """The RetentionMode of queues whose messages stay when they are consumed."""
 EARLIEST: Final = "earliest"
@@ -256,6 +258,10 @@ def _is_true(text: str) -> bool:
     return text == "true"
 
 
+def _is_peers(text: str) -> bool:
+    return text == PEERS
+
+
 def _read_durability(text: str) -> int:
     return int(Durability[text.upper()])
 
@@ -335,10 +341,11 @@ SQS_SSE: Final = Attribute(
 )
 REPLICATION_MODE: Final = Attribute(
     name="ReplicationMode",
-    meaning="`Peers` is refused: not built yet",
-    values=_our_choice("Leader", later=("Peers",)),
-    read=str,
+    meaning="`Peers`: a send goes to any of several equal partitions, and never waits for a failover",
+    values=_our_choice("Leader", PEERS),
+    read=_is_peers,
     default="Leader",
+    fixed="It is given when a queue is created and cannot be changed.",
     is_ours=True,
 )
 PARTITIONS_MAX: Final = Attribute(

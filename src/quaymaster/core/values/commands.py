@@ -51,11 +51,14 @@ class Send(msgspec.Struct, gc=False, array_like=True, tag=1):
     """Store 1-10 messages; each gets its own sequence number, or is found to be a duplicate of a stored one.
 
     A partition that is sealed finds duplicates, and answers for the others with `Elsewhere`.
+
+    `fails_fast` is for who carries it: it does not wait for a leader, and is not repeated when its outcome is unknown.
     """
 
     queue_id: int
     partition: int
     messages: list[NewMessage]
+    fails_fast: bool = False
 
 
 class SendResult(msgspec.Struct, gc=False, array_like=True):
@@ -85,6 +88,8 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
 
     `table_version`: the caller's partition table. Where the journal has a newer one, and the partition nothing to hand
     out, the answer is `Elsewhere`, at once: nobody learns of new partitions otherwise who only receives.
+
+    `fails_fast` as in Send.
     """
 
     queue_id: int
@@ -95,6 +100,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     attempt: bytes | None = None
     table_version: int = ANY_TABLE
     only_attempt: bool = False
+    fails_fast: bool = False
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True):

@@ -38,6 +38,7 @@ from quaymaster.core.values.attributes import (
     RECEIVE_WAIT,
     REDRIVE_ALLOW_POLICY,
     REDRIVE_POLICY,
+    REPLICATION_MODE,
     RETENTION,
     RETENTION_BYTES,
     RETENTION_MODE,
@@ -167,6 +168,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     has_legal_hold = _value_of(LEGAL_HOLD)
     group_start = _value_of(GROUP_START)
     partitions_max = _value_of(PARTITIONS_MAX)
+    has_peers = _value_of(REPLICATION_MODE)
+    """Whether any of its partitions takes any message."""
 
     @cached_property
     def policy(self) -> PolicyInForce | None:

@@ -104,7 +104,7 @@ class Board:
         """Ask all partitions once; wait if none has messages."""
         poll = Poll(self, command, reply)
         self.polls[poll] = None
-        spread = SpreadReceive(self._newest(), command, turn)
+        spread = SpreadReceive(self._newest(), command, turn, is_patient=False)
         call = SpreadCall(
             self._broker,
             self._tables,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from quaymaster.core.spread.entries import HandledEntries, SpreadEntries
 from quaymaster.core.spread.parts import Spread
 from quaymaster.core.spread.receives import SpreadReceive
-from quaymaster.core.spread.sends import SpreadSend
+from quaymaster.core.spread.sends import PeerSend, SpreadSend
 from quaymaster.core.spread.transactions import SpreadTransaction
 from quaymaster.core.values.commands import (
     AbortTransaction,
@@ -90,6 +90,8 @@ class PartitionedBroker:
         self._turn += 1
         spread: Spread
         match command:
+            case Send() if definition.has_peers:
+                spread = PeerSend(definition, command.messages)
             case Send():
                 spread = SpreadSend(definition, command.messages, self._known_sealed(definition))
             case Receive() if command.wait_ms > 0:

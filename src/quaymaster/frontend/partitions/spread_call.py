@@ -9,7 +9,7 @@ from typing import Any
 
 from quaymaster.core.spread.parts import Part, Spread
 from quaymaster.core.values.commands import Elsewhere, Outcome, Send
-from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Unreachable
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Timeout, Unreachable
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
@@ -37,6 +37,7 @@ class SpreadCall:
         self._spread = spread
         self._reply: Reply | None = reply
         self._submitted: dict[int, Submitted] = {}
+        self._timers: list[asyncio.TimerHandle] = []
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,6 +57,8 @@ class SpreadCall:
         submitted, self._submitted = self._submitted, {}
         for each in submitted.values():
             each.cancel()
+        for timer in self._timers:
+            timer.cancel()
         if self._looking is not None:
             self._looking.cancel()
 
@@ -64,6 +67,12 @@ class SpreadCall:
             if self._reply is None:
                 return
             self._submitted[id(part)] = self._broker.submit(part.command, partial(self._on_outcome, part))
+            if part.patience_ms:
+                self._timers.append(
+                    asyncio.get_running_loop().call_later(
+                        part.patience_ms / 1000, self._on_outcome, part, Timeout()
+                    )
+                )
         if self._spread.result is not None:
             self._answer(self._spread.result)
 

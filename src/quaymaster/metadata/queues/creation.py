@@ -10,7 +10,7 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
 from quaymaster.core.values.attribute_rules import create_attributes, spelled
-from quaymaster.core.values.attributes import GROUP_START, LOG, POLICY, RETENTION_MODE
+from quaymaster.core.values.attributes import GROUP_START, LOG, POLICY, REPLICATION_MODE, RETENTION_MODE
 from quaymaster.core.values.errors import (
     CallerError,
     OverLimit,
@@ -21,12 +21,11 @@ from quaymaster.core.values.errors import (
     QueueRevisionTaken,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import KEYED_IDS, LOG_QUEUES
+from quaymaster.core.values.formats import KEYED_IDS, LOG_QUEUES, PARTITIONS
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     differing_attribute,
     encode_queue_definition,
-    one_partition,
     replace_definition,
 )
 from quaymaster.core.values.queue_names import check_group_name, split_group
@@ -36,7 +35,7 @@ from quaymaster.metadata.queues.dead_letter_targets import check_given_target
 from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
 from quaymaster.metadata.queues.permissions import bind_policy
-from quaymaster.metadata.queues.placement import choose_journal
+from quaymaster.metadata.queues.placement import choose_partitions
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale, SharedDataKeys
@@ -87,6 +86,8 @@ class Creation:
         attributes = create_attributes(queues.arn_of(account_id, name), request.attributes)
         if RETENTION_MODE.of(attributes) == LOG:
             queues.options.cell_format.require(LOG_QUEUES, "Log-retained queues can be created")
+        if REPLICATION_MODE.of(attributes):
+            queues.options.cell_format.require(PARTITIONS, "Queues with ReplicationMode=Peers can be created")
         asked = spelled(attributes, request.attributes)
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):
@@ -127,6 +128,9 @@ class Creation:
         queue_id, block = await self._guard.next_id()
         data_key = self._data_keys.choose(account_id, attributes, request.data_key)
         now_ms = queues.now_ms()
+        partitions, next_partition = choose_partitions(
+            queues, self._journals.ids(), account_id, name, attributes
+        )
         definition = QueueDefinition(
             queue_id=queue_id,
             account_id=account_id,
@@ -138,9 +142,8 @@ class Creation:
             attributes=dict(attributes),
             tags=dict(request.tags),
             data_key_id=data_key.key_id,
-            partitions=one_partition(
-                choose_journal(queues, self._journals.ids(), account_id, name, attributes)
-            ),
+            partitions=partitions,
+            next_partition=next_partition,
             has_keyed_ids=bool(queues.options.cell_format.version_of(KEYED_IDS)),
             policy_ids=bound.ids,
         )

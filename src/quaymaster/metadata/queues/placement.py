@@ -24,9 +24,11 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.values.attributes import REDRIVE_POLICY
+from quaymaster.core.values.attributes import REDRIVE_POLICY, REPLICATION_MODE
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.partition_tables import spread_table
+from quaymaster.core.values.queue_definitions import PartitionPlacement, one_partition
 from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
 
@@ -35,6 +37,9 @@ DEAD_LETTER_MARKS: Final = (
     *("-dead", "_dead", "-failed", "_failed", "-failures", "-errors", "-error", "_error", "DLQ", "Dlq"),
 )
 """What the name of a dead-letter queue usually ends with, behind the name of its source."""
+
+PEERS_MAX: Final = 4
+"""Partitions of a new queue with ReplicationMode=Peers, in as many journals, where the cell has so many."""
 
 RETRY_S: Final = 0.5
 FORMING_S: Final = 5.0
@@ -107,6 +112,23 @@ def choose_journal(
         if found is not None and found.partitions[0].journal_id in journals:
             return found.partitions[0].journal_id
     return min(journals, key=lambda journal_id: (queues.partitions_in(journal_id), journal_id))
+
+
+def choose_partitions(
+    queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: Mapping[str, str]
+) -> tuple[tuple[PartitionPlacement, ...], int]:
+    """Return the partitions of a new queue, and the number that the next one gets. Overloaded, if no journal takes any.
+
+    It has one, in the journal of `choose_journal`; with ReplicationMode=Peers one in each of several journals.
+    """
+    first = choose_journal(queues, journals, account_id, name, attributes)
+    if not REPLICATION_MODE.of(attributes):
+        return one_partition(first), 1
+    others = sorted(
+        (journal_id for journal_id in journals if journal_id != first),
+        key=lambda journal_id: (queues.partitions_in(journal_id), journal_id),
+    )
+    return spread_table([first, *others[: PEERS_MAX - 1]])
 
 
 def related_names(name: str) -> list[str]:

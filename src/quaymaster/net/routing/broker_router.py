@@ -154,7 +154,10 @@ class BrokerRouter:
             if wait_ms > 0:
                 submission.wait_end_s = now_s + wait_ms / 1000
                 submission.deadline_s += wait_ms / 1000
+            elif kind is Receive:
+                submission.fails_fast = command.fails_fast  # type: ignore[union-attr]
         elif kind is Send or kind is StageMessages:
+            submission.fails_fast = kind is Send and command.fails_fast  # type: ignore[union-attr]
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
         if kind is SetQueue:
@@ -399,6 +402,9 @@ class BrokerRouter:
             submission.reparks += 1
             self.count("parked_again")
             self._route_again(submission)
+        elif submission.fails_fast:
+            self.count("unknown")
+            self._answer(submission, Timeout())
         elif not submission.is_poll and not submission.is_repeat and may_repeat(submission.command):
             self.count("repeated")
             submission.is_repeat = True
@@ -421,10 +427,14 @@ class BrokerRouter:
             self._wait(submission)
 
     def _wait(self, submission: Submission) -> None:
-        """Wait for a leader, if there is room."""
+        """Wait for a leader, if there is room, and it may."""
         route = submission.route
         assert route is not None, "it was routed"
         submission.is_late = True
+        if submission.fails_fast:
+            problem = submission.problem or Unreachable("The journal of the partition has no leader now.")
+            self._answer_later(submission, self._as_told(submission, problem))
+            return
         if not route.room.has_room(submission.account_id, submission.size, is_poll=submission.is_poll):
             self.count("refused")
             error = Overloaded("Too many requests wait for a leader of the queue's journal.")

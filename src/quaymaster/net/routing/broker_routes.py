@@ -137,6 +137,8 @@ class Submission(msgspec.Struct, eq=False):
     """It waits for a leader."""
     is_late: bool = False
     """It was not sent at once, or not once only: of a long poll's time some has passed."""
+    fails_fast: bool = False
+    """It does not wait for a leader: whoever submitted it has somebody else to ask."""
     is_unknown: bool = False
     """It may have been carried out by somebody who could not say so."""
     is_repeat: bool = False
