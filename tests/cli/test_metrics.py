@@ -15,9 +15,11 @@ from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from quaymaster.core.values.commands import StageMessages
-from quaymaster.monitoring.metrics import METRICS
-from quaymaster.node.broker_metrics import journal_samples
+from quaymaster.core.values.commands import Send, StageMessages
+from quaymaster.core.values.partition_tables import spread_table, without
+from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.monitoring.metrics import METRICS, Sample
+from quaymaster.node.broker_metrics import journal_samples, unlisted_partitions
 
 
 @pytest.fixture
@@ -96,3 +98,34 @@ def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: b
 
     assert values["quaymaster_staged_messages"] == 3
     assert values["quaymaster_queue_messages"] == 0
+
+
+def test_a_queue_with_several_partitions_is_one_in_its_metrics_and_unlisted_ones_are_told(
+    tmp_path: Path,
+) -> None:
+    partitions, next_partition = spread_table([0, 0])
+    definition = replace_definition(define(1), partitions=partitions, next_partition=next_partition)
+
+    async def scenario() -> tuple[list[Sample | None], list[str], list[str]]:
+        async with running(tmp_path / "journal") as tester:
+            await tester.set_queue(definition)
+            for partition in (0, 1):
+                await tester.ask(Send(1, partition, [message(partition)]))
+            samples = list(journal_samples(tester.broker, tmp_path, per_queue=True))
+            before = unlisted_partitions({0: tester.broker.host.replica.queues})
+            await tester.set_queue(without(definition, [1]))
+            return samples, before, unlisted_partitions({0: tester.broker.host.replica.queues})
+
+    samples, before, after = asyncio.run(scenario())
+
+    visible = [
+        sample.value
+        for sample in samples
+        if sample is not None
+        and sample.name == "quaymaster_queue_messages"
+        and sample.labels[-1] == "visible"
+    ]
+    assert visible == [2]
+    assert before == []
+    assert len(after) == 1
+    assert after[0].startswith("Journal 0 has partition 1 of the queue queue-1")

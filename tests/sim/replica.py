@@ -601,7 +601,9 @@ class Replica:
         """Make the queues from what is on the disk; return them, up to where, and the last stamp."""
         disk = self.disk
         keeper = self.cell.chunks
-        queues = self.cell.bugs.variant(QueueStates)(keeper, retry_window_ms=RETRY_WINDOW_MS)
+        queues = self.cell.bugs.variant(QueueStates)(
+            keeper, retry_window_ms=RETRY_WINDOW_MS, journal_id=self.journal_id
+        )
         applied = last_time_ms = 0
         if disk.snapshot is not None:
             load_partitions(queues, disk.snapshot.blobs, keeper)

@@ -13,6 +13,7 @@ from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.replication.queue_time import say_held
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
@@ -53,12 +54,18 @@ def journal_samples(journal: JournalService, data: Path, *, per_queue: bool) -> 
                 yield None
                 continue
             staged += _staged(partition)
-            labels = partition.definition.account_id, partition.definition.name
-            for state, number in _states(partition).items():
-                yield Sample("quaymaster_queue_messages", number, (*labels, state))
-            yield Sample(
-                "quaymaster_queue_oldest_message_age_seconds", _oldest_age_s(partition, now_ms), labels
-            )
+            definition = partition.definition
+            same_queue = queues.partitions_of(definition.queue_id)
+            if partition is not same_queue[0]:
+                continue  # counted with the first
+            labels = definition.account_id, definition.name
+            states = [_states(each) for each in same_queue]
+            for state in states[0]:
+                yield Sample(
+                    "quaymaster_queue_messages", sum(each[state] for each in states), (*labels, state)
+                )
+            oldest_s = max(_oldest_age_s(each, now_ms) for each in same_queue)
+            yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s, labels)
         yield Sample("quaymaster_staged_messages", staged)
         return
     totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
@@ -126,6 +133,17 @@ def held_expiry(clocks: Mapping[int, QueueClock]) -> list[str]:
         say_held(journal, clock.gap_ms, clock.stepped_ms)
         for journal, clock in sorted(clocks.items())
         if clock.expiry_is_held
+    ]
+
+
+def unlisted_partitions(journals: Mapping[int, QueueStates]) -> list[str]:
+    """Return what an operator should know of partitions, in journals by number, that their queues do not list."""
+    return [
+        f"Journal {journal} has partition {number} of the queue {queues.definitions[queue_id].name}, which the queue "
+        "does not list any more; it is kept, because it was used"
+        for journal, queues in sorted(journals.items())
+        for queue_id, numbers in sorted(queues.unlisted.items())
+        for number in numbers
     ]
 
 

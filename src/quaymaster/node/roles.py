@@ -17,7 +17,12 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
-from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
+from quaymaster.node.broker_metrics import (
+    broker_histograms,
+    broker_samples,
+    held_expiry,
+    unlisted_partitions,
+)
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.stores import declaring
 from quaymaster.node.from_settings import journal_options, key_provider
@@ -91,6 +96,11 @@ async def _start_broker(node: Node, cell: Membership) -> None:
     node.health.add_check(service.why_not_ready)
     node.health.add_notices(
         lambda: held_expiry({number: journal.host.clock for number, journal in broker.journals.items()})
+    )
+    node.health.add_notices(
+        lambda: unlisted_partitions(
+            {number: journal.host.replica.queues for number, journal in broker.journals.items()}
+        )
     )
 
 

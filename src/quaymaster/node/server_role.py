@@ -25,7 +25,7 @@ from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.broker_metrics import held_expiry, journal_samples
+from quaymaster.node.broker_metrics import held_expiry, journal_samples, unlisted_partitions
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import DataWitness, declaring, open_store
 from quaymaster.node.from_settings import (
@@ -98,6 +98,7 @@ async def start_server(node: Node) -> None:
     stack.push_async_callback(node.admin.drain, 1.0)
     health.add_check(leader.broker.why_stopped)
     health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
+    health.add_notices(lambda: unlisted_partitions({JOURNAL_ID: journal.host.replica.queues}))
     health.add_notices(registry.queues.settling.lost_attributes.notices)
     await _agree(node, store, registry, leader)
     if settings.queues_file is not None:

@@ -109,6 +109,7 @@ class JournalOptions:
             retry_ids_max=self.retry_ids_max,
             in_flight_max=self.in_flight_max,
             account_stages_max=self.account_stages_max,
+            journal_id=self.journal_id,
         )
         queues.cell_format = self.cell_format
         return queues

@@ -99,7 +99,8 @@ class MessageMoves:
         self._unlocated: dict[str, list[tuple[DeadLetter, Body]]] = {}
         self._locating: set[asyncio.Task[None]] = set()
         self._region = region
-        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[int, bytes], asyncio.Task[None]] = {}
+        """By partition and task: a task runs in each partition of its source."""
         self._put_back_later: set[asyncio.TimerHandle] = set()
         self._letters: deque[DeadLetter] = deque()
         self._in_progress = 0
@@ -192,9 +193,9 @@ class MessageMoves:
         """The same for the tasks of one partition, by its key."""
         partition = self._host.replica.queues.partitions.get(key)
         for task in partition.tasks if partition is not None else ():
-            if task.status == "RUNNING" and task.task_id not in self._tasks:
+            if task.status == "RUNNING" and (key, task.task_id) not in self._tasks:
                 work = supervise(asyncio.get_running_loop().create_task(self._run(key, task)))
-                self._tasks[task.task_id] = work
+                self._tasks[key, task.task_id] = work
                 work.add_done_callback(partial(self._forget, key, task.task_id))
 
     async def close(self) -> None:
@@ -260,7 +261,7 @@ class MessageMoves:
     def _forget(self, key: int, task_id: bytes, work: asyncio.Task[None]) -> None:
         if work.cancelled() or work.exception() is not None:
             return  # it ends, or the process does
-        self._tasks.pop(task_id, None)
+        self._tasks.pop((key, task_id), None)
         if self._host.replica.is_leading:
             # It may have been started again while this work was about to end, or to be left to the next leader.
             self.start_tasks_of(key)
@@ -291,7 +292,7 @@ class MessageMoves:
 
     async def _work(self, key: int, task: MoveTask) -> None:
         """Move messages until none of the task's is visible, or the task cannot go on, and end it."""
-        queue_id, _ = parts_of_key(key)
+        queue_id, number = parts_of_key(key)
         failure: str | None = None
         idle = in_vain = 0
         while failure is None and idle < IDLE_ROUNDS:
@@ -301,7 +302,7 @@ class MessageMoves:
             if task.rate_per_s:
                 count = max(1, count // 10)  # ten small steps a second rather than one large one
             async with self._task_turns:
-                found = await self._take(queue_id, task, count)
+                found = await self._take(key, task, count)
                 taken = found.taken
                 bodies = await self._host.records.of([message.offset for message in taken])
                 failure = await self._move_taken(key, task, taken, bodies)
@@ -326,7 +327,7 @@ class MessageMoves:
             if task.rate_per_s:
                 await asyncio.sleep(len(taken) / task.rate_per_s)
         await self._redriven(key, task)
-        await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
+        await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure, number))
         log_event(log, logging.INFO, "move task ended", source=task.source_arn, failure=failure)
 
     def _looks_in_vain_max(self, key: int) -> int:
@@ -344,14 +345,15 @@ class MessageMoves:
     async def _is_over(self, key: int, task: MoveTask) -> bool:
         """Return whether a task may move nothing more: cancelled, or running for too long."""
         try:
-            return (await self._take(parts_of_key(key)[0], task, 0)).is_over
+            return (await self._take(key, task, 0)).is_over
         except NotNow:
             if not self._host.replica.is_leading:
                 raise
             return False  # it is asked again: what it has taken must be moved, or put back
 
-    async def _take(self, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
-        outcome: object = await self._host.ask(TakeForMove(queue_id, task.task_id, count))
+    async def _take(self, key: int, task: MoveTask, count: int) -> TakenForTask:
+        queue_id, number = parts_of_key(key)
+        outcome: object = await self._host.ask(TakeForMove(queue_id, task.task_id, count, number))
         assert isinstance(outcome, TakenForTask), "a TakeForMove is answered by a TakenForTask"
         return outcome
 

@@ -64,7 +64,7 @@ from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.structures.committed_runs import Run
 from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
-from quaymaster.core.values.commands import MoveTask
+from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.formats import UnknownFormat
 from quaymaster.core.values.messages import decode_moved, split_payload, split_prefix
@@ -159,13 +159,22 @@ class AppliedQueues:
     """The queues of one journal and their partitions, and how a committed record changes them."""
 
     def __init__(
-        self, keeper: ChunkKeeper, *, retry_window_ms: int, retry_ids_max: int | None = None
+        self,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+        retry_ids_max: int | None = None,
+        journal_id: int = 0,
     ) -> None:
         self._keeper = keeper
+        self.journal_id = journal_id
+        """Only partitions whose entry names it are here."""
         self.retry_window_ms = retry_window_ms
         self.retry_ids_max = retry_ids_max
         self.definitions: dict[int, QueueDefinition] = {}
         self.partitions: dict[int, Partition] = {}
+        self.unlisted: dict[int, tuple[int, ...]] = {}
+        """The numbers of partitions that a newer table does not list, but that still have something, by queue id."""
         self._dirty_keys: set[int] = set()
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self.marks = QueueMarks()
@@ -212,11 +221,29 @@ class AppliedQueues:
         return found
 
     def partitions_of(self, queue_id: int) -> list[Partition]:
-        """Return the partitions of a queue, or raise QueueDoesNotExist."""
+        """Return the partitions of a queue that are in this journal, or raise QueueDoesNotExist."""
+        if queue_id not in self.definitions:
+            raise QueueDoesNotExist()
+        return self._here(queue_id)
+
+    def partitions_asked(self, queue_id: int, number: int) -> list[Partition]:
+        """Return one partition, or with ALL_PARTITIONS all in this journal, or raise QueueDoesNotExist."""
+        return (
+            self.partitions_of(queue_id) if number == ALL_PARTITIONS else [self.partition(queue_id, number)]
+        )
+
+    def _here(self, queue_id: int) -> list[Partition]:
         definition = self.definitions.get(queue_id)
         if definition is None:
-            raise QueueDoesNotExist()
-        return [self.partition(queue_id, slice_.number) for slice_ in definition.partitions]
+            return []
+        numbers = [*self._listed(definition), *self.unlisted.get(queue_id, ())]
+        found = [self.partitions.get(partition_key(queue_id, number)) for number in numbers]
+        # A snapshot may have a newer table than partitions: the replay brings the others.
+        return [partition for partition in found if partition is not None]
+
+    def _listed(self, definition: QueueDefinition) -> list[int]:
+        """Return the numbers of the partitions that are in this journal by a table, the oldest first."""
+        return [entry.number for entry in definition.partitions if entry.journal_id == self.journal_id]
 
     def queue_of_arn(self, arn: QueueArn) -> int | None:
         """Return the id of the queue with this ARN, None when the journal has none."""
@@ -437,13 +464,9 @@ class AppliedQueues:
             group = self.definitions[group_id]
             if group.revision < definition.revision:
                 self._know(group_definition(group, definition), row.time_ms, row.offset + 1)
-        known = self.definitions.get(definition.queue_id)
         # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
-        if row.flags & IS_NEW if known is None else known.revision < definition.revision:
+        if row.flags & IS_NEW or definition.queue_id in self.definitions:
             self._know(definition, row.time_ms, row.offset + 1, starts)
-        elif known is not None:
-            # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
-            self._ids_by_name[known.account_id, known.name] = known.queue_id
 
     def _apply_queue_delete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         self.marks.raise_to(row.queue_id)
@@ -531,16 +554,21 @@ class AppliedQueues:
     # Queues
 
     def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
-        """Take a queue from a snapshot."""
+        """Take partitions of a queue from a snapshot, which may have others as of another definition."""
+        queue_id = definition.queue_id
         self.marks.note(definition)
-        self.definitions[definition.queue_id] = definition
-        self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
+        before = self._here(queue_id)
+        known = self.definitions.get(queue_id)
+        if known is None or known.revision < definition.revision:
+            self.definitions[queue_id] = definition
+            self._ids_by_name[definition.account_id, definition.name] = queue_id
         for partition in partitions:
             self._keep(partition)
             self.running_tasks.note(partition.key, partition)
             self.open_stages.note(partition)
             if partition.is_sending_away:
                 self.sending_away.add(partition.key)
+        self._note_unlisted(queue_id, [*before, *partitions])
 
     def attach_groups(self) -> None:
         """Let consumer groups that came from a snapshot follow their logs, before anything is applied.
@@ -551,16 +579,15 @@ class AppliedQueues:
             if definition.group_of and definition.group_of not in self.definitions:
                 self._forget(definition.queue_id)
             elif definition.group_of:
-                for slice_ in definition.partitions:
-                    group = self.partition(definition.queue_id, slice_.number)
-                    follow(group, self.partition(definition.group_of, slice_.number))
+                for group in self._here(definition.queue_id):
+                    follow(group, self.partition(definition.group_of, group.number))
 
     def _groups_of(self, queue_id: int) -> list[int]:
         """Return the ids of a log's consumer groups."""
         definition = self.definitions.get(queue_id)
         if definition is None or not definition.is_log:
             return []
-        return list(self.partition(queue_id, definition.partitions[0].number).groups)
+        return [group_id for partition in self._here(queue_id)[:1] for group_id in partition.groups]
 
     def _know(
         self,
@@ -569,55 +596,109 @@ class AppliedQueues:
         applied: int,
         starts: Mapping[int, tuple[int, int]] = NO_STARTS,
     ) -> None:
-        """`starts`: of a new consumer group, for each partition where it starts and what end it has."""
+        """Follow a definition as far as it was not followed yet, each partition for itself.
+
+        A replay may meet it again: a snapshot's definition may be newer than its partitions. `applied`: the offset
+        behind the record; `starts`: of a new consumer group, for each partition where it starts and what end it has.
+        """
         queue_id = definition.queue_id
         self.marks.note(definition)
-        self.definitions[queue_id] = definition
-        self._ids_by_name[definition.account_id, definition.name] = queue_id
-        for slice_ in definition.partitions:
-            key = partition_key(queue_id, slice_.number)
-            partition = self.partitions.get(key)
-            if partition is None:
-                partition = Partition(
-                    definition,
-                    slice_.number,
-                    self._keeper,
-                    retry_window_ms=self.retry_window_ms,
-                    retry_ids_max=self.retry_ids_max,
-                )
-                self._keep(partition)
-                partition.applied = applied
-                if definition.group_of:
-                    begin_group(
-                        partition,
-                        self.partition(definition.group_of, slice_.number),
-                        *starts[slice_.number],
-                        time_ms,
-                    )
-            else:
-                partition.apply_definition(definition, time_ms)
+        before = self._here(queue_id)
+        known = self.definitions.get(queue_id)
+        newest = definition if known is None or known.revision < definition.revision else known
+        self.definitions[queue_id] = newest
+        # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
+        self._ids_by_name[newest.account_id, newest.name] = queue_id
+        listed = self._listed(definition)
+        for number in listed:
+            partition = self.partitions.get(partition_key(queue_id, number))
+            if partition is not None:
+                self._follow_definition(partition, definition, time_ms, applied)
+            elif definition is newest or number in self._listed(newest):
+                self._begin(definition, number, time_ms, applied, starts)
+        for partition in before:
+            if partition.applied < applied and partition.number not in listed:
+                if may_be_dropped(partition):
+                    self._let_go(partition)
+                else:
+                    self._follow_definition(partition, definition, time_ms, applied)
+        self._note_unlisted(queue_id, self._here(queue_id) + before)
+        if not self._here(queue_id):
+            self._forget(queue_id)
+
+    def _begin(
+        self,
+        definition: QueueDefinition,
+        number: int,
+        time_ms: int,
+        applied: int,
+        starts: Mapping[int, tuple[int, int]],
+    ) -> None:
+        partition = Partition(
+            definition,
+            number,
+            self._keeper,
+            retry_window_ms=self.retry_window_ms,
+            retry_ids_max=self.retry_ids_max,
+        )
+        self._keep(partition)
+        partition.applied = applied
+        if definition.group_of:
+            log = self.partition(definition.group_of, number)
+            begin_group(partition, log, *starts[number], time_ms)
+
+    def _follow_definition(
+        self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
+    ) -> None:
+        if partition.applied < applied and partition.definition.revision < definition.revision:
+            partition.apply_definition(definition, time_ms)
+            partition.applied = applied
+
+    def _note_unlisted(self, queue_id: int, partitions: list[Partition]) -> None:
+        numbers = {partition.number for partition in partitions if partition.key in self.partitions}
+        numbers.difference_update(self._listed(self.definitions[queue_id]))
+        if numbers:
+            self.unlisted[queue_id] = tuple(sorted(numbers))
+        else:
+            self.unlisted.pop(queue_id, None)
 
     def _forget(self, queue_id: int) -> None:
         for group_id in self._groups_of(queue_id):
             self._forget(group_id)
+        for partition in self._here(queue_id):
+            self._let_go(partition)
+        self.unlisted.pop(queue_id, None)
         definition = self.definitions.pop(queue_id)
         name = definition.account_id, definition.name
         if self._ids_by_name.get(name) == queue_id:
             del self._ids_by_name[name]
-        for slice_ in definition.partitions:
-            key = partition_key(queue_id, slice_.number)
-            partition = self.partitions.pop(key)
-            partition.dirty_keys = None
-            self._dirty_keys.discard(key)
-            if partition.log is not None:
-                del partition.log.groups[queue_id]
-            else:
-                self.messages_gone += partition.alive
-            self.empty_later(partition.emptied())
-            self.running_tasks.forget(key)
-            self.open_stages.forget(key)
-            self.sending_away.discard(key)
-            self.removed.add(key)
+
+    def _let_go(self, partition: Partition) -> None:
+        """A partition is gone, with all that it has."""
+        key = partition.key
+        del self.partitions[key]
+        partition.dirty_keys = None
+        self._dirty_keys.discard(key)
+        if partition.log is not None:
+            del partition.log.groups[partition.definition.queue_id]
+        else:
+            self.messages_gone += partition.alive
+        self.empty_later(partition.emptied())
+        self.running_tasks.forget(key)
+        self.open_stages.forget(key)
+        self.sending_away.discard(key)
+        self.removed.add(key)
+
+
+def may_be_dropped(partition: Partition) -> bool:
+    """Return whether a partition that is listed no more may go: it never had anything."""
+    return (
+        not partition.sends
+        and not partition.moved_in
+        and partition.moves is None
+        and partition.staged is None
+        and not partition.tasks
+    )
 
 
 def _decided(steps: Iterator[None]) -> Slices:

@@ -56,8 +56,11 @@ class ConsumedQueues(AppliedQueues):
         retry_window_ms: int,
         retry_ids_max: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
+        journal_id: int = 0,
     ) -> None:
-        super().__init__(keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max)
+        super().__init__(
+            keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max, journal_id=journal_id
+        )
         self._in_flight_max = in_flight_max
         self.messages_expired = 0
         self._due_left = WorkLeft(DUE_PER_MS_MAX)

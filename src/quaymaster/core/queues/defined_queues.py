@@ -28,6 +28,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
+from quaymaster.core.values.partition_tables import journals_of
 from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
 from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
 from quaymaster.core.values.queue_names import split_group
@@ -49,7 +50,8 @@ class DefinedQueues(AppliedQueues):
         self._check_identity(known, identity_of(definition))
         if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
             self._check_revision(known, definition)
-        if known is None or known.revision < definition.revision:
+        is_here = known is not None or self.journal_id in journals_of(definition) or definition.group_of
+        if is_here and (known is None or known.revision < definition.revision):
             starts: dict[int, tuple[int, int]] = {}
             if definition.group_of:
                 definition, starts = self._new_group(definition)
@@ -59,13 +61,14 @@ class DefinedQueues(AppliedQueues):
                 Record(RecordType.QUEUE_SET, flags, definition.queue_id, 0, 0, now_ms, 0, payload)
             )
             queue_ids = [definition.queue_id, *self._groups_of(definition.queue_id)]
+            proposal.awake.update(self._here(definition.queue_id))
             self._know(definition, now_ms, proposal.next_offset, starts)
             for group_id in queue_ids[1:]:
                 group = group_definition(self.definitions[group_id], definition)
                 self._know(group, now_ms, proposal.next_offset)
             for queue_id in queue_ids:
-                proposal.awake.update(self.partitions_of(queue_id))
-            for partition in self.partitions_of(definition.queue_id) if starts else ():
+                proposal.awake.update(self._here(queue_id))
+            for partition in self._here(definition.queue_id) if starts else ():
                 proposal.sent_to[partition] = partition.next_sequence
                 partition.uncommitted_from = (
                     partition.log.uncommitted_from if partition.log is not None else 0
@@ -108,7 +111,7 @@ class DefinedQueues(AppliedQueues):
 
     def _reset_group(self, command: ResetGroup, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         check_start(command.start)
-        for partition in self.partitions_of(command.queue_id):
+        for partition in self.partitions_asked(command.queue_id, command.partition):
             start = find_start(command.start, _log_of(partition))
             proposal.add(RecordType.GROUP_RESET, partition, now_ms, sequence=start)
             self.empty_later(reset_group(partition, start, now_ms))

@@ -11,6 +11,8 @@ Developer Guide, "Configuring dead-letter queue redrive": 36 hours, 100 active t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quaymaster.core.partition.partition import Partition
@@ -81,15 +83,11 @@ def start_task(
 def cancel_task(
     partition: Partition, command: CancelMoveTask, now_ms: int, proposal: Proposal
 ) -> MoveTasksOutcome:
-    """End a running task; ResourceNotFound, InvalidParameterValue when it is over."""
-    for task in partition.tasks:
-        if task.task_id == command.task_id:
-            if task.status != "RUNNING":
-                raise InvalidParameterValue("Only active tasks can be cancelled.")
-            cancelled = msgspec.structs.replace(task, status="CANCELLED")
-            _propose(partition, cancelled, now_ms, proposal)
-            return MoveTasksOutcome([cancelled])
-    raise ResourceNotFound("Task does not exist.")
+    """End a task that runs in a partition."""
+    task = next(task for task in partition.tasks if task.task_id == command.task_id)
+    cancelled = msgspec.structs.replace(task, status="CANCELLED")
+    _propose(partition, cancelled, now_ms, proposal)
+    return MoveTasksOutcome([cancelled])
 
 
 def finish_task(partition: Partition, command: FinishMoveTask, now_ms: int, proposal: Proposal) -> None:
@@ -124,9 +122,28 @@ def looks_in_vain_max(partition: Partition) -> int:
     return partition.alive // LOOKED_AT_MIN + 1
 
 
-def list_tasks(partition: Partition) -> MoveTasksOutcome:
-    """Return the last tasks, the newest first."""
-    return MoveTasksOutcome([msgspec.structs.replace(task) for task in reversed(partition.tasks)])
+def partitions_running(partitions: Sequence[Partition], task_id: bytes) -> list[Partition]:
+    """Return the partitions in which a task runs; ResourceNotFound, InvalidParameterValue when it is over in all."""
+    status_of = {
+        partition: task.status
+        for partition in partitions
+        for task in partition.tasks
+        if task.task_id == task_id
+    }
+    if not status_of:
+        raise ResourceNotFound("Task does not exist.")
+    running = [partition for partition, status in status_of.items() if status == "RUNNING"]
+    if not running:
+        raise InvalidParameterValue("Only active tasks can be cancelled.")
+    return running
+
+
+def list_tasks(partitions: Sequence[Partition]) -> MoveTasksOutcome:
+    """Return the last tasks of partitions, the newest first."""
+    tasks = [msgspec.structs.replace(task) for partition in partitions for task in reversed(partition.tasks)]
+    if len(partitions) > 1:
+        tasks.sort(key=lambda task: -task.started_ms)
+    return MoveTasksOutcome(tasks)
 
 
 def _propose(partition: Partition, task: MoveTask, now_ms: int, proposal: Proposal) -> None:

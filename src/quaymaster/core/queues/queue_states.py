@@ -14,7 +14,6 @@ from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_o
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import (
     IN_FLIGHT_MAX,
-    Partition,
 )
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.partition.slices import Work
@@ -34,6 +33,7 @@ from quaymaster.core.queues.move_tasks import (
     finish_task,
     list_tasks,
     may_take,
+    partitions_running,
     running_task,
     start_task,
 )
@@ -52,7 +52,6 @@ from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
-    ALL_PARTITIONS,
     AbortTransaction,
     AskGroups,
     AskMarks,
@@ -78,6 +77,8 @@ from quaymaster.core.values.commands import (
     MoveIn,
     MoveInOutcome,
     MoveMessage,
+    MoveTask,
+    MoveTasksOutcome,
     Peek,
     PeekedOffsets,
     Purge,
@@ -119,12 +120,14 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         retry_ids_max: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         account_stages_max: int = ACCOUNT_STAGES_MAX,
+        journal_id: int = 0,
     ) -> None:
         super().__init__(
             keeper,
             retry_window_ms=retry_window_ms,
             retry_ids_max=retry_ids_max,
             in_flight_max=in_flight_max,
+            journal_id=journal_id,
         )
         self.cell_format = CellFormat()
         self._account_stages_max = account_stages_max
@@ -247,7 +250,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         return SentOutcome(results), wait
 
     def _purge(self, command: Purge, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        for partition in self.partitions_of(command.queue_id):
+        for partition in self.partitions_asked(command.queue_id, command.partition):
             stop = partition.next_sequence
             proposal.add(RecordType.PURGE, partition, now_ms, sequence=stop)
             if partition.log is None:
@@ -257,7 +260,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         return Done(), Wait.COMMIT
 
     def _count(self, command: CountMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partitions = self.partitions_of(command.queue_id)
+        partitions = self.partitions_asked(command.queue_id, command.partition)
         for partition in partitions:
             self._advance(partition, now_ms)
         each = [partition.counts(now_ms) for partition in partitions]
@@ -412,7 +415,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         return Done(), Wait.COMMIT
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._source_of_tasks(command)
+        partition = self.partition(command.queue_id, command.partition)
         task = running_task(partition, command.task_id, now_ms, proposal)
         if task is None:
             self.running_tasks.note(partition.key, partition)
@@ -448,45 +451,43 @@ class QueueStates(DefinedQueues, ConsumedQueues):
     # Message move tasks
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._source_of_tasks(command)
-        check_may_have_task(partition)
-        if self.running_tasks.of_account(partition.definition.account_id) >= ACTIVE_TASKS_MAX:
-            raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
+        partitions = self.partitions_asked(command.queue_id, command.partition)
+        for partition in partitions:
+            check_may_have_task(partition)
+            if self.running_tasks.of_account(partition.definition.account_id) >= ACTIVE_TASKS_MAX:
+                raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
         target_id = command.target_queue_id
         if target_id is not None and target_id not in self.definitions and not self._may_reach_others():
             raise UnsupportedOperation(
                 "The queues are in different journals of this cell, between which messages move once all its "
                 "processes run this version: `quaymaster cell upgrade`."
             )
-        self._advance(partition, now_ms)
-        outcome = start_task(partition, command, now_ms, proposal, self.cell_format)
-        self.running_tasks.note(partition.key, partition)
-        return outcome, Wait.COMMIT
+        started: list[MoveTask] = []
+        for partition in partitions:
+            self._advance(partition, now_ms)
+            started += start_task(partition, command, now_ms, proposal, self.cell_format).tasks
+            self.running_tasks.note(partition.key, partition)
+        return MoveTasksOutcome(started), Wait.COMMIT
 
     def _may_reach_others(self) -> bool:
         return self.elsewhere is None or self.elsewhere.is_reachable
 
     def _cancel_task(self, command: CancelMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._source_of_tasks(command)
-        outcome = cancel_task(partition, command, now_ms, proposal)
-        self.running_tasks.note(partition.key, partition)
-        return outcome, Wait.COMMIT
+        cancelled: list[MoveTask] = []
+        partitions = self.partitions_asked(command.queue_id, command.partition)
+        for partition in partitions_running(partitions, command.task_id):
+            cancelled += cancel_task(partition, command, now_ms, proposal).tasks
+            self.running_tasks.note(partition.key, partition)
+        return MoveTasksOutcome(cancelled), Wait.COMMIT
 
     def _finish_task(self, command: FinishMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._source_of_tasks(command)
+        partition = self.partition(command.queue_id, command.partition)
         finish_task(partition, command, now_ms, proposal)
         self.running_tasks.note(partition.key, partition)
         return Done(), Wait.COMMIT
 
     def _list_tasks(self, command: ListMoveTasks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        return list_tasks(self._source_of_tasks(command)), Wait.NOTHING
-
-    def _source_of_tasks(
-        self, command: StartMoveTask | CancelMoveTask | FinishMoveTask | ListMoveTasks | TakeForMove
-    ) -> Partition:
-        if command.partition == ALL_PARTITIONS:
-            return self.partitions_of(command.queue_id)[0]
-        return self.partition(command.queue_id, command.partition)
+        return list_tasks(self.partitions_asked(command.queue_id, command.partition)), Wait.NOTHING
 
 
 def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:
