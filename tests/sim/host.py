@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quaymaster.broker.cell.move_calls import MOVE_TIMEOUT_MS
+from quaymaster.broker.cell.move_calls import ANSWER_MS
 from quaymaster.broker.replica.time_file import TIME_NAME
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
@@ -259,7 +259,7 @@ class Host:
         self._asked += 1
         self._waiting[self._asked] = answer
         self._network.send(self.name, name, TakeMoved(self._asked, journal, command))
-        self._kernel.after(MOVE_TIMEOUT_MS * MS, self._expire, self.starts, self._asked)
+        self._kernel.after(ANSWER_MS * MS, self._expire, self.starts, self._asked)
         return await answer
 
     def _expire(self, start: int, number: int) -> None:

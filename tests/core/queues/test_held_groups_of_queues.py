@@ -102,12 +102,12 @@ def test_child_gives_nothing_of_a_group_until_its_parent_has_no_message_of_it(ho
     assert len(received(host, 1)) == 1
 
 
-def test_parent_that_is_not_sealed_says_nothing(host: Host) -> None:
+def test_parent_that_is_not_sealed_or_not_known_says_nothing(host: Host) -> None:
     child(host, 0).sealed_ms = 0
 
-    outcome = host.ask(AskGroups(STEPS, 0, array("Q", [B]).tobytes()))
-
-    assert outcome == GroupsOutcome(b"", is_sealed=False)
+    for number in (0, 7):
+        outcome = host.ask(AskGroups(STEPS, number, array("Q", [B]).tobytes()))
+        assert outcome == GroupsOutcome(b"", is_sealed=False)
 
 
 def test_parent_says_nothing_until_all_its_messages_were_looked_at(

@@ -33,6 +33,8 @@ def test_parent_is_asked_about_groups_it_was_not_asked_about_apart_from_those_it
     assert held.to_ask(0, 2, again=True) == [B, A]
     assert held.answered(0, [B, A], [B]) == [B]
     assert held.to_ask(0, 2, again=True) == [A]
+    assert held.present_at(0) == 1
+    assert held.present_at(7) == 0
 
 
 def test_question_that_was_not_answered_is_asked_again() -> None:
@@ -53,6 +55,7 @@ def test_groups_wait_no_longer_for_a_parent_that_is_drained() -> None:
     assert set(held.parents) == {7}
     assert held.answered(0, [A], [A]) == []
     assert held.to_ask(0, 10, again=False) == []
+    assert held.to_ask(7, 10, again=True) == [A]
     assert sorted(held.keep([])) == [A, C]
 
 

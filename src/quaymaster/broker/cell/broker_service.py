@@ -55,7 +55,7 @@ from quaymaster.coordination.noted_acts import note_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.replication.messages import Envelope
-from quaymaster.core.values.commands import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
@@ -321,6 +321,10 @@ class BrokerService:
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """See `Peers`."""
         return await self._moves.move(journal_id, command)
+
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """See `Peers`."""
+        return await self._moves.groups_left(journal_id, command)
 
     async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
         """See `Peers`."""

@@ -1,8 +1,9 @@
-"""Messages that move between journals, from the leader of one to the leader of the other.
+"""What the leader of one journal asks the leader of another: to take messages that move there, and which groups it has.
 
-    move    journal id, u64 little-endian · MoveIn ─▶ MoveInOutcome (core/values/commands)
+    move           journal id, u64 little-endian · MoveIn ─▶ MoveInOutcome (core/values/commands)
+    groups_left    journal id · AskGroups ─▶ GroupsOutcome
 
-Both are MessagePack; fields are only ever appended, with defaults.
+All are MessagePack; fields are only ever appended, with defaults.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.peer_links import PeerLinks
 from quaymaster.core.cell.cell import broker_of
-from quaymaster.core.values.commands import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import NotLeader, Timeout
-from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.net.rpc import CallHandler, IncomingCall, RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID
 
 MOVE: Final = "move"
-MOVE_TIMEOUT_MS: Final = 5_000
-CALLERS: Final[dict[str, tuple[str, ...]]] = {MOVE: ("broker",)}
+GROUPS_LEFT: Final = "groups_left"
+ANSWER_MS: Final = 5_000
+"""So long an answer may take besides what the question itself waits."""
+CALLERS: Final[dict[str, tuple[str, ...]]] = {MOVE: ("broker",), GROUPS_LEFT: ("broker",)}
 """Which roles may call what."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(MoveIn)
 _outcomes = msgspec.msgpack.Decoder(MoveInOutcome)
+_questions = msgspec.msgpack.Decoder(AskGroups)
+_answers = msgspec.msgpack.Decoder(GroupsOutcome)
 
 
 class MoveCalls:
-    """Both ends, for one broker. See `MoveCarrier`."""
+    """Both ends, for one broker. See `MoveCarrier` and `GroupCarrier`."""
 
     def __init__(self, broker: Broker, links: PeerLinks, tasks: BrokerTasks) -> None:
         self._broker = broker
@@ -42,27 +47,50 @@ class MoveCalls:
     @property
     def handlers(self) -> dict[str, CallHandler]:
         """The calls, by method."""
-        return {MOVE: self._on_move}
+        return {MOVE: self._on_move, GROUPS_LEFT: self._on_groups_left}
 
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
+        client = self._leader_of(journal_id)
+        if client is None:
+            return await self._take(journal_id, command)
+        body = JOURNAL_ID.pack(journal_id) + _encode(command)
+        return _outcomes.decode(await client.ask(MOVE, body, ANSWER_MS))
+
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """Ask a journal's leader which groups a partition has none of; raises NotNow when it does not answer."""
+        client = self._leader_of(journal_id)
+        if client is None:
+            return await self._tell(journal_id, command)
+        body = JOURNAL_ID.pack(journal_id) + _encode(command)
+        return _answers.decode(await client.ask(GROUPS_LEFT, body, command.wait_ms + ANSWER_MS))
+
+    def _leader_of(self, journal_id: int) -> RPCClient | None:
+        """Return the connection to a journal's leader, None if that is this broker; raises NotLeader."""
         configuration = self._broker.configurations.get(journal_id)
         if configuration is None:
             raise NotLeader
         leader = broker_of(configuration.leader)
         if leader == self._broker.name:
-            return await self._take(journal_id, command)
+            return None
         client = self._links.client(leader)
         if client is None:
             raise NotLeader
-        body = JOURNAL_ID.pack(journal_id) + _encode(command)
-        return _outcomes.decode(await client.ask(MOVE, body, MOVE_TIMEOUT_MS))
+        return client
 
     async def _take(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         journal = self._broker.get(journal_id)
         try:
-            async with asyncio.timeout(MOVE_TIMEOUT_MS / 1000):
+            async with asyncio.timeout(ANSWER_MS / 1000):
                 return await journal.take_moved(command)
+        except TimeoutError:
+            raise Timeout from None
+
+    async def _tell(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        journal = self._broker.get(journal_id)
+        try:
+            async with asyncio.timeout((command.wait_ms + ANSWER_MS) / 1000):
+                return await journal.groups_left(command)
         except TimeoutError:
             raise Timeout from None
 
@@ -74,3 +102,12 @@ class MoveCalls:
             call.reply(_encode(await self._take(journal_id, command)))
 
         self._tasks.answer(call, take())
+
+    def _on_groups_left(self, call: IncomingCall) -> None:
+        (journal_id,) = JOURNAL_ID.unpack_from(call.body)
+        command = _questions.decode(memoryview(call.body)[JOURNAL_ID.size :])
+
+        async def tell() -> None:
+            call.reply(_encode(await self._tell(journal_id, command)))
+
+        self._tasks.answer(call, tell())

@@ -19,6 +19,7 @@ import msgspec
 
 from quaymaster.broker.replica import data_key_lists, record_repair
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
+from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
 from quaymaster.broker.replica.maintenance.compaction import COMPACT_AFTER_MS, Compaction
 from quaymaster.broker.replica.maintenance.expiry import MessageExpiry
 from quaymaster.broker.replica.maintenance.snapshots import Snapshots
@@ -51,8 +52,10 @@ from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.values.commands import (
+    AskGroups,
     Command,
     DeadLetter,
+    GroupsOutcome,
     ListDataKeys,
     MoveIn,
     MoveInOutcome,
@@ -136,6 +139,9 @@ class Peers(Protocol):
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """See `MoveCarrier`."""
 
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """See `GroupCarrier`."""
+
     async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
         """See `FindQueue`."""
 
@@ -166,6 +172,8 @@ class JournalService:
         self.snapshots: Snapshots
         self.compaction: Compaction
         self._moves: MessageMoves
+        self._answers: GroupAnswers
+        self._questions: GroupQuestions
         self.replayed_records = 0
         self.recovery_s = 0.0
         self.rebuilds = 0
@@ -235,6 +243,8 @@ class JournalService:
         if peers is not None:
             places = QueuePlaces(options.journal_id, peers.find_queue, options.cell_format)
         self._moves = MessageMoves(self.host, options.region, places=places, carrier=peers)
+        self._answers = GroupAnswers(self.host)
+        self._questions = GroupQuestions(self.host, self._answers, peers)
         self.snapshots = Snapshots(
             self.host,
             recovered.snapshots,
@@ -259,6 +269,7 @@ class JournalService:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.compaction.close()
         await self._moves.close()
+        await self._questions.close()
         self.host.waiters.answer_all()
         if self.host.stopped is None and self.host.replica.is_ready:
             await self.snapshots.write(None if self._peers is None else LAST_COMMIT_TIMEOUT_S)
@@ -299,6 +310,10 @@ class JournalService:
         outcome: object = await self.host.ask(command)
         assert isinstance(outcome, MoveInOutcome), "a MoveIn is answered by a MoveInOutcome"
         return outcome
+
+    async def groups_left(self, command: AskGroups) -> GroupsOutcome:
+        """Answer which groups a partition has no message of; raises what the journal does."""
+        return await self._answers.answer(command)
 
     def hold_moves(self, seconds: float) -> None:
         """Take nothing from other journals for so long, or until `release_moves`; begins another hold each time."""
@@ -567,12 +582,15 @@ class JournalService:
         if is_leading:
             self.leaderships += 1
         self._moves.leads(is_leading)
+        self._questions.leads(is_leading)
 
     def _and_start_tasks(self, command: StartMoveTask, reply: Reply) -> Reply:
         def started(outcome: Any) -> None:
             reply(outcome)
             if not isinstance(outcome, Exception):
-                self._moves.start_tasks_of(partition_key(command.queue_id, 0))
+                definition = self.host.replica.queues.definitions.get(command.queue_id)
+                for entry in definition.partitions if definition is not None else ():
+                    self._moves.start_tasks_of(partition_key(command.queue_id, entry.number))
 
         return started
 
@@ -629,6 +647,9 @@ class _Links:
 
     def dead_letters(self, letters: list[DeadLetter]) -> None:
         self._service._moves.move_dead_letters(letters)
+
+    def groups_met(self) -> None:
+        self._service._questions.look()
 
     def stopped(self, error: Exception) -> None:
         self._service._on_stopped(error)

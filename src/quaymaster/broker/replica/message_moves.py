@@ -308,6 +308,9 @@ class MessageMoves:
                 failure = await self._move_taken(key, task, taken, bodies)
             if found.is_over:
                 break
+            if found.is_held:  # not idle: they come when an older partition has none of their groups
+                await asyncio.sleep(IDLE_S)
+                continue
             if not taken:
                 in_vain = in_vain + 1 if found.unfinished else 0
                 if found.unfinished and in_vain <= self._looks_in_vain_max(key):

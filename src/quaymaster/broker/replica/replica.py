@@ -31,6 +31,7 @@ from quaymaster.broker.storage.bodies import BodyCache
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.writer import JournalWriter
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.effects import (
     PersistPromise,
@@ -148,6 +149,9 @@ class ReplicaLinks(Protocol):
     def dead_letters(self, letters: list[DeadLetter]) -> None:
         """A receive met messages that are to be moved to their dead-letter queues."""
 
+    def groups_met(self) -> None:
+        """A receive met groups that older partitions may have."""
+
     def stopped(self, error: Exception) -> None:
         """The replica stopped for good."""
 
@@ -208,6 +212,8 @@ class ReplicaHost:
         self._is_slicing = False
         self._is_leading = False
         self.elections = Elections()
+        self._changes: dict[int, asyncio.Event] = {}
+        """Of partitions that children wait for, by key: set when messages may have gone."""
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_ms = 0
         self._is_stuck = False
@@ -248,6 +254,21 @@ class ReplicaHost:
 
         self.submit(command, reply)
         return await future
+
+    def event_of(self, key: int) -> asyncio.Event:
+        """Return what is set when messages of a partition may have gone from now on, or it is no longer led here."""
+        return self._changes.setdefault(key, asyncio.Event())
+
+    def _note_changes(self, awake: set[Partition]) -> None:
+        for partition in awake:
+            event = self._changes.pop(partition.key, None)
+            if event is not None:
+                event.set()
+
+    def _end_changes(self) -> None:
+        changes, self._changes = self._changes, {}
+        for event in changes.values():
+            event.set()
 
     def _try_again(self, waiter: Waiter) -> None:
         self._inbox.waiting.append((waiter.command, waiter))
@@ -459,6 +480,10 @@ class ReplicaHost:
                 log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
             self.waiters.wake(partition)
+        if self._changes and todo.awake:
+            self._note_changes(todo.awake)
+        if self.replica.queues.asking:
+            self._links.groups_met()
         if todo.again:
             self._inbox.again += todo.again
             if not self._is_scheduled:
@@ -476,6 +501,7 @@ class ReplicaHost:
             self._is_leading = not self._is_leading
             if not self._is_leading:
                 self.waiters.send_away(NotLeader())
+                self._end_changes()
             self._links.leads(self._is_leading)
 
     def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:

@@ -13,7 +13,7 @@ from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.partition_moves import AWAY_MAX, QueuesElsewhere
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
-from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues
+from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues, partition_key
 from quaymaster.core.queues.transactions import expire_transactions
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
@@ -178,9 +178,9 @@ class ConsumedQueues(AppliedQueues):
         return found
 
     def _ask_groups(self, command: AskGroups, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
-        order = partition.order
-        if not partition.is_sealed or not isinstance(order, FIFOOrder):
+        partition = self.partitions.get(partition_key(command.queue_id, command.partition))
+        order = partition.order if partition is not None else None
+        if partition is None or not partition.is_sealed or not isinstance(order, FIFOOrder):
             return GroupsOutcome(b"", is_sealed=False), Wait.NOTHING
         left = partition.groups_left = partition.groups_left or GroupsLeft()
         gone = left.gone(order, partition.index, array("Q", command.groups))

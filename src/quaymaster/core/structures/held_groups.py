@@ -115,6 +115,11 @@ class HeldGroups:
             groups.present[group] = None
         return some
 
+    def present_at(self, parent: int) -> int:
+        """Return how many groups a parent had when it was asked last."""
+        groups = self._parents.get(parent)
+        return len(groups.present) if groups is not None else 0
+
     def answered(self, parent: int, asked: Iterable[int], gone: Iterable[int]) -> list[int]:
         """A parent has answered: it has none of `gone`, but others that it was asked about. Return those free now."""
         groups = self._parents.get(parent)

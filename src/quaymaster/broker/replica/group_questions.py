@@ -1,0 +1,211 @@
+"""Questions between the partitions of a FIFO queue: which groups an older one has no message of any more.
+
+    child: groups met by a receive ─▶ AskGroups ─▶ the parent's leader ─▶ those gone, once committed ─▶ free
+                                          ▲                └─ none: it waits until messages of the parent go
+                                          └── groups that are still there: asked again, and again
+
+Which groups those are is in `core/structures/held_groups`. Groups that were never asked about are asked for at once;
+those that are there, by one question at a time that waits. A parent in the same journal is asked in the same way: its
+answer waits for a commit, where a look at its state would do, but there is one way, and one set of rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.held_groups import HeldGroups
+from quaymaster.core.values.commands import AskGroups, GroupsOutcome
+from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.partition_tables import entry_of
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.supervision import supervise
+
+if TYPE_CHECKING:
+    from quaymaster.broker.replica.replica import ReplicaHost
+
+GROUPS_MAX: Final = 4_096
+"""So many groups are asked about at once: to look them up takes a millisecond or two."""
+WAIT_MS: Final = 1_000
+"""So long a question waits for groups to go. With more groups than one question has, each of several waits less."""
+GROUP_S: Final = 5e-6
+"""A question is decided again after so long for each group in the questions that wait: a few percent of a core."""
+RETRY_S: Final = 0.01
+"""A parent that cannot say anything yet is asked again after so long: it is being sealed, or looks at its messages."""
+SLOW_RETRY_S: Final = 0.2
+FAST_RETRIES: Final = 500
+REFUSED_RETRY_S: Final = 1.0
+UNANSWERED_TOLD: Final = 25
+"""After so many attempts in a row without an answer the log says so."""
+
+log = logging.getLogger(__name__)
+
+
+class GroupCarrier(Protocol):
+    """The way to the leaders of other journals."""
+
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """Ask a journal's leader; raises NotNow when it does not answer."""
+
+
+class GroupAnswers:
+    """Answers questions of children: those that find no group gone wait here."""
+
+    def __init__(self, host: ReplicaHost) -> None:
+        self._host = host
+        self._waiting = 0
+        """How many groups are in questions that wait."""
+
+    async def answer(self, command: AskGroups) -> GroupsOutcome:
+        """Return which groups are gone as soon as there is one, or its wait is over. Raises what the journal does."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + command.wait_ms / 1000
+        groups = len(command.groups) // 8
+        while True:
+            changed = self._host.event_of(command.queue_id << 16 | command.partition)
+            asked_at = loop.time()
+            outcome: object = await self._host.ask(replace(command, wait_ms=0))
+            assert isinstance(outcome, GroupsOutcome), "an AskGroups is answered by a GroupsOutcome"
+            if outcome.gone or not outcome.is_sealed or loop.time() >= deadline:
+                return outcome
+            self._waiting += groups
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+                    await asyncio.sleep(asked_at + GROUP_S * self._waiting - loop.time())
+            except TimeoutError:
+                return outcome
+            finally:
+                self._waiting -= groups
+
+
+class _Pair(NamedTuple):
+    """A child's key and its parent's number; `again`: groups that the parent had when it was asked last."""
+
+    child_key: int
+    parent: int
+    again: bool
+
+
+class GroupQuestions:
+    """Asks the parents of the partitions of one journal, while it is led here."""
+
+    def __init__(self, host: ReplicaHost, answers: GroupAnswers, carrier: GroupCarrier | None) -> None:
+        self._host = host
+        self._answers = answers
+        self._carrier = carrier
+        self._asking: dict[_Pair, asyncio.Task[None]] = {}
+
+    def leads(self, is_leading: bool) -> None:
+        """The replica has begun to lead, or leads no longer."""
+        if is_leading:
+            for key in list(self._host.replica.queues.holding):
+                self._ask_about(key)
+        else:
+            self.stop()
+
+    def look(self) -> None:
+        """Ask about groups that receives have met."""
+        asking = self._host.replica.queues.asking
+        while asking:
+            self._ask_about(asking.pop())
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        for task in self._asking.values():
+            task.cancel()
+        self._asking.clear()
+
+    async def close(self) -> None:
+        """Stop, and wait until that is so."""
+        tasks = list(self._asking.values())
+        self.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ask_about(self, key: int) -> None:
+        found = self._found(key)
+        for parent in found[2].parents if found is not None else ():
+            for again in (False, True):
+                pair = _Pair(key, parent, again)
+                if pair not in self._asking:
+                    self._asking[pair] = supervise(asyncio.get_running_loop().create_task(self._ask(pair)))
+
+    def _found(self, key: int) -> tuple[Partition, FIFOOrder, HeldGroups] | None:
+        """Return a partition of which groups are held, None if it is not led here or holds none."""
+        replica = self._host.replica
+        partition = replica.queues.partitions.get(key) if replica.is_leading else None
+        if partition is None or not isinstance(partition.order, FIFOOrder) or partition.order.holds is None:
+            return None
+        return partition, partition.order, partition.order.holds
+
+    async def _ask(self, pair: _Pair) -> None:
+        """Ask one question after the other, until there is nothing to ask."""
+        unanswered = 0
+        while (question := self._question(pair)) is not None:
+            journal_id, groups, command = question
+            pause_s = RETRY_S if unanswered < FAST_RETRIES else SLOW_RETRY_S
+            try:
+                outcome = await self._carry(journal_id, command)
+                if outcome.is_sealed:
+                    self._take(pair, groups, outcome)
+                    unanswered = 0
+                    continue
+            except NotNow as error:
+                if unanswered == UNANSWERED_TOLD:
+                    log_event(
+                        log,
+                        logging.WARNING,
+                        "groups of an older partition not known",
+                        journal=self._host.files.journal_id,
+                        asked_journal=journal_id,
+                        queue=command.queue_id,
+                        reason=str(error),
+                    )
+                pause_s = max(pause_s, 10 * RETRY_S)
+            except (CallerError, OSError) as error:  # a journal that does not know the partition, for now
+                log_failure(log, "groups not asked for", error, journal=self._host.files.journal_id)
+                pause_s = REFUSED_RETRY_S
+            unanswered += 1
+            await asyncio.sleep(pause_s)
+        # No await since nothing was found: whatever is met now begins another.
+        self._asking.pop(pair, None)
+
+    def _question(self, pair: _Pair) -> tuple[int, list[int], AskGroups] | None:
+        """Return the journal to ask, the groups, and the command; None when there is nothing to ask."""
+        found = self._found(pair.child_key)
+        if found is None:
+            return None
+        partition, _, holds = found
+        entry = entry_of(partition.definition, pair.parent)
+        groups = holds.to_ask(pair.parent, GROUPS_MAX, again=pair.again)
+        if entry is None or not groups:
+            return None
+        wait_ms = 0
+        if pair.again:
+            wait_ms = max(1, WAIT_MS * len(groups) // holds.present_at(pair.parent))
+        queue_id = partition.definition.queue_id
+        command = AskGroups(queue_id, pair.parent, array("Q", groups).tobytes(), wait_ms)
+        return entry.journal_id, groups, command
+
+    async def _carry(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        if self._carrier is None or journal_id == self._host.files.journal_id:
+            return await self._answers.answer(command)
+        return await self._carrier.groups_left(journal_id, command)
+
+    def _take(self, pair: _Pair, groups: list[int], outcome: GroupsOutcome) -> None:
+        found = self._found(pair.child_key)
+        if found is None:
+            return
+        partition, order, holds = found
+        freed = holds.answered(pair.parent, groups, array("Q", outcome.gone))
+        order.release(freed, self._host.clock.time_ms())
+        if freed and partition.watched:
+            self._host.waiters.wake(partition)
+        if not pair.again and holds.present_at(pair.parent):
+            self._ask_about(pair.child_key)
