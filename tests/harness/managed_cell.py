@@ -82,7 +82,8 @@ class FakeLink:
             raise Timeout
         host = self._cell.world.hosts[self._name]
         wall_ms = 0 if host.clock_ahead_ms is None else self._cell.now_ms() + host.clock_ahead_ms
-        return msgspec.structs.replace(host.report(), wall_ms=wall_ms)
+        load = self._cell.world.load_of(self._name)
+        return msgspec.structs.replace(host.report(), wall_ms=wall_ms, load=load)
 
     async def prepare(self, journal: int) -> str:
         await self._reach()
@@ -122,8 +123,8 @@ class FakeLink:
 class FakeCell:
     """Brokers, coordination, a clock, and managers by name."""
 
-    def __init__(self, *names: str, replicas: int = 3) -> None:
-        self.settings = PlacementSettings(replicas=replicas)
+    def __init__(self, *names: str, replicas: int = 3, journals_per_broker: int = 1) -> None:
+        self.settings = PlacementSettings(replicas=replicas, journals_per_broker=journals_per_broker)
         self.world = PlannedCell(settings=self.settings)
         self.store = Store()
         self.managers: dict[str, InClusterManager] = {}

@@ -5,6 +5,7 @@ Time is a number; `see()` gives what a manager sees, `run()` lets plans and repl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,14 +30,18 @@ from quaymaster.core.cell.cell import (
     Transfer,
     broker_of,
     first_configuration,
+    home_of,
     is_majority,
     with_learner,
 )
+from quaymaster.core.cell.load import BrokerLoad, LoadTrend
 from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 POLL_MS = 250
 OUT_OF_REACH_MS = 60_000
+FOLLOWING = 0.2
+"""What a follower has to do for a journal, as a share of what its leader has."""
 QUIET_MS = 4_000
 """How far the clock goes ahead while nothing happens."""
 
@@ -59,6 +64,7 @@ class Host:
     storage: int = 1
     clock_ahead_ms: int | None = None
     replicas: dict[int, ReplicaSeen] = field(default_factory=dict)
+    trend: LoadTrend = field(default_factory=LoadTrend)
 
     def report(self) -> BrokerReport:
         """Return what it says of itself."""
@@ -83,6 +89,10 @@ class PlannedCell:
         """Brokers that live and serve, and that the manager cannot reach."""
         self.stuck: dict[str, int] = {}
         """Brokers that get nothing from leaders, and since when."""
+        self.demand: dict[int, float] = {}
+        """How much of a loop's time each journal takes of its leader."""
+        self.noise: Callable[[], float] = lambda: 1.0
+        """By how much a report is more, or less, than that."""
         self.revision = 0
         self.history: list[Action] = []
         for name in names:
@@ -120,6 +130,8 @@ class PlannedCell:
                 host.heard_ms = self.now_ms
             else:
                 host.connected_ms = self.now_ms
+            report = host.report()
+            load = host.trend.take(self.load_of(host.name), self.led_by(host.name), self.now_ms)
             brokers.append(
                 BrokerSeen(
                     host.name,
@@ -130,10 +142,11 @@ class PlannedCell:
                     since_ms=host.since_ms,
                     heard_ms=host.heard_ms,
                     connected_ms=host.connected_ms,
-                    report=host.report(),
+                    report=msgspec.structs.replace(report, load=load),
                     clock_ms=None
                     if host.clock_ahead_ms is None
                     else (host.clock_ahead_ms - 20, host.clock_ahead_ms + 20),
+                    busy_since_ms=host.trend.busy_since_ms,
                 )
             )
         return CellSeen(self.now_ms, tuple(brokers), dict(self.journals), self.settings)
@@ -204,6 +217,20 @@ class PlannedCell:
                 leaders[number] = broker_of(configuration.leader)
         return leaders
 
+    def led_by(self, name: str) -> frozenset[int]:
+        """Return the journals that a broker says it leads."""
+        replicas = self.hosts[name].replicas
+        return frozenset(number for number, replica in replicas.items() if replica.role == "leading")
+
+    def load_of(self, name: str) -> BrokerLoad:
+        """Return what a broker has to do, as it tells it."""
+        led = self.led_by(name)
+        shares = {
+            number: self.demand.get(number, 0.0) * (1.0 if number in led else FOLLOWING) * self.noise()
+            for number in self.hosts[name].replicas
+        }
+        return BrokerLoad(cpu_share=min(1.0, sum(shares.values())), journals=shares)
+
     def members(self, number: int) -> set[str]:
         """Return the brokers of a journal's members."""
         return {broker_of(member) for member in self.configuration(number).members}
@@ -236,7 +263,10 @@ class PlannedCell:
             else self.now_ms
         )
         self.revision += 1
-        self.journals[number] = JournalSeen(configuration, self.revision, since_ms, self.now_ms)
+        homed_ms = None if known is None else known.homed_ms
+        if known is not None and home_of(known.configuration) != home_of(configuration):
+            homed_ms = self.now_ms
+        self.journals[number] = JournalSeen(configuration, self.revision, since_ms, self.now_ms, homed_ms)
 
     def replica(self, number: int, member: str) -> ReplicaSeen | None:
         """Return a member's replica if it lives."""

@@ -19,7 +19,7 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import Put
-from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.cell.cell import broker_of, home_of
 from quaymaster.core.values.errors import ResourceNotFound
 from quaymaster.monitoring.metrics import Sample
 
@@ -81,6 +81,27 @@ def test_silent_broker_whose_followers_hear_it_keeps_its_journal() -> None:
         assert {number: cell.world.configuration(number).epoch for number in cell.world.journals} == epochs
 
     run(FakeCell("a", "b", "c"), scenario)
+
+
+def test_busy_broker_gives_a_journal_away_and_standbys_know_since_when_it_is_at_home_there() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until(lambda: len(cell.world.leaders()) == 6)
+        await cell.pass_ms(2 * cell.settings.settle_ms)
+        hot, warm = [number for number, leader in cell.world.leaders().items() if leader == "a"]
+
+        cell.world.demand = {hot: 0.45, warm: 0.35}
+        async with asyncio.timeout(PATIENCE_S):
+            while cell.world.leaders().get(hot, "a") == "a":
+                await cell.pass_ms(1_000)
+        await cell.until(lambda: len(cell.world.leaders()) == 6)
+
+        target = cell.world.leaders()[hot]
+        for manager in cell.managers.values():
+            await cell.until(lambda: manager._journals[hot].homed_ms is not None)  # noqa: B023 -- in its turn
+            assert home_of(manager._journals[hot].configuration) == target
+            assert manager._journals[warm].homed_ms is None
+
+    run(FakeCell("a", "b", "c", journals_per_broker=2), scenario, "m1", "m2")
 
 
 def test_two_managers_race_without_harm() -> None:

@@ -178,6 +178,7 @@ def test_bug_in_a_request_is_told_and_ends_nothing() -> None:
 def test_settings_reach_the_planner() -> None:
     settings = load_settings(
         flags={"replicas": 5, "suspicion_ms": 700, "replacement_grace_s": 60, "moves_max": 1}
+        | {"journals_per_broker": 4}
     )
 
     placement = placement_settings(settings)
@@ -186,3 +187,4 @@ def test_settings_reach_the_planner() -> None:
     assert placement.suspicion_ms == 700
     assert placement.replacement_grace_ms == 60_000
     assert placement.moves_max == 1
+    assert placement.journals_per_broker == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
 from quaymaster.core.cell.cell import BrokerReport, ReplicaSeen
+from quaymaster.core.cell.load import SMOOTHING_MS, BrokerLoad
 from quaymaster.managers.watched_broker import WatchedBroker
 
 LEARNER = "b@1"
@@ -52,6 +53,20 @@ def test_learner_with_everything_is_stuck_from_when_there_was_more() -> None:
     assert stuck_ms(broker, 0, end=100, lag=0) == 0
     assert stuck_ms(broker, 60_000, end=100, lag=0) == 0
     assert stuck_ms(broker, 61_000, end=500, lag=400) == 1_000
+
+
+def test_load_is_smoothed_until_the_broker_leads_other_journals() -> None:
+    broker = watched()
+
+    def load(at_ms: int, share: float, *, leads: bool) -> tuple[float, int | None]:
+        replica = ReplicaSeen("a@1", "leading" if leads else "follower", 1, 1, 1, 9, hears_leader=True)
+        broker.take(BrokerReport({7: replica}, load=BrokerLoad(share)), at_ms, at_ms)
+        return round(broker.seen().report.load.cpu_share, 2), broker.seen().busy_since_ms
+
+    assert load(0, 0.0, leads=True) == (0.0, None)
+    assert load(SMOOTHING_MS, 1.0, leads=True) == (0.63, None)
+    assert load(2 * SMOOTHING_MS, 1.0, leads=True) == (0.86, 2 * SMOOTHING_MS)
+    assert load(2 * SMOOTHING_MS + 250, 0.1, leads=False) == (0.1, None)
 
 
 def test_learner_that_was_given_up_begins_anew() -> None:

@@ -68,6 +68,7 @@ from quaymaster.core.cell.cell import (
     Transfer,
     broker_of,
     first_configuration,
+    home_of,
     with_learner,
 )
 from quaymaster.core.cell.cell_view import CellView
@@ -282,7 +283,10 @@ class InClusterManager:
         now_ms = self._now_ms()
         is_same_epoch = known is not None and known.configuration.epoch == configuration.epoch
         since_ms = known.since_ms if known is not None and is_same_epoch else now_ms
-        self._journals[number] = JournalSeen(configuration, revision, since_ms, now_ms)
+        homed_ms = None if known is None else known.homed_ms
+        if known is not None and home_of(known.configuration) != home_of(configuration):
+            homed_ms = now_ms
+        self._journals[number] = JournalSeen(configuration, revision, since_ms, now_ms, homed_ms)
 
     def _on_broker(self, key: str, value: bytes | None) -> None:
         name = key.removeprefix(BROKERS)

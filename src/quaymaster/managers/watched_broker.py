@@ -1,7 +1,8 @@
 """A registered broker as a manager watches it: the link to it, its last report, and how long things have been so.
 
 report ──▶ replicas that hear no leader ──▶ unheard_ms
-      └──▶ followers and learners whose leader says that they got no more ──▶ stuck_ms
+      ├──▶ followers and learners whose leader says that they got no more ──▶ stuck_ms
+      └──▶ load ──▶ smoothed, busy_since_ms
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
 from quaymaster.core.cell.cell import BrokerReport, BrokerSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell.load import LoadTrend
 from quaymaster.managers.broker_link import BrokerLink
 
 
@@ -30,6 +32,7 @@ class WatchedBroker:
         self.connected_ms = since_ms
         self.report = BrokerReport({})
         self._clock_ms: tuple[int, int] | None = None
+        self._trend = LoadTrend()
         self._unheard_since_ms: dict[int, int] = {}
         """Since when its replicas tell that they hear no leader."""
         self._progress: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
@@ -52,7 +55,9 @@ class WatchedBroker:
             )
             for number, replica in report.replicas.items()
         }
-        self.report = msgspec.structs.replace(report, replicas=replicas)
+        led = frozenset(number for number, replica in replicas.items() if replica.role == "leading")
+        load = self._trend.take(report.load, led, asked_ms)
+        self.report = msgspec.structs.replace(report, replicas=replicas, load=load)
 
     def seen(self) -> BrokerSeen:
         """Return what a plan needs to know."""
@@ -67,6 +72,7 @@ class WatchedBroker:
             self.connected_ms,
             self.report,
             self._clock_ms,
+            self._trend.busy_since_ms,
         )
 
     def _unheard_ms(self, number: int, replica: ReplicaSeen, asked_ms: int) -> int:

@@ -33,6 +33,7 @@ def placement_settings(settings: Settings) -> PlacementSettings:
         replacement_grace_ms=settings.replacement_grace_s * 1000,
         clock_skew_max_ms=settings.broker_clock_skew_max_ms,
         moves_max=settings.moves_max,
+        journals_per_broker=settings.journals_per_broker,
     )
 
 

@@ -311,6 +311,9 @@ class SettingsTable(BaseModel):
     """A broker whose wall clock is further from the median of its cell's leads nothing while another one can."""
     moves_max: Count = Field(2, json_schema_extra=CELL)
     """Journals of a cell that get another member or leader for order's sake at once. Lost leaders do not wait."""
+    journals_per_broker: Annotated[int, Field(ge=1, le=16)] = Field(1, json_schema_extra=CELL)
+    """Journals of a cell for each of its brokers. With several, load is moved between brokers journal by journal. More
+    are created when this is raised or brokers join; none is taken away."""
     metadata_rows_max: Count = Field(200_000, json_schema_extra=CELL)
     """Queues that a front end keeps in memory, at about 2 KiB a queue; others are asked for when needed."""
     metadata_staleness_ms: Count = Field(10_000, json_schema_extra=CELL)

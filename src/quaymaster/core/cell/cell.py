@@ -75,6 +75,7 @@ class BrokerSeen(msgspec.Struct, frozen=True):
     look for it. `heard_ms`: when the question was sent that it answered last, None if there is none; so the report is
     no older. `connected_ms`: since when it has answered without a break. `clock_ms`: how far its wall clock is ahead of
     the manager's clock, at least and at most, for the answer was on its way for some time; None when it does not tell.
+    The load in the report is smoothed, and `busy_since_ms` tells since when it is above BUSY_SHARE (`load.LoadTrend`).
     """
 
     name: str
@@ -87,15 +88,20 @@ class BrokerSeen(msgspec.Struct, frozen=True):
     connected_ms: int = 0
     report: BrokerReport = BrokerReport({})
     clock_ms: tuple[int, int] | None = None
+    busy_since_ms: int | None = None
 
 
 class JournalSeen(msgspec.Struct, frozen=True):
-    """A journal's key in coordination; since when its epoch, and this revision of it, is known."""
+    """A journal's key in coordination; since when its epoch, and this revision of it, is known.
+
+    `homed_ms`: when its home became another; None where that was not since this manager looks.
+    """
 
     configuration: JournalConfiguration
     revision: int
     since_ms: int
     revised_ms: int
+    homed_ms: int | None = None
 
 
 class PlacementSettings(msgspec.Struct, frozen=True):
@@ -128,6 +134,12 @@ class PlacementSettings(msgspec.Struct, frozen=True):
     """A broker whose wall clock is further from the others' leads nothing while another one can."""
     moves_max: int = 2
     """Journals of a cell that change members or hand over leadership at once."""
+    journals_per_broker: int = 1
+    """So many journals are at home at each broker, on average; more are created, none is taken away."""
+    busy_ms: int = 10_000
+    """A broker that is above BUSY_SHARE for so long gives a journal away. Loads are trusted after so long, too."""
+    load_rest_ms: int = 600_000
+    """A journal with load whose home became another stays there for so long, as far as load goes."""
 
 
 class CellSeen(msgspec.Struct, frozen=True):
@@ -240,6 +252,11 @@ class Plan(msgspec.Struct, frozen=True):
 def broker_of(member: str) -> str:
     """Return the broker of a member `broker@storage_id`."""
     return member.partition("@")[0]
+
+
+def home_of(configuration: JournalConfiguration) -> str:
+    """Return the broker that is a journal's home."""
+    return broker_of(configuration.members[0])
 
 
 def is_majority(voters: set[str], members: tuple[str, ...]) -> bool:

@@ -23,7 +23,7 @@ class CellView:
         self.now_ms = seen.now_ms
         self.brokers = {broker.name: broker for broker in sorted(seen.brokers, key=lambda seen: seen.name)}
         self.journals = dict(sorted(seen.journals.items()))
-        self._settings = seen.settings
+        self.settings = seen.settings
         self._clocks_ms = {
             name: broker.clock_ms
             for name, broker in self.brokers.items()
@@ -49,12 +49,12 @@ class CellView:
         """Tell whether a broker is not there, cannot be reached, or was not heard for too long."""
         broker = self.brokers.get(name)
         return (
-            broker is None or not broker.is_reachable or self.silent_ms(broker) >= self._settings.suspicion_ms
+            broker is None or not broker.is_reachable or self.silent_ms(broker) >= self.settings.suspicion_ms
         )
 
     def is_settled(self, name: str) -> bool:
         """Tell whether a broker is connected for so long that things may be moved for its sake."""
-        return self.now_ms - self.brokers[name].connected_ms >= self._settings.settle_ms
+        return self.now_ms - self.brokers[name].connected_ms >= self.settings.settle_ms
 
     def is_home(self, name: str) -> bool:
         """Whether a broker may be a journal's home: it is not leaving for good and not dead."""
@@ -62,7 +62,7 @@ class CellView:
         return (
             broker is not None
             and broker.state != "draining"
-            and self.silent_ms(broker) < self._settings.replacement_grace_ms
+            and self.silent_ms(broker) < self.settings.replacement_grace_ms
         )
 
     def is_host(self, name: str) -> bool:
@@ -83,21 +83,21 @@ class CellView:
         report = self.brokers[name].report
         if not report.has_space:
             return f"broker {name} has no disk space"
-        if report.coordination_silent_ms >= self._settings.coordination_patience_ms:
+        if report.coordination_silent_ms >= self.settings.coordination_patience_ms:
             return f"broker {name} does not reach coordination"
         return None
 
     def why_astray(self, name: str) -> str | None:
         """Return how a broker's clock is off so far that it should lead nothing while another one can."""
         skew_ms = self.skews_ms.get(name, 0)
-        if abs(skew_ms) <= self._settings.clock_skew_max_ms:
+        if abs(skew_ms) <= self.settings.clock_skew_max_ms:
             return None
         direction = "ahead of" if skew_ms > 0 else "behind"
         return f"the clock of broker {name} is {abs(skew_ms) / 1000:.1f} s {direction} the others"
 
     def why_unsure(self) -> str | None:
         """Return how wall clocks differ where no majority tells which is right; None where they agree, or one does."""
-        far = [name for name, lead_ms in self.leads_ms.items() if lead_ms > self._settings.clock_skew_max_ms]
+        far = [name for name, lead_ms in self.leads_ms.items() if lead_ms > self.settings.clock_skew_max_ms]
         if not far:
             return None
         near = [name for name in self.leads_ms if name not in far]
@@ -121,7 +121,7 @@ class CellView:
             return {}
         median_ms = sorted(sum(span) // 2 for span in spans.values())[(len(spans) - 1) // 2]
         skews = {name: _outside(median_ms, low, high) for name, (low, high) in spans.items()}
-        near = sum(abs(skew_ms) <= self._settings.clock_skew_max_ms for skew_ms in skews.values())
+        near = sum(abs(skew_ms) <= self.settings.clock_skew_max_ms for skew_ms in skews.values())
         return skews if 2 * near > len(skews) else {}
 
     def _leads_ms(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class CellView:
         """Whether a broker may still have replicas: known only when it is heard, or never again."""
         if self.is_heard(broker.name):
             return bool(broker.report.replicas)
-        return self.silent_ms(broker) < self._settings.replacement_grace_ms
+        return self.silent_ms(broker) < self.settings.replacement_grace_ms
 
     def is_draining(self, member: str) -> bool:
         """Tell whether a member's broker gives all away."""
@@ -208,7 +208,7 @@ class CellView:
             member
             for member in members
             if member == journal.configuration.leader
-            or self.follows(number, journal, member, self._settings.transfer_lag_max)
+            or self.follows(number, journal, member, self.settings.transfer_lag_max)
         }
 
     def log_end(self, number: int, member: str) -> tuple[int, int]:
@@ -241,13 +241,13 @@ class CellView:
             and replica.role == "leading"
             and replica.epoch == configuration.epoch
             and not replica.hears_leader
-            and replica.unheard_ms >= self._settings.unheard_ms
+            and replica.unheard_ms >= self.settings.unheard_ms
         )
 
     def is_copied_from(self, replica: ReplicaSeen) -> bool:
         """Tell whether somebody gets on with a copy from an elect: it may need that one for its majority."""
         return any(
-            broker_of(member) in replica.copied_bytes and stuck_ms < self._settings.learner_stuck_ms
+            broker_of(member) in replica.copied_bytes and stuck_ms < self.settings.learner_stuck_ms
             for member, stuck_ms in replica.stuck_ms.items()
         )
 
@@ -272,14 +272,14 @@ class CellView:
         voters = self.voters(number, configuration.members)
         brokers = [self.brokers[broker_of(member)] for member in voters]
         first_ms = min((broker.connected_ms for broker in brokers), default=0)
-        if lost_ms < first_ms and self.now_ms - first_ms < self._settings.suspicion_ms:
+        if lost_ms < first_ms and self.now_ms - first_ms < self.settings.suspicion_ms:
             return True
         if lost is None or not lost.is_reachable:
             return False  # its connection was closed: that says more than silence
         heard_since = {
             member
             for member, broker in zip(voters, brokers, strict=True)
-            if (broker.heard_ms or 0) >= lost_ms + self._settings.suspicion_ms // 2
+            if (broker.heard_ms or 0) >= lost_ms + self.settings.suspicion_ms // 2
         }
         return not is_majority(heard_since, configuration.members)
 

@@ -1,7 +1,8 @@
 """Where the journals of a cell should be led: each at the broker of its first member, evened out.
 
-Over brokers first, over zones second: a zone that has two homes more than another gives one away if that makes no
-broker's share worse.
+Over brokers first, over zones second: a zone that has many homes more than another gives one away if that makes no
+broker's share worse. Many more are at least two, and more than half of the larger number: load comes before numbers
+(`load_choice`), and a transfer has its price.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Callable
 
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.loads import Loads
 
 
-def choose_homes(cell: CellView) -> dict[int, str | None]:
+def choose_homes(cell: CellView, loads: Loads) -> dict[int, str | None]:
     """Return each journal's home; None for one of whose members no broker can be that.
 
-    While a broker has two homes more than another, a chain of journals, each with a member on the next broker,
+    While a broker has many homes more than another, a chain of journals, each with a member on the next broker,
     shifts one home along it. So does one from a broker to another that has one less, while the zone of the first has
-    two more than that of the second.
+    many more than that of the second. A journal that came home for its load stays, and a broker with much to do gets
+    none.
     """
     homes: dict[int, str | None] = {}
     counts = dict.fromkeys(cell.brokers, 0)
@@ -34,22 +37,29 @@ def choose_homes(cell: CellView) -> dict[int, str | None]:
             homes[number] = home
             if home is not None:
                 counts[home] += 1
-    while _shift_home(homes, hosts, counts):
+    takers = {number: [name for name in names if loads.is_calm(name)] for number, names in hosts.items()}
+    takers |= {number: [] for number in hosts if loads.stays(number)}
+    while _shift_home(homes, takers, counts):
         pass
     zones = {name: cell.zone(name) for name in cell.brokers}
-    while _shift_home_over_zones(homes, hosts, counts, zones):
+    while _shift_home_over_zones(homes, takers, counts, zones):
         pass
     return homes
+
+
+def _has_many_more(count: int, other: int) -> bool:
+    """Tell whether numbers of homes differ so much that one is moved: one alone would only be exchanged."""
+    return count - other >= 2 and 2 * (count - other) > count
 
 
 def _shift_home(homes: dict[int, str | None], hosts: dict[int, list[str]], counts: dict[str, int]) -> bool:
     fewest = min(counts.values(), default=0)
     for fullest in sorted(counts, key=lambda name: -counts[name]):
-        if counts[fullest] < fewest + 2:
+        if not _has_many_more(counts[fullest], fewest):
             break  # nobody has room for one of its own
 
-        def may_take(name: str, most: int = counts[fullest] - 2) -> bool:
-            return counts[name] <= most
+        def may_take(name: str, most: int = counts[fullest]) -> bool:
+            return _has_many_more(most, counts[name])
 
         if _shift(homes, hosts, counts, fullest, may_take):
             return True
@@ -68,12 +78,12 @@ def _shift_home_over_zones(
         of_zone[zones[name]] += count
     least = min(of_zone.values(), default=0)
     for fullest in sorted(counts, key=lambda name: (-of_zone[zones[name]], -counts[name], name)):
-        most = of_zone[zones[fullest]] - 2
-        if most < least:
+        most = of_zone[zones[fullest]]
+        if not _has_many_more(most, least):
             break  # no zone has room for one of its own
 
         def may_take(name: str, count: int = counts[fullest] - 1, most: int = most) -> bool:
-            return counts[name] == count and of_zone[zones[name]] <= most
+            return counts[name] == count and _has_many_more(most, of_zone[zones[name]])
 
         if _shift(homes, hosts, counts, fullest, may_take):
             return True

@@ -1,13 +1,20 @@
-"""What a broker has to do, as it tells the managers of its cell."""
+"""What a broker has to do, as it tells the managers of its cell, and as they see it over time."""
 
 from __future__ import annotations
 
+from math import exp
 from typing import Final
 
 import msgspec
 
 BUSIEST_MAX: Final = 16
 """A broker tells of so many partitions."""
+BUSY_SHARE: Final = 0.7
+"""A broker above this gives a journal away, once it has been for `busy_ms`."""
+CALM_SHARE: Final = 0.6
+"""A broker that takes one for it stays below this."""
+SMOOTHING_MS: Final = 5_000
+"""A load of so long ago counts for a third."""
 
 
 class PartitionLoad(msgspec.Struct, frozen=True):
@@ -43,3 +50,45 @@ class BrokerLoad(msgspec.Struct, frozen=True):
     long_polls: int = 0
     journals: dict[int, float] = {}
     partitions: tuple[PartitionLoad, ...] = ()
+
+
+class LoadTrend:
+    """What a broker's reports say together: its load smoothed over some seconds, and since when it is busy.
+
+    It begins anew when the broker leads other journals than before: what it had to do then tells nothing.
+    """
+
+    __slots__ = ("_at_ms", "_led", "_smooth", "busy_since_ms")
+
+    def __init__(self) -> None:
+        self.busy_since_ms: int | None = None
+        """Since when the smoothed load is above BUSY_SHARE; None while it is not."""
+        self._smooth: BrokerLoad | None = None
+        self._at_ms = 0
+        self._led: frozenset[int] = frozenset()
+
+    def take(self, load: BrokerLoad, led: frozenset[int], at_ms: int) -> BrokerLoad:
+        """Take the load that was reported at a time with the journals led then; return it smoothed."""
+        if led != self._led:
+            self._smooth, self.busy_since_ms, self._led = None, None, led
+        known = self._smooth
+        weight = 1.0 if known is None else 1.0 - exp(-max(0, at_ms - self._at_ms) / SMOOTHING_MS)
+        if known is not None:
+            load = msgspec.structs.replace(
+                load,
+                cpu_share=_between(known.cpu_share, load.cpu_share, weight),
+                journals={
+                    number: _between(known.journals.get(number, share), share, weight)
+                    for number, share in load.journals.items()
+                },
+            )
+        self._smooth, self._at_ms = load, at_ms
+        if load.cpu_share <= BUSY_SHARE:
+            self.busy_since_ms = None
+        elif self.busy_since_ms is None:
+            self.busy_since_ms = at_ms
+        return load
+
+
+def _between(before: float, now: float, weight: float) -> float:
+    return before + (now - before) * weight

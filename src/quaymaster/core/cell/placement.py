@@ -3,7 +3,8 @@
     leader lost, followers agree ──────────────▶ Appoint the longest log, one epoch up
     member lost, dead or draining; too few ────▶ ReplaceMember ──▶ learner catches up ──▶ Promote ──▶ DropReplica
     leader draining, stopping, not at home ────▶ Transfer
-    broker without a home journal ─────────────▶ CreateJournal, or the home of a journal of which others have two
+    broker without its home journals ──────────▶ CreateJournal, or the home of a journal of which others have many
+    broker busy ───────────────────────────────▶ Transfer to one with less to do
     broker drained ────────────────────────────▶ RemoveBroker
 
 Everything seen may be old or wrong, and another manager may plan at the same time: each action that matters is a
@@ -16,6 +17,7 @@ compare-and-swap on the revision it was planned for, and no record depends on a 
   to `replicas`.
 - A journal is moved only while it is led, one move at a time, and few journals of the cell at once.
 - A move for the sake of balance makes the cell more even by itself, so moves come to an end.
+- A move for the sake of load leaves its new leader below a bound that is well below the one that began it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from quaymaster.core.cell.cell import (
 )
 from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
+from quaymaster.core.cell.load_choice import LoadChoice
 from quaymaster.core.cell.member_choice import MemberChoice
 from quaymaster.core.cell.spread import Spread
 from quaymaster.core.replication.queue_time import say_held
@@ -187,7 +190,7 @@ class _Planner:
                 self._replace(number, journal, member, reason)
 
     def create_journals(self) -> None:
-        """Give every broker a home journal."""
+        """Give every broker its home journals."""
         strays = sorted(
             {
                 number
@@ -204,7 +207,7 @@ class _Planner:
             return
         homes = self._spread.count_homes(hosts)
         number = max(self._journals, default=-1) + 1
-        for _ in range(len(hosts) - len(self._journals)):
+        for _ in range(len(hosts) * self._settings.journals_per_broker - len(self._journals)):
             home = min(hosts, key=lambda name: (homes[name], name))
             homes[home] += 1
             brokers = self._spread.choose_hosts(home, hosts, self._settings.replicas)
@@ -214,9 +217,10 @@ class _Planner:
             number += 1
 
     def balance(self) -> None:
-        """Bring leadership home, and replicas to brokers and zones that have fewer."""
+        """Bring leadership home, journals to brokers with less to do, and replicas to those that have fewer."""
         for number, journal in self._movable():
             self._bring_home(number, journal)
+        self._relieve_busy_brokers()
         for number, journal in self._movable():
             self._even_out(number, journal)
 
@@ -317,6 +321,16 @@ class _Planner:
         for member in journal.configuration.members:
             if broker_of(member) == home and self._can_take_over(number, journal, member):
                 self._transfer(number, journal, member, f"broker {home} is its home")
+
+    def _relieve_busy_brokers(self) -> None:
+        """Transfer journals of busy brokers to others, which are their homes from then on."""
+        choice = LoadChoice(self._cell, self._spread.loads, self._touched)
+        movable = [(number, journal) for number, journal in self._movable() if number not in self._resting]
+        moves = choice.choose(movable, self._can_take_over)
+        while self._moves_left > 0 and (move := next(moves, None)) is not None:
+            number, journal, member, reason = move
+            self._spread.home[number] = broker_of(member)
+            self._transfer(number, journal, member, reason)
 
     def _can_take_over(self, number: int, journal: JournalSeen, member: str) -> bool:
         broker = self._brokers.get(broker_of(member))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.journal_homes import choose_homes
+from quaymaster.core.cell.loads import Loads
 from quaymaster.core.values.journal_configuration import named_members
 
 
@@ -22,7 +23,8 @@ class Spread:
             _count(self.led, broker_of(configuration.leader))
             for member in (*configuration.members, *configuration.learners):
                 _count(self.replicas, broker_of(member))
-        self.home = choose_homes(cell)
+        self.loads = Loads(cell)
+        self.home = choose_homes(cell, self.loads)
         """Where each journal should be led."""
 
     def move_leader(self, leader: str, target: str) -> None:
