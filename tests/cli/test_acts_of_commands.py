@@ -163,7 +163,7 @@ LOOKS = {
         ("group", "list"),
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
-    *(("account", "list"), ("key", "list"), ("cell", "status"), ("frontend", "list")),
+    *(("account", "list"), ("key", "list"), ("cell", "status"), ("cell", "decisions"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
     *(("kms", "list"), ("kms", "show"), ("limit", "list"), ("limit", "show")),
     *(("edge", "render", what) for what in ("host", "balancer", "dns")),

@@ -23,6 +23,7 @@ from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
+from quaymaster.managers.decision_log import CellDecisions
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
@@ -31,6 +32,7 @@ from quaymaster.node.manager_role import placement_settings, start_manager
 from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.manager_calls import (
+    DECISIONS,
     SET_BROKER_STATE,
     STATUS,
     BrokerStateRequest,
@@ -82,6 +84,33 @@ def test_operators_are_told_how_the_cell_is() -> None:
         assert status.acting_manager == "m1"
         assert [(broker.name, broker.is_reachable) for broker in status.brokers] == [("a", False)]
         assert b"quaymaster_manager_acting 1.0" in served.metrics.render()
+
+    serve(scenario)
+
+
+def test_operators_are_told_what_was_decided_and_why() -> None:
+    async def scenario(served: Served) -> None:
+        registered = await served.store.get(registration_key("a"))
+        assert registered is not None
+        draining = msgspec.structs.replace(decode_registration(registered.value), state="draining")
+        await served.store.transaction([], [Put(registration_key("a"), encode_registration(draining))])
+        served.manager._settings = msgspec.structs.replace(served.manager._settings, replacement_grace_ms=1)
+
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                told = await decisions(served)
+                if told.decisions:
+                    break
+                await asyncio.sleep(0.02)
+
+        assert told.manager == "m1"
+        decision = told.decisions[0].decision
+        assert (decision.action, decision.broker) == ("RemoveBroker", "a")
+        assert decision.reason == "it drained, and has nothing any more"
+
+    async def decisions(served: Served) -> CellDecisions:
+        answer = await served.client.ask(DECISIONS, b"", 5_000)
+        return msgspec.json.decode(answer, type=CellDecisions)
 
     serve(scenario)
 

@@ -77,6 +77,7 @@ from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound,
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
+from quaymaster.managers.decision_log import CellDecisions, DecisionLog
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -168,6 +169,7 @@ class InClusterManager:
         self._blind_since_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._actions_done: Counter[tuple[str, str]] = Counter()
+        self._decisions = DecisionLog()
 
     # Life
 
@@ -204,6 +206,10 @@ class InClusterManager:
             acting_manager=self.leadership.holder,
             problems=self._problems,
         )
+
+    def decisions(self) -> CellDecisions:
+        """Return what this manager decided last, and why."""
+        return self._decisions.told_by(self.name)
 
     async def set_broker_state(self, name: str, state: BrokerState, act: NotedAct | None = None) -> None:
         """Let a broker drain, stop, or be active again. Any manager may write it; the acting one follows it.
@@ -486,7 +492,7 @@ class InClusterManager:
             result, reason = "failed", str(error)
         kind = type(action).__name__
         self._actions_done[kind, result] += 1
-        self._tell_action(action, kind, result, reason)
+        self._decisions.note(action, result, reason)
         if number is None:
             self._removing.discard(getattr(action, "broker", ""))
         else:
@@ -572,22 +578,6 @@ class InClusterManager:
             if found is not None:
                 self._take_configuration_row(found)
             return
-
-    def _tell_action(self, action: Action, kind: str, result: str, reason: str | None) -> None:
-        fields: dict[str, Any] = {"action": kind, "result": result}
-        if isinstance(action, RemoveBroker):
-            fields["broker"] = action.broker
-        else:
-            fields["journal"] = action.journal
-        if isinstance(action, Appoint | SetLearners | Promote | Transfer | ReplaceMember):
-            fields["epoch"] = action.configuration.epoch
-            fields["leader"] = action.configuration.leader
-            fields["because"] = action.reason
-        if isinstance(action, DropReplica | ReplaceMember):
-            fields["broker"] = action.broker
-        fields["reason"] = reason
-        level = logging.WARNING if result == "failed" else logging.INFO
-        log_event(log, level, "manager acted", **fields)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,4 +1,4 @@
-"""A manager behind the RPC, for operators: how the cell is, and which broker is to leave.
+"""A manager behind the RPC, for operators: how the cell is, what was decided, and which broker is to leave.
 
     server = RPCServer(ManagerCalls(manager).handlers(), hello)
 
@@ -21,6 +21,7 @@ from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.rpc.manager_calls import (
+    DECISIONS,
     SET_BROKER_STATE,
     STATUS,
     BrokerStateRequest,
@@ -67,7 +68,11 @@ class ManagerCalls:
 
     def handlers(self) -> dict[str, Callable[[OperatorCall], None]]:
         """Return the handlers for an RPC server."""
-        return {STATUS: self._on_status, SET_BROKER_STATE: self._on_set_broker_state}
+        return {
+            STATUS: self._on_status,
+            DECISIONS: self._on_decisions,
+            SET_BROKER_STATE: self._on_set_broker_state,
+        }
 
     async def close(self) -> None:
         """Give up what is in progress."""
@@ -79,6 +84,9 @@ class ManagerCalls:
         status = self._manager.status()
         told = msgspec.structs.replace(status, problems=(*status.problems, *self._problems()))
         call.reply(msgspec.json.encode(told))
+
+    def _on_decisions(self, call: OperatorCall) -> None:
+        call.reply(msgspec.json.encode(self._manager.decisions()))
 
     def _on_set_broker_state(self, call: OperatorCall) -> None:
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from harness.command_line import Run
 
 from quaymaster.cli.admin import clock
-from quaymaster.cli.cells import brokers, cell, journals
+from quaymaster.cli.cells import brokers, cell, cell_links, journals
 from quaymaster.cli.shared.failures import NoServer
 
 
@@ -60,6 +62,61 @@ STATUS = {
 }
 BROKER = "b1\tz1\tactive\ttrue\t[0]\t[0]\t1.0 KiB\t?\t10.0.0.1:9340\n"
 JOURNAL = "0\tb1\t3\tb1,b2\t7\n"
+
+
+def decided(at_ms: int, manager: str, **changes: object) -> dict[str, object]:
+    """Return what a manager tells of its one decision."""
+    decision = {
+        "action": "Transfer",
+        "journal": 4,
+        "broker": None,
+        "leader": "b2",
+        "epoch": 9,
+        "reason": "b1 is busy",
+    }
+    taken = {"at_ms": at_ms, "decision": decision, "result": "done", "error": None, "times": 1, **changes}
+    return {"manager": manager, "decisions": [taken]}
+
+
+def test_decisions_of_all_managers_are_shown_by_time_and_those_that_do_not_answer_are_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(settings: object, address: str, *_: object) -> bytes:
+        match address:
+            case "m1:1":
+                return json.dumps(decided(86_400_000, "m1", result="failed", error="away", times=3)).encode()
+            case "m2:1":
+                return json.dumps(decided(1_000, "m2")).encode()
+            case _:
+                raise NoServer(f"manager at {address}: gone")
+
+    monkeypatch.setattr(cell_links, "ask", ask)
+    managers = [word for name in ("m1", "m2", "m3") for word in ("--manager", f"{name}:1")]
+
+    shown = run("cell", "decisions", *managers)
+
+    assert shown.out == (
+        "1970-01-01 00:00:01Z\tm2\tTransfer\t4\t-\tb2\tdone\t1\tb1 is busy\n"
+        "1970-01-02 00:00:00Z\tm1\tTransfer\t4\t-\tb2\tfailed\t3\tb1 is busy; away\n"
+    )
+    assert shown.err == "manager at m3:1: gone\n"
+    assert [one["manager"] for one in run("cell", "decisions", *managers, "--json").json["decisions"]] == [
+        "m2",
+        "m1",
+    ]
+    assert "m3:1: gone" in run("cell", "decisions", "--manager", "m3:1").err
+
+
+def test_bug_in_asking_managers_is_not_taken_for_one_that_does_not_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cell_links, "ask", ask)
+
+    with pytest.raises(ZeroDivisionError):
+        run("cell", "decisions", "--manager", "m1:1")
 
 
 def test_brokers_and_journals_are_listed_as_the_status_of_a_cell_has_them(

@@ -1,6 +1,6 @@
-"""`quaymaster cell status`, `cell upgrade`, `force-store`: a cell as a whole, for operators.
+"""`quaymaster cell status`, `cell decisions`, `cell upgrade`, `force-store`: a cell as a whole, for operators.
 
-`cell status` asks a manager over the RPC, wherever it is; the others change coordination, as no manager would.
+The first two ask managers over the RPC, wherever they are; the others change coordination, as no manager would.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import typer
 
 from quaymaster.cli.cells import cell_backups
 from quaymaster.cli.cells.brokers import print_brokers
-from quaymaster.cli.cells.cell_links import Managers, ask_status
+from quaymaster.cli.cells.cell_links import Managers, ask_each_manager, ask_status
 from quaymaster.cli.cells.journals import print_journals
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.failures import EXIT_REFUSED, CommandRefused, NoServer
 from quaymaster.cli.shared.loading import Config, Overrides, load_for
-from quaymaster.cli.shared.output import note, print_json, print_line, print_table
+from quaymaster.cli.shared.output import note, print_json, print_line, print_table, time_as_text
 
 if TYPE_CHECKING:
     from quaymaster.settings import Settings
@@ -47,6 +47,55 @@ def cell_status(
             note(f"problem: {problem}")
     if status["problems"]:
         raise typer.Exit(EXIT_REFUSED)
+
+
+@app.command("decisions")
+def cell_decisions(
+    managers: Managers = None,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show what managers decided last and why, the newest last. Each manager knows its own since it was started.
+
+    At most 1,000 of each are kept. Give all managers with --manager: one acts, and others did before, or stood in.
+    """
+    import msgspec
+
+    from quaymaster.protocol.rpc.manager_calls import DECISIONS
+
+    answers = [
+        msgspec.json.decode(answer) for answer in ask_each_manager(managers, config, overrides, DECISIONS)
+    ]
+    decisions = sorted(
+        (
+            {**one["decision"], "at_ms": one["at_ms"], "manager": answer["manager"]}
+            | {name: one[name] for name in ("result", "error", "times")}
+            for answer in answers
+            for one in answer["decisions"]
+        ),
+        key=lambda one: one["at_ms"],
+    )
+    if as_json:
+        print_json({"decisions": decisions})
+        return
+    print_table(
+        ("TIME", "MANAGER", "ACTION", "JOURNAL", "BROKER", "LEADER", "RESULT", "TIMES", "REASON"),
+        [
+            (
+                time_as_text(one["at_ms"]),
+                one["manager"],
+                one["action"],
+                one["journal"],
+                one["broker"],
+                one["leader"],
+                one["result"],
+                one["times"],
+                one["reason"] if one["error"] is None else f"{one['reason']}; {one['error']}",
+            )
+            for one in decisions
+        ],
+    )
 
 
 @app.command("upgrade")

@@ -9,6 +9,7 @@ import typer
 
 from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.shared.loading import load_for
+from quaymaster.cli.shared.output import note
 
 if TYPE_CHECKING:
     from quaymaster.net.rpc import RPCClient
@@ -77,6 +78,35 @@ def ask_managers(
             failure = error
     assert failure is not None, "there is at least one address"
     raise failure
+
+
+def ask_each_manager(
+    managers: list[str] | None, config: Path | None, overrides: list[str] | None, method: str
+) -> list[bytes]:
+    """Ask all managers at once; return what those say that answer, and note those that do not. NoServer: none does."""
+    import asyncio
+
+    settings = load_for(config, overrides)
+
+    async def ask_all() -> list[bytes | BaseException]:
+        addresses = managers or [settings.manager_listen]
+        asked = [ask(settings, address, "manager", method, b"") for address in addresses]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers: list[bytes] = []
+    failures: list[BaseException] = []
+    for answer in asyncio.run(ask_all()):
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, (NoServer, CommandRefused)):
+                raise answer
+            failures.append(answer)
+        else:
+            answers.append(answer)
+    if not answers:
+        raise failures[0]
+    for failure in failures:
+        note(str(failure))
+    return answers
 
 
 async def ask(settings: Settings, address: str, role: str, method: str, body: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """What operators ask a manager of a cell, as it goes over the RPC.
 
 cell.status                                ─▶ CellStatus (managers/cell_status), JSON
+cell.decisions                             ─▶ CellDecisions (managers/decision_log), JSON
 cell.broker_state    BrokerStateRequest    ─▶ nothing; MessagePack
 """
 
@@ -13,6 +14,7 @@ import msgspec
 from quaymaster.core.cell.cell import BrokerState
 
 STATUS: Final = "cell.status"
+DECISIONS: Final = "cell.decisions"
 SET_BROKER_STATE: Final = "cell.broker_state"
 
 

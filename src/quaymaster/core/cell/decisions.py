@@ -1,0 +1,53 @@
+"""What a manager decided, in words that people can look up: the action, what it is about, and why."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.cell.cell import (
+    Action,
+    CreateJournal,
+    DropReplica,
+    RemoveBroker,
+    ReplaceMember,
+    broker_of,
+)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """An action and its reason. `broker`: the one that gets something, or loses it; None where there is no such one.
+
+    `leader` and `epoch` are those of the configuration that was to be written.
+    """
+
+    action: str
+    journal: int | None
+    broker: str | None
+    leader: str | None
+    epoch: int | None
+    reason: str
+
+
+def decision_of(action: Action) -> Decision:
+    """Return what an action decides."""
+    kind = type(action).__name__
+    match action:
+        case CreateJournal():
+            reason = "there are fewer journals than journals_per_broker for each broker"
+            return Decision(kind, action.journal, action.brokers[0], None, None, reason)
+        case DropReplica():
+            reason = f"no configuration since epoch {action.epoch} names it"
+            return Decision(kind, action.journal, action.broker, None, None, reason)
+        case RemoveBroker():
+            return Decision(kind, None, action.broker, None, None, "it drained, and has nothing any more")
+        case _:
+            configuration = action.configuration
+            broker = action.broker if isinstance(action, ReplaceMember) else None
+            return Decision(
+                kind,
+                action.journal,
+                broker,
+                broker_of(configuration.leader),
+                configuration.epoch,
+                action.reason,
+            )

@@ -1,0 +1,79 @@
+"""The last decisions of a manager, and what came of them: for the log, and for people who ask."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.cell.cell import Action
+from quaymaster.core.cell.decisions import Decision, decision_of
+from quaymaster.monitoring.logs import log_event
+
+KEPT_MAX: Final = 1_000
+ERROR_CHARACTERS_MAX: Final = 300
+
+log = logging.getLogger(__name__)
+
+
+class DecisionTaken(msgspec.Struct, frozen=True):
+    """A decision, when it was carried out (UTC), and what came of it.
+
+    `result` is done, failed, outdated (another manager was faster) or unknown; `error` says more. `times`: how often in
+    a row the same was decided with the same result; `at_ms` is the last time.
+    """
+
+    at_ms: int
+    decision: Decision
+    result: str
+    error: str | None = None
+    times: int = 1
+
+
+class CellDecisions(msgspec.Struct, frozen=True):
+    """What one manager decided, the newest last."""
+
+    manager: str
+    decisions: tuple[DecisionTaken, ...]
+
+
+class DecisionLog:
+    """Keeps the last KEPT_MAX decisions. A manager that starts knows of none before."""
+
+    def __init__(self, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._wall_ms = wall_ms
+        self._taken: deque[DecisionTaken] = deque(maxlen=KEPT_MAX)
+
+    def note(self, action: Action, result: str, error: str | None) -> None:
+        """Tell of an action that was carried out, or was not."""
+        decision = decision_of(action)
+        log_event(
+            log,
+            logging.WARNING if result == "failed" else logging.INFO,
+            "manager acted",
+            action=decision.action,
+            result=result,
+            journal=decision.journal,
+            broker=decision.broker,
+            epoch=decision.epoch,
+            leader=decision.leader,
+            because=decision.reason,
+            reason=error,
+        )
+        error = None if error is None else error[:ERROR_CHARACTERS_MAX]
+        taken = DecisionTaken(self._wall_ms(), decision, result, error)
+        if self._taken and _is_same(self._taken[-1], taken):
+            taken = msgspec.structs.replace(taken, times=self._taken.pop().times + 1)
+        self._taken.append(taken)
+
+    def told_by(self, manager: str) -> CellDecisions:
+        """Return all that are kept."""
+        return CellDecisions(manager, tuple(self._taken))
+
+
+def _is_same(one: DecisionTaken, other: DecisionTaken) -> bool:
+    return (one.decision, one.result, one.error) == (other.decision, other.result, other.error)

@@ -1,0 +1,52 @@
+"""Decisions in words that people can look up."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.core.cell.cell import (
+    Action,
+    Appoint,
+    CreateJournal,
+    DropReplica,
+    RemoveBroker,
+    ReplaceMember,
+    Transfer,
+)
+from quaymaster.core.cell.decisions import Decision, decision_of
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+
+NEXT = JournalConfiguration(7, "b@2", ("b@2", "a@1"), ("a@1", "b@2"), activated=False)
+WHY = "because it is so"
+
+
+@pytest.mark.parametrize(
+    ("action", "decision"),
+    [
+        (Appoint(3, NEXT, 9, WHY), Decision("Appoint", 3, None, "b", 7, WHY)),
+        (Transfer(3, "a@1", "b@2", NEXT, 9, WHY), Decision("Transfer", 3, None, "b", 7, WHY)),
+        (ReplaceMember(3, "a@1", "c", NEXT, 9, WHY), Decision("ReplaceMember", 3, "c", "b", 7, WHY)),
+        (
+            CreateJournal(3, ("a", "b")),
+            Decision(
+                "CreateJournal",
+                3,
+                "a",
+                None,
+                None,
+                "there are fewer journals than journals_per_broker for each broker",
+            ),
+        ),
+        (
+            DropReplica(3, "a", "a@1", 6),
+            Decision("DropReplica", 3, "a", None, None, "no configuration since epoch 6 names it"),
+        ),
+        (
+            RemoveBroker("a", 4),
+            Decision("RemoveBroker", None, "a", None, None, "it drained, and has nothing any more"),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_action_has_a_reason_and_what_it_is_about(action: Action, decision: Decision) -> None:
+    assert decision_of(action) == decision
