@@ -47,6 +47,7 @@ from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
+from quaymaster.frontend.standing import Enforced
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
@@ -594,22 +595,25 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
 
 
 @asynccontextmanager
-async def serving(blocks_in: Any = None, **flags: object) -> AsyncIterator[Service]:
-    """Start a front end with these settings on a free port, and stop it; `blocks_in`: where blocks of logs are."""
-    async with serving_recorded(None, blocks_in, **flags) as service:
+async def serving(blocks_in: Any = None, enforced: Any = None, **flags: object) -> AsyncIterator[Service]:
+    """Start a front end with these settings on a free port, and stop it.
+
+    `blocks_in`: where blocks of logs are; `enforced`: what brokers of a cell say of the authorization floor.
+    """
+    async with serving_recorded(None, blocks_in, enforced, **flags) as service:
         yield service
 
 
 @asynccontextmanager
 async def serving_recorded(
-    usage: UsageRecorder | None, blocks_in: Any = None, **flags: object
+    usage: UsageRecorder | None, blocks_in: Any = None, enforced: Any = None, **flags: object
 ) -> AsyncIterator[Service]:
     """Do the same, with a recorder that takes a record of every request."""
     settings = load_settings(flags={"slow_request_ms": 0, "log_workers_max": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
-        serving_with(settings, broker, metadata, usage, blocks_in=blocks_in) as service,
+        serving_with(settings, broker, metadata, usage, blocks_in=blocks_in, enforced=enforced) as service,
     ):
         yield service
 
@@ -622,6 +626,7 @@ async def serving_with(
     usage: UsageRecorder | None = None,
     *,
     blocks_in: Path | None = None,
+    enforced: Enforced | None = None,
 ) -> AsyncIterator[Service]:
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
@@ -637,6 +642,7 @@ async def serving_with(
         usage=usage,
         blocks=blocks,
         opening=opening if opening.workers_max else None,
+        enforced=enforced,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)

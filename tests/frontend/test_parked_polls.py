@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from metadata.support import eventually
 
 from quaymaster.core.values.commands import Receive
 from quaymaster.frontend import call, parked_polls
+from quaymaster.frontend.standing import FRESH_MS
 from quaymaster.protocol.rpc.metadata_messages import SetAttributes
 
 from .support import ACCOUNT, Answer, Client, Service, serving
@@ -66,7 +68,7 @@ OTHERS: dict[str, Revoke] = {
 }
 
 
-def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[None]], **flags: object) -> None:
+def with_poll(test: Callable[[Service, str, asyncio.Task[Answer]], Awaitable[None]], **flags: Any) -> None:
     async def scenario() -> None:
         async with serving(**flags) as service:
             await service.add_queue("jobs")
@@ -286,3 +288,24 @@ def test_a_front_end_that_has_heard_nothing_for_too_long_gives_no_messages_to_po
         assert (b"secret" in answer.body) == is_given
 
     with_poll(test, authorization_max_age_s=30)
+
+
+def test_a_front_end_that_was_stopped_gives_no_messages_to_polls_before_it_has_heard_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        serve = service.broker._serve_parked
+
+        def serve_while_stopped() -> None:
+            monkeypatch.setattr(service.metadata.floor, "_age_ms", lambda: FRESH_MS + 1.0)
+            enforced.silent_ms = FRESH_MS + 1.0
+            serve()
+
+        monkeypatch.setattr(service.broker, "_serve_parked", serve_while_stopped)
+        await send(service)
+        async with asyncio.timeout(10):
+            answer = await poll
+        assert (answer.status, b"secret" in answer.body) == (503, False)
+
+    enforced = SimpleNamespace(revision=0, silent_ms=0.0)
+    with_poll(test, enforced=enforced)

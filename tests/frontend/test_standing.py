@@ -1,4 +1,4 @@
-"""A front end that knows too little of permissions answers nothing, and nothing from memory when it is cut off."""
+"""A front end that knows too little of permissions answers nothing."""
 
 from __future__ import annotations
 
@@ -21,40 +21,38 @@ def standing(
     )
 
 
-def refused(one: Standing) -> tuple[bool, bool]:
-    """Tell whether messages are refused, and whether what is answered from memory is."""
-    found = []
-    for check in (one.check, one.check_memory):
-        try:
-            check()
-        except NotNow:
-            found.append(True)
-        else:
-            found.append(False)
-    return found[0], found[1]
+def is_refused(one: Standing) -> bool:
+    """Tell whether requests are refused."""
+    try:
+        one.check()
+    except NotNow:
+        assert not one.is_good()
+        return True
+    assert one.is_good()
+    return False
 
 
 def test_what_is_behind_the_floor_of_a_broker_answers_nothing_until_it_follows() -> None:
-    assert refused(standing(follows=6)) == (True, True)
-    assert refused(standing(follows=7)) == (False, False)
-    assert refused(standing(follows=9)) == (False, False)
+    assert is_refused(standing(follows=6))
+    assert not is_refused(standing(follows=7))
+    assert not is_refused(standing(follows=9))
 
 
 @pytest.mark.parametrize("silent_ms", [FRESH_MS + 1, inf])
-def test_what_hears_neither_metadata_nor_brokers_answers_nothing_from_memory(silent_ms: float) -> None:
-    assert refused(standing(age_ms=FRESH_MS + 1, silent_ms=silent_ms)) == (False, True)
-    assert refused(standing(age_ms=inf, silent_ms=silent_ms)) == (False, True)
+def test_what_hears_neither_metadata_nor_brokers_answers_nothing(silent_ms: float) -> None:
+    assert is_refused(standing(age_ms=FRESH_MS + 1, silent_ms=silent_ms))
+    assert is_refused(standing(age_ms=inf, silent_ms=silent_ms))
 
 
 def test_the_word_of_either_is_enough() -> None:
-    assert refused(standing(age_ms=FRESH_MS, silent_ms=inf)) == (False, False)
-    assert refused(standing(age_ms=inf, silent_ms=FRESH_MS)) == (False, False)
+    assert not is_refused(standing(age_ms=FRESH_MS, silent_ms=inf))
+    assert not is_refused(standing(age_ms=inf, silent_ms=FRESH_MS))
 
 
 def test_nothing_is_answered_of_what_is_older_than_the_setting_says() -> None:
-    assert refused(standing(age_ms=30_001, age_max_ms=30_000)) == (True, True)
-    assert refused(standing(age_ms=30_000, age_max_ms=30_000)) == (False, False)
+    assert is_refused(standing(age_ms=30_001, age_max_ms=30_000))
+    assert not is_refused(standing(age_ms=30_000, age_max_ms=30_000))
 
 
 def test_a_server_alone_is_always_good() -> None:
-    assert refused(Standing(SimpleNamespace(revision=0, age_ms=0.0))) == (False, False)
+    assert not is_refused(Standing(SimpleNamespace(revision=0, age_ms=0.0)))

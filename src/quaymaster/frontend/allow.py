@@ -114,10 +114,7 @@ class Gate:
     def judge(self, call: Call) -> None:
         """Do the same, and charge nothing: for calls that were allowed before."""
         action = call.action
-        if action.plane == "message":
-            self._standing.check()
-        else:
-            self._standing.check_memory()
+        self._standing.check()
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:

@@ -161,6 +161,7 @@ def make_front_end(
     floor = metadata.floor
     long_polls_max = min(settings.long_polls_max, max(1, connections_max * LONG_POLLS_PERCENT // 100))
     limits = Limits(metadata.limits.table)
+    standing = Standing(floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000)
     gate = Gate(
         metadata.find_queue,
         groups,
@@ -168,7 +169,7 @@ def make_front_end(
         authorization,
         limits,
         region=settings.region,
-        standing=Standing(floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
+        standing=standing,
     )
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0, now_ms=now_ms)
     messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics)
@@ -200,7 +201,7 @@ def make_front_end(
                 long_polls_max=long_polls_max,
                 is_shared=not is_open,
             ),
-            can_age=settings.authorization_max_age_s > 0,
+            knows_enough=standing.is_good,
         ),
         authentication=Open(settings.account_id, is_forced=settings.allow_open_on_network)
         if is_open

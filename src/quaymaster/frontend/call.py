@@ -78,11 +78,11 @@ class Calls:
         usage: UsageRecorder | None = None,
         floor: Callable[[], int] = lambda: 0,
         loads: AccountLoads,
-        can_age: bool = False,
+        knows_enough: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`floor`: the authorization floor that this front end follows. `can_age`: what it knows can be too old."""
+        """`floor`: the authorization floor that this front end follows. `knows_enough` tells whether it may answer."""
         self.floor = floor
-        self._can_age = can_age
+        self._knows_enough = knows_enough
         self.judge: Callable[[Call], None] = lambda call: None
         """Judges a poll before its answer, if its permissions may have been taken away, or have ended, meanwhile."""
         self.broker = broker
@@ -173,12 +173,13 @@ class Calls:
     def _may_have_ended(self, call: Call, outcome: Outcome, now_ms: float) -> bool:
         """Tell whether a poll may no longer have what it was allowed when it was parked.
 
-        Sessions expire and conditions end with time alone, which no floor tells of. A poll that comes back at once is
-        like any other receive, and an empty answer gives nothing away.
+        Sessions expire and conditions end with time alone, which no floor tells of. A process that was stopped, or cut
+        off, may not have heard of the floor. A poll that comes back at once is like any other receive, and an empty
+        answer gives nothing away.
         """
         if not call.wait_ms:
             return False
-        if self._can_age or call.floor != self.floor():
+        if call.floor != self.floor() or not self._knows_enough():
             return True
         has_waited = now_ms - call.times.decoded_ms >= WAITED_MS
         return has_waited and isinstance(outcome, ReceiveOutcome) and bool(outcome.deliveries)

@@ -1,8 +1,12 @@
 """Whether a front end knows enough of permissions to answer: brokers refuse it when it does not, and it must as well.
 
     a broker enforces a floor that is not followed here ──▶ nothing is answered until it is
-    memory older than FRESH_MS, and no broker's word as new ──▶ nothing is answered from memory
+    memory older than FRESH_MS, and no broker's word as new ──▶ nothing is answered
     memory older than `authorization_max_age_s` (if set) ──▶ nothing is answered
+
+Messages, too, though brokers judge what is known here: a process that was stopped for a while reads requests that came
+meanwhile, and what brokers gave it before they refused it. It may have told brokers of a floor by the time they get a
+command that was judged before.
 
 A server alone has no brokers elsewhere, and what it knows has no age.
 """
@@ -14,7 +18,7 @@ from typing import Final, Protocol
 from quaymaster.core.values.errors import NotNow
 
 FRESH_MS: Final = 4_000
-"""What is known for no longer than this may be answered. With the request it ends before the promised 5 s."""
+"""Of what is known for no longer than this may be answered. With the request it ends before the promised 5 s."""
 
 KNOWS_TOO_LITTLE: Final = (
     "This front end has heard nothing of its metadata for too long (authorization_max_age_s)."
@@ -56,19 +60,20 @@ class Standing:
         self._enforced = enforced
         self._age_max_ms = age_max_ms
 
+    def is_good(self) -> bool:
+        """Tell whether requests may be answered."""
+        try:
+            self.check()
+        except NotNow:
+            return False
+        return True
+
     def check(self) -> None:
-        """Raise NotNow unless a request may go to a broker, which judges by itself what this front end knows."""
-        if self._enforced is not None and self._enforced.revision > self._followed.revision:
+        """Raise NotNow unless requests may be answered."""
+        enforced = self._enforced
+        if enforced is not None and enforced.revision > self._followed.revision:
             raise NotNow(IS_BEHIND)
         if self._age_max_ms and self._followed.age_ms > self._age_max_ms:
             raise NotNow(KNOWS_TOO_LITTLE)
-
-    def check_memory(self) -> None:
-        """Raise NotNow unless a request may be answered here."""
-        self.check()
-        if (
-            self._enforced is not None
-            and self._followed.age_ms > FRESH_MS
-            and self._enforced.silent_ms > FRESH_MS
-        ):
+        if enforced is not None and self._followed.age_ms > FRESH_MS and enforced.silent_ms > FRESH_MS:
             raise NotNow(IS_CUT_OFF)

@@ -310,7 +310,7 @@ class Admin:
             raise
         if not request.vouch(principal.access_key_id):
             raise too_many_connections()
-        self._standing.check_memory()
+        self._standing.check()
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
