@@ -177,6 +177,19 @@ def test_the_long_polls_of_a_front_end_that_is_behind_end_and_others_stay(polled
     with_broker(scenario)
 
 
+def test_only_connections_for_commands_are_told_of_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(broker: Broker) -> None:
+        for node, tells in (("for commands", True), ("for questions", False)):
+            await broker.connect(node, tells=tells).ask(ENFORCED, b"", DEADLINE_MS)
+        await broker.raise_floor()
+        await pass_ms(2 * BEHIND_MS)
+
+    with_broker(scenario)
+
+    told = [vars(record)["fields"]["peer"] for record in caplog.records if "behind" in record.getMessage()]
+    assert told == ["test/frontend/for commands"]
+
+
 def test_each_connection_counts_for_itself() -> None:
     async def scenario(broker: Broker) -> None:
         floor = await broker.raise_floor()

@@ -158,6 +158,8 @@ class AuthorizationFloor:
 
     def _end_polls(self, connection: RPCConnection) -> None:
         polls = [call for call in connection.calls_in_progress() if _is_poll(call)]
+        if not polls and connection not in self._followed:
+            return  # a connection for no commands says nothing
         log_event(
             log,
             logging.WARNING,
