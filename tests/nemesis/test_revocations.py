@@ -137,8 +137,6 @@ def test_nothing_works_five_seconds_after_it_was_revoked_whatever_goes_wrong(tmp
                 late += found
                 done += AT_ONCE
                 print(f"{done} {name}: {found or 'nothing late'}", flush=True)
-                cell.heal(name)
-                cell.wait_until_ready()
         finally:
             counts["processes that ended by themselves"] = sum(cell.ends.values())
             told = "\n".join(f"{number:5} {what}" for what, number in sorted(counts.items()))
@@ -193,6 +191,11 @@ def one_batch(cell: Cell, fault: str, number: int, rng: Random, counts: Counter[
     counts["with front ends behind"] += sum(answer[1] for answer in answers if answer)
     counts["not answered"] += answers.count(None)
     counts.update(f"way: {victim.way}" for victim in revoked)
+    cell.heal(fault)
+    cell.wait_until_ready()
+    with operated(cell) as admin:
+        for victim in victims:
+            victim.delete(admin)
     return late
 
 

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlencode
@@ -103,6 +104,14 @@ class Victim:
     def revoke(self, admin: AdminClient) -> dict[str, Any]:
         """Take the permissions away; what is answered says which front ends are behind."""
         return WAYS[self.way].revoke(self, admin)
+
+    def delete(self, admin: AdminClient) -> None:
+        """Make room for others: an account has so many users and roles."""
+        if WAYS[self.way].has_account:
+            return
+        for kind in ("users", "roles"):
+            with suppress(CommandFailed):  # it may be gone already, as the way has it
+                admin.call("DELETE", kind, self.name)
 
     def set_queue_policy(self, policy: str) -> dict[str, Any]:
         """Change the queue's policy as its owner."""
