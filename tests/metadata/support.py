@@ -14,6 +14,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination, Event
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.values.commands import PartitionOutcome
 from quaymaster.core.values.errors import (
     CallerError,
     ExpiredToken,
@@ -21,6 +22,7 @@ from quaymaster.core.values.errors import (
     QueueIdTaken,
     QueueRevisionTaken,
 )
+from quaymaster.core.values.partition_tables import is_newer_table
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
@@ -73,29 +75,37 @@ class FakeJournal:
         self.error: Exception | None = None
         self.before: Callable[[], Awaitable[None]] | None = None
 
-    async def set_queue(self, definition: QueueDefinition) -> None:
+    async def set_queue(self, definition: QueueDefinition, journal_id: int = 0) -> QueueDefinition | None:
         await self._enter()
         known = self.queues.get(definition.queue_id)
         if known is not None and identity_of(known) != identity_of(definition):
             raise QueueIdTaken
         self.seen.note(definition)
+        if known is not None and is_newer_table(known, definition):
+            return known
         if known is not None and known.revision >= definition.revision:
             if (known.revision, known.attributes) != (definition.revision, definition.attributes):
                 raise QueueRevisionTaken(known.revision)
-            return
+            return None
         self.queues[definition.queue_id] = definition
+        return None
 
     async def marks(self, journal_id: int) -> QueueMarks:
         self.asked_marks += 1
         return msgspec.structs.replace(self.seen)
 
-    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
+    async def delete_queue(
+        self, queue_id: int, identity: QueueIdentity | None = None, journal_id: int | None = None
+    ) -> None:
         await self._enter()
         known = self.queues.get(queue_id)
         if identity is not None and known is not None and identity_of(known) != identity:
             raise QueueIdTaken
         self.queues.pop(queue_id, None)
         self.deleted.append(queue_id)
+
+    async def partition(self, queue_id: int, number: int) -> PartitionOutcome:
+        raise AssertionError("no test asks one journal about partitions")
 
     async def data_keys(self, journal_id: int) -> set[int]:
         await self._enter()
@@ -115,7 +125,9 @@ class World:
 
     def __init__(self, keys: Path, store: Coordination | None = None) -> None:
         self.clock = Clock()
-        self.journal = FakeJournal()
+        self.journal: Any = FakeJournal()
+        self.journal_ids: tuple[int, ...] = (0,)
+        """Journals that take new queues."""
         self.keys = keys
         self.memory = MemoryCoordination()
         self.store: Coordination = store or self.memory
@@ -129,7 +141,13 @@ class World:
         `options`: fields of `MetadataOptions`.
         """
         of_store = MetadataOptions(REGION, ACCOUNT, upkeep_interval_ms=3_600_000, **options)
-        registry = QueueRegistry(self.store, of_store, now_ms=self.clock, monotonic_s=self.clock.monotonic_s)
+        registry = QueueRegistry(
+            self.store,
+            of_store,
+            now_ms=self.clock,
+            monotonic_s=self.clock.monotonic_s,
+            journals=lambda: self.journal_ids,
+        )
         provider = self.provider or FileKeyProvider(self.keys)
         service = ServerMetadata(
             registry, provider, of_store, now_ms=self.clock, key_services=self.key_services

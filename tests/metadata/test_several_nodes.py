@@ -170,7 +170,7 @@ def revision_of(queue: QueueDefinition) -> tuple[int, dict[str, str]]:
 def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
-            world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
+            world.journal.before = asyncio.Event().wait
             creating = asyncio.create_task(one.queues.change(CreateQueue(ACCOUNT, "orders")))
             await eventually(lambda: world.journal.calls == 1)
             creating.cancel()

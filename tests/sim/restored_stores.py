@@ -28,7 +28,14 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import AskMarks, Command, ForgetQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.commands import (
+    AskMarks,
+    Command,
+    ForgetQueue,
+    MarksOutcome,
+    PartitionOutcome,
+    SetQueue,
+)
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -146,10 +153,16 @@ class World:
 
     # What nodes ask of journals
 
-    async def set_queue(self, definition: QueueDefinition) -> None:
+    async def set_queue(self, definition: QueueDefinition, journal_id: int) -> QueueDefinition | None:
         self.journals[definition.partitions[0].journal_id].tell(SetQueue(definition))
+        return None
 
-    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
+    async def partition(self, queue_id: int, number: int) -> PartitionOutcome:
+        raise AssertionError("queues are not split here")
+
+    async def delete_queue(
+        self, queue_id: int, identity: QueueIdentity | None = None, journal_id: int | None = None
+    ) -> None:
         for journal in self.journals.values():
             if queue_id in journal.states.definitions:
                 journal.tell(ForgetQueue(queue_id, identity))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from quaymaster.core.values.commands import (
     AskMarks,
+    AskPartition,
     DataKeysOutcome,
+    Elsewhere,
     ForgetQueue,
     ListDataKeys,
     MarksOutcome,
+    PartitionOutcome,
     SetQueue,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -21,13 +24,25 @@ class BrokerQueueJournal:
     def __init__(self, broker: BrokerClient) -> None:
         self._broker = broker
 
-    async def set_queue(self, definition: QueueDefinition) -> None:
-        """Make the journal know the queue at least at this revision; idempotent."""
-        await ask(self._broker, SetQueue(definition))
+    async def set_queue(self, definition: QueueDefinition, journal_id: int) -> QueueDefinition | None:
+        """Make a journal know the queue at least at this revision; idempotent.
 
-    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
-        """Make the journal forget the queue and its messages; idempotent. `identity`: who it must be."""
-        await ask(self._broker, ForgetQueue(queue_id, identity))
+        Return None, or what it has: a later partition table, or another one of this version. It then did nothing.
+        """
+        outcome = await ask(self._broker, SetQueue(definition, journal_id))
+        return outcome.definition if isinstance(outcome, Elsewhere) else None
+
+    async def delete_queue(
+        self, queue_id: int, identity: QueueIdentity | None = None, journal_id: int | None = None
+    ) -> None:
+        """Make a journal forget the queue and its messages; idempotent. `identity`: who it must be."""
+        await ask(self._broker, ForgetQueue(queue_id, identity, journal_id))
+
+    async def partition(self, queue_id: int, number: int) -> PartitionOutcome:
+        """Return how far a partition is on its way to be drained."""
+        outcome = await ask(self._broker, AskPartition(queue_id, number))
+        assert isinstance(outcome, PartitionOutcome), "an AskPartition is answered by a PartitionOutcome"
+        return outcome
 
     async def marks(self, journal_id: int) -> QueueMarks:
         """Return the highest ids that a journal ever saw."""

@@ -550,7 +550,7 @@ def test_journal_that_never_answers_is_a_timeout(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             service.registry.queues.journals.timeout_ms = 10
-            world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
+            world.journal.before = asyncio.Event().wait
 
             with pytest.raises(Timeout):
                 await service.queues.change(CreateQueue(ACCOUNT, "orders"))

@@ -12,7 +12,7 @@ The table is a part of the queue's definition. Its row in the coordination store
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -114,6 +114,46 @@ def journals_of(definition: QueueDefinition) -> tuple[int, ...]:
     return tuple(dict.fromkeys(entry.journal_id for entry in definition.partitions))
 
 
+def awaited_journals(definition: QueueDefinition) -> tuple[int, ...]:
+    """Return the journals that must know of a change of the queue: those with partitions that are not drained."""
+    return tuple(
+        dict.fromkeys(entry.journal_id for entry in definition.partitions if entry.state != "drained")
+    )
+
+
+def told_journals(definition: QueueDefinition) -> tuple[int, ...]:
+    """Return the journals that are told of a change of the queue: all that have, or lately had, partitions of it."""
+    return tuple(dict.fromkeys((*journals_of(definition), *definition.left_journals)))
+
+
+def check_stays_by_group(definition: QueueDefinition, attributes: Mapping[str, str]) -> None:
+    """Raise UnsupportedOperation if partitions divided by message group were to have such attributes together."""
+    changed = replace_definition(definition, attributes=dict(attributes))
+    if len(definition.partitions) > 1 and definition.is_split_by_group and not changed.is_split_by_group:
+        raise UnsupportedOperation(
+            f"The queue has {len(definition.partitions)} partitions, divided by message groups: as long as there are "
+            "several, DeduplicationScope stays messageGroup and FifoThroughputLimit perMessageGroupId. Drained "
+            "partitions count until 15 days after they were split, merged or moved."
+        )
+
+
+def is_at_rest(definition: QueueDefinition) -> bool:
+    """Return whether nothing is to be done about the table before somebody changes it."""
+    return not definition.left_journals and all(entry.state == "open" for entry in definition.partitions)
+
+
+def final_counts(definition: QueueDefinition) -> tuple[int, int]:
+    """Return how many messages were sent to partitions that are drained or gone, and how many were deleted there.
+
+    No journal is asked for them any more.
+    """
+    drained = in_state(definition, "drained")
+    return (
+        definition.removed_sends + sum(entry.sends for entry in drained),
+        definition.removed_deletions + sum(entry.deletions for entry in drained),
+    )
+
+
 def is_newer_table(definition: QueueDefinition, other: QueueDefinition) -> bool:
     """Return whether a definition's table must be believed by a row that has the other one."""
     if definition.table_version != other.table_version:
@@ -123,12 +163,16 @@ def is_newer_table(definition: QueueDefinition, other: QueueDefinition) -> bool:
 
 def with_table_of(row: QueueDefinition, known: QueueDefinition) -> QueueDefinition:
     """Return what a row becomes that met a newer table in a journal: its partitions, above both in version."""
+    left = (*row.left_journals, *known.left_journals, *journals_of(row))
     return replace_definition(
         row,
         revision=max(row.revision, known.revision) + 1,
         partitions=known.partitions,
         table_version=max(row.table_version, known.table_version) + 1,
         next_partition=max(row.next_partition, known.next_partition),
+        left_journals=_left(left, known.partitions),
+        removed_sends=known.removed_sends,
+        removed_deletions=known.removed_deletions,
     )
 
 
@@ -219,8 +263,21 @@ def with_state(
 
 
 def without(definition: QueueDefinition, numbers: Collection[int]) -> QueueDefinition:
-    """Return the next version, in which partitions are not listed any more."""
-    return _next(definition, tuple(entry for entry in definition.partitions if entry.number not in numbers))
+    """Return the next version, in which partitions are not listed any more. Their journals are to be told."""
+    gone = [entry for entry in definition.partitions if entry.number in numbers]
+    return _next(
+        definition,
+        tuple(entry for entry in definition.partitions if entry.number not in numbers),
+        left_journals=(*definition.left_journals, *(entry.journal_id for entry in gone)),
+        removed_sends=definition.removed_sends + sum(entry.sends for entry in gone),
+        removed_deletions=definition.removed_deletions + sum(entry.deletions for entry in gone),
+    )
+
+
+def with_told(definition: QueueDefinition, journals: Collection[int]) -> QueueDefinition:
+    """Return a definition in which journals that have no partitions any more were told so; no other version."""
+    left = tuple(journal_id for journal_id in definition.left_journals if journal_id not in journals)
+    return replace_definition(definition, left_journals=left)
 
 
 def entries_to_split(
@@ -351,10 +408,18 @@ def _check_may_change(
 def _next(
     definition: QueueDefinition, partitions: tuple[PartitionPlacement, ...], **changes: Any
 ) -> QueueDefinition:
+    left = changes.pop("left_journals", definition.left_journals)
     return replace_definition(
         definition,
         partitions=partitions,
         table_version=definition.table_version + 1,
         revision=definition.revision + 1,
+        left_journals=_left(left, partitions),
         **changes,
     )
+
+
+def _left(journals: Sequence[int], partitions: Sequence[PartitionPlacement]) -> tuple[int, ...]:
+    """Return those of some journals that have none of the partitions, each once."""
+    there = {entry.journal_id for entry in partitions}
+    return tuple(dict.fromkeys(journal_id for journal_id in journals if journal_id not in there))

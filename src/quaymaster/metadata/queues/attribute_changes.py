@@ -9,6 +9,7 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.attribute_rules import change_attributes
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
+from quaymaster.core.values.partition_tables import check_stays_by_group
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     encode_queue_definition,
@@ -57,6 +58,7 @@ class AttributeChanges:
                     "A consumer group has the attributes of its queue: set them there."
                 )
             changed = change_attributes(arn, current.attributes, changes)
+            check_stays_by_group(current, changed)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:
                 check_reach(current, target, queues.options.cell_format)

@@ -36,7 +36,7 @@ from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
 from quaymaster.metadata.queues.permissions import bind_policy
 from quaymaster.metadata.queues.placement import choose_partitions
-from quaymaster.metadata.queues.queue_journals import QueueJournals
+from quaymaster.metadata.queues.queue_journals import QueueJournals, TableTaken
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale, SharedDataKeys
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending, suffix_of
@@ -256,8 +256,8 @@ class Creation:
             with suppress(RevisionMismatch):
                 await queues.mirror.transact([compare], deletes=[QUEUES + suffix, PENDING + suffix])
             return None
-        except QueueRevisionTaken as taken:
-            await self._settling.outrank(latest, taken.revision)
+        except (QueueRevisionTaken, TableTaken) as taken:
+            await self._settling.outrank(latest, taken)
             return None
         except CallerError:  # the journal does not have the group's log (any more), or no room for the group
             await self._deletion.finish(latest)

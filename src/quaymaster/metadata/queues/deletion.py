@@ -16,8 +16,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.values.queue_marks import identity_of
-from quaymaster.metadata.queues.known_queues import journal_ids_of
+from quaymaster.metadata.queues.known_queues import deleted_row
 from quaymaster.metadata.queues.queue_journals import LATE_SET_MS, QueueJournals
 from quaymaster.metadata.queues.stored_queues import (
     DROPPED_AT_ONCE,
@@ -34,7 +33,6 @@ from quaymaster.metadata.store.rows import (
     PURGES,
     QUEUE_KEYS,
     QUEUES,
-    DeletedRow,
     PurgeRow,
     encode_row,
     id_text,
@@ -75,15 +73,15 @@ class Deletion:
         raise Overloaded
 
     async def finish(self, definition: QueueDefinition) -> None:
-        """Tell the journal, and leave nothing of the queue but the row that lets its name rest."""
+        """Tell the journals, and leave nothing of the queue but the row that lets its name rest."""
         queues, suffix = self._queues, suffix_of(definition)
         latest = queues.rows.get(suffix)
         compare = queues.rows.compare(suffix)
-        await self._journals.delete_queue(definition.queue_id, identity_of(definition))
+        await self._journals.delete_queue(definition)
         await self.drop_groups_of(definition.queue_id)
         if latest is None or latest.queue_id != definition.queue_id:
             return  # another node finished it, and the name may be in use again
-        deleted = DeletedRow(definition.queue_id, definition.modified_ms, journal_ids_of(definition))
+        deleted = deleted_row(definition)
         try:
             await queues.mirror.transact(
                 [compare], [Put(DELETED + suffix, encode_row(deleted))], _keys_of(suffix, definition)
@@ -111,10 +109,10 @@ class Deletion:
             if queues.deleted.unchanged_ms(key) >= rest_ms
         ]
         for some in batched(deleted, DROPPED_AT_ONCE):
-            # Once more: a node that died while it set the queue may have told the journal after the deletion.
+            # Once more: a node that died while it set the queue may have told a journal after the deletion.
             try:
                 for _, row in some:
-                    await self._journals.delete_queue(row.queue_id)
+                    await self._journals.delete_again(row.queue_id, row.journal_ids)
             except NotNow as error:
                 log.warning("queues not deleted again queues=%d error=%s", len(some), error)
                 break

@@ -10,13 +10,16 @@ import base64
 import binascii
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 import msgspec
 
 from quaymaster.core.values.attributes import LOG, RETENTION_MODE
+from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.partition_tables import journal_of_partition
+from quaymaster.core.values.partition_tables import journal_of_partition, told_journals
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
@@ -73,7 +76,7 @@ class KnownQueues(ActiveQueues):
         """Of those, the ids that no queue has: the queue is gone, consumer groups of it are not."""
         # Queues in any state, and those lately deleted, whose journals may have to be told once more:
         self._by_any_id: dict[int, QueueDefinition] = {}
-        self._gone_journals_of: dict[int, tuple[int, ...]] = {}
+        self._gone_journals_of: dict[int, Mapping[int, int]] = {}
 
     # Finding
 
@@ -84,14 +87,16 @@ class KnownQueues(ActiveQueues):
         return None if definition is None else (definition, self.rows.revision(suffix))
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition (ALL_PARTITIONS: the oldest), or None.
-
-        It is known also of a queue that is being deleted. Of one that lately was, its first journal is told for all.
-        """
+        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
         definition = self._by_any_id.get(queue_id)
         if definition is not None:
             return journal_of_partition(definition, partition)
-        return next(iter(self._gone_journals_of.get(queue_id, ())), None)
+        journal_ids = self._gone_journals_of.get(queue_id)
+        if journal_ids is None:
+            return None
+        if partition == ALL_PARTITIONS:
+            return next(iter(journal_ids.values()))
+        return journal_ids.get(partition)
 
     def has_id(self, queue_id: int) -> bool:
         """Tell whether there is a queue of an id, in whatever state."""
@@ -118,7 +123,7 @@ class KnownQueues(ActiveQueues):
         return list(self._gone_logs)
 
     def partitions_in(self, journal_id: int) -> int:
-        """Return how many partitions of active queues are in a journal, consumer groups aside."""
+        """Return how many partitions of active queues are in a journal and not drained, consumer groups aside."""
         return self._partitions_in[journal_id]
 
     def queues_with_key(self, data_key_id: int) -> int:
@@ -207,7 +212,7 @@ class KnownQueues(ActiveQueues):
                 self._gone_logs.add(new.group_of)
         if old is not None and (new is None or new.queue_id != old.queue_id):
             del self._by_any_id[old.queue_id]
-            self._note_gone(old.queue_id, journal_ids_of(old))
+            self._note_gone(old.queue_id, _journals_by_number(old))
             if old.queue_id in self._groups_of:
                 self._gone_logs.add(old.queue_id)
         if new is not None:
@@ -216,9 +221,10 @@ class KnownQueues(ActiveQueues):
 
     def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:
         if new is not None:
-            self._note_gone(new.queue_id, new.journal_ids)
+            numbers = new.numbers or range(len(new.journal_ids))
+            self._note_gone(new.queue_id, dict(zip(numbers, new.journal_ids, strict=False)))
 
-    def _note_gone(self, queue_id: int, journal_ids: tuple[int, ...]) -> None:
+    def _note_gone(self, queue_id: int, journal_ids: Mapping[int, int]) -> None:
         self._gone_journals_of.pop(queue_id, None)
         self._gone_journals_of[queue_id] = journal_ids
         if len(self._gone_journals_of) > GONE_MAX:
@@ -233,7 +239,7 @@ class KnownQueues(ActiveQueues):
             self._logs[definition.queue_id] = definition
         if not is_internal(*key):
             insort(self._names.setdefault(definition.account_id, []), definition.name)
-        self._partitions_in.update(partition.journal_id for partition in definition.partitions)
+        self._partitions_in.update(_counted_journals(definition))
         policy = definition.redrive_policy
         if policy is not None:
             insort(self._dead_letter_sources.setdefault(policy.target, []), definition.name)
@@ -246,7 +252,7 @@ class KnownQueues(ActiveQueues):
         if not is_internal(*key):
             names = self._names[definition.account_id]
             del names[bisect_left(names, definition.name)]
-        self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
+        self._partitions_in.subtract(_counted_journals(definition))
         policy = definition.redrive_policy
         if policy is not None:
             sources = self._dead_letter_sources[policy.target]
@@ -255,9 +261,32 @@ class KnownQueues(ActiveQueues):
                 del self._dead_letter_sources[policy.target]
 
 
-def journal_ids_of(definition: QueueDefinition) -> tuple[int, ...]:
-    """Return which journals a queue's partitions are in, in their order."""
-    return tuple(partition.journal_id for partition in definition.partitions)
+def deleted_row(definition: QueueDefinition) -> DeletedRow:
+    """Return what is remembered of a queue that is deleted."""
+    left = (journal_id for journal_id in told_journals(definition) if journal_id in definition.left_journals)
+    return DeletedRow(
+        definition.queue_id,
+        definition.modified_ms,
+        (*(partition.journal_id for partition in definition.partitions), *left),
+        tuple(partition.number for partition in definition.partitions),
+    )
+
+
+@cache
+def _only_in(journal_id: int) -> Mapping[int, int]:
+    """Return where the one partition of a queue is that never had another: the same of all queues of a journal."""
+    return {0: journal_id}
+
+
+def _journals_by_number(definition: QueueDefinition) -> Mapping[int, int]:
+    partitions = definition.partitions
+    if len(partitions) == 1 and not partitions[0].number:
+        return _only_in(partitions[0].journal_id)
+    return {partition.number: partition.journal_id for partition in partitions}
+
+
+def _counted_journals(definition: QueueDefinition) -> list[int]:
+    return [entry.journal_id for entry in definition.partitions if entry.state != "drained"]
 
 
 def _limit(request: QueueListing) -> int:

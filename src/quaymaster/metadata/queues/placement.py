@@ -27,8 +27,8 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.values.attributes import REDRIVE_POLICY, REPLICATION_MODE
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.partition_tables import spread_table
-from quaymaster.core.values.queue_definitions import PartitionPlacement, one_partition
+from quaymaster.core.values.partition_tables import in_state, spread_table
+from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition, one_partition
 from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
 
@@ -106,11 +106,11 @@ def choose_journal(
     if policy is not None:
         target = queues.find(policy.target.account_id, policy.target.name)
         if target is not None:
-            return target.partitions[0].journal_id
+            return _present_journal(target)
     for related in related_names(name):
         found = queues.find(account_id, related)
-        if found is not None and found.partitions[0].journal_id in journals:
-            return found.partitions[0].journal_id
+        if found is not None and _present_journal(found) in journals:
+            return _present_journal(found)
     return min(journals, key=lambda journal_id: (queues.partitions_in(journal_id), journal_id))
 
 
@@ -129,6 +129,11 @@ def choose_partitions(
         key=lambda journal_id: (queues.partitions_in(journal_id), journal_id),
     )
     return spread_table([first, *others[: PEERS_MAX - 1]])
+
+
+def _present_journal(queue: QueueDefinition) -> int:
+    """Return where a queue's new messages go, some of them at least."""
+    return in_state(queue, "open")[0].journal_id
 
 
 def related_names(name: str) -> list[str]:

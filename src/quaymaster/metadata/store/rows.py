@@ -107,14 +107,16 @@ class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A queue of this name was deleted; its partitions were in these journals, by their numbers.
+    """A queue of this name was deleted; its partitions were in these journals.
 
-    Older programs read `deleted_ms`.
+    `numbers` are those of the partitions, in the same order; empty: 0, 1, ... Journals without a number had partitions
+    that were not listed any more. Older programs read `deleted_ms`.
     """
 
     queue_id: int
     deleted_ms: int
     journal_ids: tuple[int, ...] = (0,)
+    numbers: tuple[int, ...] = ()
 
 
 class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
