@@ -269,6 +269,11 @@ class Cell:
         """Return which journal a queue is in."""
         return self.used_journals[self.kinds[queue_id].journal % self.journals]
 
+    def definition_of(self, kind: QueueKind) -> QueueDefinition:
+        """Return a queue's definition, in its journal."""
+        partitions = one_partition(self.journal_of(kind.queue_id))
+        return replace_definition(definition_of(kind), partitions=partitions)
+
     def judge_of(self, queue_id: int) -> QueueChecker:
         """Return who judges what is received from a queue."""
         return self.group_checkers.get(queue_id, self.queue_checker)
@@ -301,8 +306,7 @@ class Cell:
             raise Timeout
         for kind in self.queues:
             if kind.name == name:
-                partitions = one_partition(self.journal_of(kind.queue_id))
-                return replace_definition(definition_of(kind), partitions=partitions)
+                return self.definition_of(kind)
         return None
 
     def next_number(self) -> int:
@@ -493,9 +497,8 @@ class Cell:
 
     def _start_clients(self) -> None:
         profile = self.faults
-        commands: list[Command] = [SetQueue(definition_of(kind)) for kind in self.queues]
         client = self.client("setup")
-        client.run(set_up(client, commands))
+        client.run(set_up(client, self.queues))
         senders = [kind for kind in QUEUES if kind.queue_id != DEAD]
         for number in range(profile.producers):
             kind = senders[number] if number < len(senders) else self._random.choice(senders)

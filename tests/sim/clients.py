@@ -26,6 +26,7 @@ from quaymaster.core.values.commands import (
     Receipt,
     Receive,
     Send,
+    SetQueue,
 )
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow, Timeout
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -164,11 +165,12 @@ class Client:
 # What they do
 
 
-def set_up(client: Client, commands: list[Command]) -> Script:
-    """Make the queues; tried until it is done."""
+def set_up(client: Client, queues: list[QueueKind]) -> Script:
+    """Make the queues, once their journals are known; tried until it is done."""
     while not client.cell.choose_journals():
         yield 50 * MS
-    for command in commands:
+    for kind in queues:
+        command = SetQueue(client.cell.definition_of(kind))
         while isinstance((yield command), NotNow):
             pass
     client.cell.is_set_up = True

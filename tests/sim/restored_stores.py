@@ -77,7 +77,8 @@ class RestorableStore(MemoryCoordination):
 class Journal:
     """One journal's records, and the states that they make. A restart replays them over the marks of its snapshot."""
 
-    def __init__(self, bug: str | None) -> None:
+    def __init__(self, number: int, bug: str | None) -> None:
+        self._number = number
         self._bug = bug
         self._records: list[tuple[RecordRow, bytes]] = []
         self._marks = QueueMarks()
@@ -88,7 +89,7 @@ class Journal:
     def _new_states(self) -> QueueStates:
         kinds = {"identity-ignored": _IgnoresIdentity, "revision-ignored": _IgnoresRevision}
         kind = kinds.get(self._bug or "", QueueStates)
-        return kind(MemoryChunks(), retry_window_ms=0)
+        return kind(MemoryChunks(), retry_window_ms=0, journal_id=self._number)
 
     def restart(self) -> None:
         """Forget the state, and make it anew; what deleted queues wrote is gone from the journal."""
@@ -141,7 +142,8 @@ class World:
         self.changes_rng = random.Random(f"{seed}-restored-stores-changes")
         self.has_marks = self.rng.random() < 0.8
         """A cell whose format is older asks for no marks: it has one journal here, which refuses what it has."""
-        self.journals = {number: Journal(bug) for number in (JOURNALS if self.has_marks else JOURNALS[:1])}
+        numbers = JOURNALS if self.has_marks else JOURNALS[:1]
+        self.journals = {number: Journal(number, bug) for number in numbers}
         self.store = RestorableStore()
         self.copies: list[tuple[dict[str, KeyValue], int]] = []
         self.nodes: dict[str, tuple[Mirror, Queues]] = {}
