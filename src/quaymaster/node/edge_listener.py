@@ -43,4 +43,4 @@ async def listen_for_proxies(node: Node, server: HTTPServer) -> None:
         raise OSError(
             f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"
         ) from error
-    node.stack.callback(listener.close)
+    node.stack.push_async_callback(listener.drain)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness.proxied import SSL_TLV, header_v2
+from harness.waiting import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ async def edge(
         try:
             yield found
         finally:
-            listener.close()
+            await listener.drain()
 
 
 @pytest.mark.parametrize("is_unix", [True, False])
@@ -259,6 +260,82 @@ def test_path_that_another_process_or_file_has_is_refused(run: RunOnLoop, tmp_pa
                     ProxiedListener(at.served.server).start_unix(place)
             client = await at.connect()
             assert (await client.ask(V2 + GET))[0] == 200
+
+    run(scenario)
+
+
+# Its end.
+
+
+async def waits(at: Edge) -> None:
+    """Return when a connection waits for its header."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not at.listener.waiting:  # noqa: ASYNC110 -- the loop accepts it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_unix", [True, False])
+def test_what_waits_in_the_kernel_is_answered_where_the_end_was_announced(
+    run: RunOnLoop, tmp_path: Path, is_unix: bool
+) -> None:
+    async def scenario() -> None:
+        async with edge(tmp_path / "edge.sock" if is_unix else None) as at:
+            waiting = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
+            waiting.connect(("127.0.0.1", at.place) if isinstance(at.place, int) else at.place)
+            waiting.sendall(V2 + GET)
+            at.served.server.announce_end()
+
+            await at.listener.drain()
+            client = Client(*await asyncio.open_connection(sock=waiting))
+            at.served.clients.append(client)
+            draining = asyncio.create_task(at.served.server.drain(20))
+
+            status, headers, body = await client.reply()
+            assert (status, headers[b"Connection"], body) == (200, b"close", b"192.0.2.7")
+            await draining
+
+    run(scenario)
+
+
+def test_a_header_that_is_on_its_way_is_waited_for_where_the_end_was_announced(
+    run: RunOnLoop, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with edge(tmp_path / "edge.sock") as at:
+            client = await at.connect()
+            client.send(V2[:10])
+            await waits(at)
+            at.served.server.announce_end()
+            draining = asyncio.create_task(at.listener.drain())
+            await asyncio.sleep(0)
+
+            client.send(V2[10:] + GET)
+            await draining
+            ending = asyncio.create_task(at.served.server.drain(20))
+
+            assert (await client.reply())[0] == 200
+            await ending
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_connections_without_a_header_are_closed_in_the_end(
+    run: RunOnLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_announced: bool
+) -> None:
+    monkeypatch.setattr(proxied, "HEADER_S", 0.01)
+
+    async def scenario() -> None:
+        async with edge(tmp_path / "edge.sock") as at:
+            client = await at.connect()
+            await waits(at)
+            if is_announced:
+                at.served.server.announce_end()
+
+            await at.listener.drain()
+
+            assert not at.listener.waiting
+            assert await client.rest() == b""
 
     run(scenario)
 

@@ -8,12 +8,13 @@
 
 No other listener reads such a header: anybody could write it there. A second one behind the first is no HTTP request.
 
-Public: `ProxiedListener` (`start`, `start_unix`, `close`, `waiting`).
+Public: `ProxiedListener` (`start`, `start_unix`, `drain`, `waiting`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -25,6 +26,8 @@ from quaymaster.net.listener import Listener
 from quaymaster.protocol.proxy_header import MalformedProxyHeader, parse_proxy_header
 
 SOCKET_MODE: Final = 0o660
+HEADER_S: Final = 1.0
+"""After its end was announced, a listener that drains waits so long for headers."""
 WAITING_MAX: Final = 256
 """Connections whose header has not come yet; one more closes the oldest. Proxies send it at once."""
 
@@ -37,6 +40,7 @@ class ProxiedListener:
         self.waiting: dict[_BeforeHeader, None] = {}
         """Connections whose header has not come yet, the oldest first."""
         self._listener: Listener | None = None
+        self._all_left: asyncio.Event | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen on an address; return the one bound. Raises OSError when it cannot be."""
@@ -50,12 +54,32 @@ class ProxiedListener:
         self._listener = Listener(lambda: _BeforeHeader(self), takes=lambda _: True)
         self._listener.start_unix(path, SOCKET_MODE)
 
-    def close(self) -> None:
-        """Take no more; those whose header has come are the HTTP server's."""
-        if self._listener is not None:
-            self._listener.close()
+    async def drain(self) -> None:
+        """Take no more; call before the HTTP server drains, whose connections are those whose header has come.
+
+        Where the end was announced, a proxy makes a connection for each request, for those of before were closed behind
+        their answers. So what waits in the kernel is accepted, and has a while for its header.
+        """
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        if self.server.is_ending:
+            listener.accept_waiting()
+        listener.close()
+        while listener.handshakes:  # noqa: ASYNC110 -- a turn or two of the loop
+            await asyncio.sleep(0)
+        if self.server.is_ending and self.waiting:
+            self._all_left = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_left.wait(), HEADER_S)
         for connection in list(self.waiting):
             connection.abort()
+
+    def leave(self, connection: _BeforeHeader) -> None:
+        """Note that a connection waits no longer."""
+        self.waiting.pop(connection, None)
+        if self._all_left is not None and not self.waiting:
+            self._all_left.set()
 
     def add(self, connection: _BeforeHeader) -> None:
         """Note that a connection waits for its header."""
@@ -127,7 +151,7 @@ class _BeforeHeader(asyncio.Protocol):
         server.turn_away(self._transport)
 
     def _leave(self) -> None:
-        self._owner.waiting.pop(self, None)
+        self._owner.leave(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
