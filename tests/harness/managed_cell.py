@@ -196,8 +196,7 @@ class FakeCell:
     def kill_manager(self, name: str) -> None:
         """End a manager as kill -9 does: nothing is finished, and its lease goes on for its time."""
         manager = self.managers.pop(name)
-        watches = manager._broker_watch, manager._journal_watch
-        for task in (*manager._tasks, *(watch._task for watch in watches)):
+        for task in (*manager._tasks, *(watch._task for watch in manager._watches)):
             assert task is not None
             task.cancel()
 

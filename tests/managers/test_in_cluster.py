@@ -19,8 +19,10 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import Put
+from quaymaster.coordination.presence import Presence, PresenceRow
 from quaymaster.core.cell.cell import broker_of, home_of
 from quaymaster.core.values.errors import ResourceNotFound
+from quaymaster.managers.stand_in import StandIn
 from quaymaster.monitoring.metrics import Sample
 
 GRACE_MS = 300_000
@@ -160,6 +162,25 @@ def test_leaders_that_were_lost_with_the_acting_manager_are_replaced_before_its_
         assert cell.acting() == []
         done = cell.managers[other]._actions_done
         assert done == {("Appoint", "done"): 1}
+
+    run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
+
+
+def test_leaders_that_were_lost_with_the_zone_of_the_acting_manager_are_replaced_without_patience() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+        for manager in cell.managers.values():
+            manager._stand_in = StandIn(1 << 60)
+        (acting,) = cell.acting()
+        row = PresenceRow("manager", acting, "1", zone="b")
+        await Presence(cell.store, row).register()
+        await cell.until(
+            lambda: all("b" in manager._manager_zones.values() for manager in cell.managers.values())
+        )
+
+        lost_with_its_manager(cell, "b")
+
+        await cell.until_led("a", "c")
 
     run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
 

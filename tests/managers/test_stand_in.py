@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from harness.planned_cell import PlannedCell
 
-from quaymaster.core.cell.cell import Appoint, CellSeen
+from quaymaster.core.cell.cell import Appoint, BrokerSeen, CellSeen
 from quaymaster.managers.stand_in import PATIENCE_MS, StandIn
 
 
@@ -21,9 +23,15 @@ def lost(*names: str) -> tuple[CellSeen, tuple[Appoint, ...]]:
     return cell.see(), appointed
 
 
-def later(seen: CellSeen, ms: int) -> CellSeen:
+def later(seen: CellSeen, ms: int, brokers: tuple[BrokerSeen, ...] | None = None) -> CellSeen:
     return CellSeen(
-        seen.now_ms + ms, seen.brokers, seen.journals, seen.settings, seen.acting, seen.asking, seen.resting
+        seen.now_ms + ms,
+        brokers or seen.brokers,
+        seen.journals,
+        seen.settings,
+        seen.acting,
+        seen.asking,
+        seen.resting,
     )
 
 
@@ -60,3 +68,24 @@ def test_a_manager_that_hears_no_majority_stands_in_for_nobody() -> None:
 
     assert stand_in.choose(seen, planned, {"a", "b"}) == []
     assert stand_in.choose(seen, planned, {"a"}) == list(planned)
+
+
+def test_nothing_is_waited_for_when_all_brokers_of_the_acting_managers_zone_are_lost() -> None:
+    seen, planned = lost("a")  # each broker is in a zone of its name
+
+    assert StandIn().choose(seen, planned, {"a"}, acting_zone="a") == list(planned)
+
+
+@pytest.mark.parametrize("acting_zone", ["b", "elsewhere", ""])
+def test_a_manager_that_acts_in_another_zone_is_waited_for(acting_zone: str) -> None:
+    seen, planned = lost("a")
+
+    assert StandIn().choose(seen, planned, {"a"}, acting_zone) == []
+
+
+def test_a_manager_that_acts_in_a_zone_of_which_a_broker_is_heard_is_waited_for() -> None:
+    seen, planned = lost("a")
+    neighbors = tuple(msgspec.structs.replace(broker, zone="a") for broker in seen.brokers)
+    seen = later(seen, 0, neighbors)
+
+    assert StandIn().choose(seen, planned, {"a"}, acting_zone="a") == []

@@ -83,7 +83,12 @@ class Presence:
                 pass  # looked at again in a moment
 
 
+def decode_presence(value: bytes) -> PresenceRow:
+    """Return the row of a process; msgspec.MsgspecError when it cannot be read."""
+    return _rows.decode(value)
+
+
 async def list_alive(store: Coordination) -> list[PresenceRow]:
     """Return the processes that run, and those that have ended a moment ago."""
     items, _ = await store.list_all(ALIVE)
-    return [_rows.decode(item.value) for item in items]
+    return [decode_presence(item.value) for item in items]

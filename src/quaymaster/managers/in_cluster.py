@@ -51,6 +51,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.leadership import LEASE_TTL_MS, Leadership
 from quaymaster.coordination.noted_acts import NotedAct, put_act
+from quaymaster.coordination.presence import ALIVE, decode_presence
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import (
     Action,
@@ -96,6 +97,8 @@ RETRY_S: Final = 0.5
 BLIND_MS: Final = 5_000
 """A manager that hears no majority of the brokers for so long lets another one act."""
 BLIND_REST_MS: Final = 30_000
+
+MANAGERS_ALIVE: Final = f"{ALIVE}manager/"
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +153,9 @@ class InClusterManager:
         self._journals: dict[int, JournalSeen] = {}
         self._broker_watch = WatchedPrefix(coordination, BROKERS, self._on_broker, retry_max_s=RETRY_S)
         self._journal_watch = WatchedPrefix(coordination, JOURNALS, self._on_journal, retry_max_s=RETRY_S)
+        self._manager_watch = WatchedPrefix(coordination, MANAGERS_ALIVE, self._on_manager)
+        self._manager_zones: dict[str, str] = {}
+        """By key of their presence rows, which outlast a lost zone by their lease."""
         self._unreadable_brokers: set[str] = set()
         self._unreadable_rows: dict[str, int] = {}
         """Configurations that cannot be read, by key, with their revision."""
@@ -180,19 +186,23 @@ class InClusterManager:
             self._plan_again_and_again(),
         ):
             self._run(work)
-        self._broker_watch.start()
-        self._journal_watch.start()
+        for watch in self._watches:
+            watch.start()
         log_event(log, logging.INFO, "manager started", manager=self.name, replicas=self._settings.replicas)
 
     async def close(self) -> None:
         """Let go of everything; another manager acts."""
-        await asyncio.gather(self._broker_watch.close(), self._journal_watch.close())
+        await asyncio.gather(*(watch.close() for watch in self._watches))
         tasks = [*self._tasks, *(broker.task for broker in self._brokers.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(broker.link.close() for broker in self._brokers.values()))
         await self.leadership.close()
+
+    @property
+    def _watches(self) -> tuple[WatchedPrefix, ...]:
+        return self._broker_watch, self._journal_watch, self._manager_watch
 
     # What people ask
 
@@ -293,6 +303,12 @@ class InClusterManager:
         if known is not None and home_of(known.configuration) != home_of(configuration):
             homed_ms = now_ms
         self._journals[number] = JournalSeen(configuration, revision, since_ms, now_ms, homed_ms)
+
+    def _on_manager(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._manager_zones.pop(key, None)
+        else:
+            self._manager_zones[key] = decode_presence(value).zone
 
     def _on_broker(self, key: str, value: bytes | None) -> None:
         name = key.removeprefix(BROKERS)
@@ -424,7 +440,8 @@ class InClusterManager:
         """Return what this manager is to do of a plan: all of it when it acts, else what the acting one should have."""
         if self.leadership.is_held:
             return planned
-        due = self._stand_in.choose(seen, planned, self._suspects)
+        acting_zone = self._manager_zones.get(f"{MANAGERS_ALIVE}{self.leadership.holder}", "")
+        due = self._stand_in.choose(seen, planned, self._suspects, acting_zone)
         self._standing_in |= {(action.journal, action.revision) for action in due}
         return due
 

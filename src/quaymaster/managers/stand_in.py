@@ -3,7 +3,8 @@
 When a zone is lost, the acting manager may be lost with the leaders of journals. Its lease then lasts two seconds more,
 and longer when etcd elects a leader meanwhile. A manager that stands by would have appointed the same leaders, so it
 does after a short while in which the acting one did not. If that one is only slow, both write over the same revision,
-and one of them is refused.
+and one of them is refused. So it does at once where all brokers of the acting manager's zone are lost: that one is most
+likely lost with them, and to wait for it is of no use.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class StandIn:
         self._since_ms: dict[tuple[int, int], int] = {}
         """By journal and the revision of its configuration."""
 
-    def choose(self, seen: CellSeen, planned: Iterable[Action], suspects: Collection[str]) -> list[Appoint]:
+    def choose(
+        self, seen: CellSeen, planned: Iterable[Action], suspects: Collection[str], acting_zone: str = ""
+    ) -> list[Appoint]:
         """Return the planned appointments that are overdue.
 
         Only those for leaders whose broker is lost, and only while a majority of the brokers is heard: one that is cut
-        off knows nothing.
+        off knows nothing. `acting_zone`: of the manager that acts; "" where that is not known.
         """
         if 2 * len(suspects) >= len(seen.brokers):
             self._since_ms.clear()
@@ -41,6 +44,11 @@ class StandIn:
             and broker_of(seen.journals[action.journal].configuration.leader) in suspects
         }
         self._since_ms = {key: self._since_ms.get(key, seen.now_ms) for key in wanted}
-        return [
-            action for key, action in wanted.items() if seen.now_ms - self._since_ms[key] >= self._patience_ms
-        ]
+        patience_ms = 0 if _is_lost(acting_zone, seen, suspects) else self._patience_ms
+        return [action for key, action in wanted.items() if seen.now_ms - self._since_ms[key] >= patience_ms]
+
+
+def _is_lost(zone: str, seen: CellSeen, suspects: Collection[str]) -> bool:
+    """Tell whether a zone has brokers, and none of them is heard."""
+    brokers = [broker.name for broker in seen.brokers if zone and broker.zone == zone]
+    return bool(brokers) and all(name in suspects for name in brokers)
