@@ -11,7 +11,6 @@ import binascii
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from typing import Final
 
 import msgspec
@@ -87,16 +86,15 @@ class KnownQueues(ActiveQueues):
         return None if definition is None else (definition, self.rows.revision(suffix))
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
+        """Return which journal has a partition (ALL_PARTITIONS: the oldest), or None.
+
+        It is known also of a queue that is being deleted, or lately was.
+        """
         definition = self._by_any_id.get(queue_id)
         if definition is not None:
             return journal_of_partition(definition, partition)
-        journal_ids = self._gone_journals_of.get(queue_id)
-        if journal_ids is None:
-            return None
-        if partition == ALL_PARTITIONS:
-            return next(iter(journal_ids.values()))
-        return journal_ids.get(partition)
+        gone = self._gone_journals_of.get(queue_id, {})
+        return next(iter(gone.values()), None) if partition == ALL_PARTITIONS else gone.get(partition)
 
     def has_id(self, queue_id: int) -> bool:
         """Tell whether there is a queue of an id, in whatever state."""
@@ -212,7 +210,7 @@ class KnownQueues(ActiveQueues):
                 self._gone_logs.add(new.group_of)
         if old is not None and (new is None or new.queue_id != old.queue_id):
             del self._by_any_id[old.queue_id]
-            self._note_gone(old.queue_id, _journals_by_number(old))
+            self._note_gone(old.queue_id, {entry.number: entry.journal_id for entry in old.partitions})
             if old.queue_id in self._groups_of:
                 self._gone_logs.add(old.queue_id)
         if new is not None:
@@ -270,19 +268,6 @@ def deleted_row(definition: QueueDefinition) -> DeletedRow:
         (*(partition.journal_id for partition in definition.partitions), *left),
         tuple(partition.number for partition in definition.partitions),
     )
-
-
-@cache
-def _only_in(journal_id: int) -> Mapping[int, int]:
-    """Return where the one partition of a queue is that never had another: the same of all queues of a journal."""
-    return {0: journal_id}
-
-
-def _journals_by_number(definition: QueueDefinition) -> Mapping[int, int]:
-    partitions = definition.partitions
-    if len(partitions) == 1 and not partitions[0].number:
-        return _only_in(partitions[0].journal_id)
-    return {partition.number: partition.journal_id for partition in partitions}
 
 
 def _counted_journals(definition: QueueDefinition) -> list[int]:
