@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.store.quotas import Quotas
 
@@ -20,7 +21,8 @@ class MetadataOptions:
     """Whose store it is, which rules its queues have, and how often what is due is done.
 
     `account_id` is the first account, which the store is made for. `cell_format` grows while the cell is upgraded.
-    `zone` is where the process is.
+    `zone` is where the process is. `partition_closing_ms`: how long a sealed partition is asked about each message of
+    its keys, for it may know its deduplication id.
     """
 
     region: str
@@ -32,4 +34,5 @@ class MetadataOptions:
     kms: KMSMode = "ignore"
     upkeep_interval_ms: int = UPKEEP_INTERVAL_MS
     beat_interval_ms: int = BEAT_INTERVAL_MS
+    partition_closing_ms: int = DEDUP_WINDOW_MS
     zone: str = ""

@@ -86,11 +86,13 @@ class QueueRegistry:
         await self.mirror.start()
         self._upkeep.repeat("counted time", self.counted_time.count, self._options.upkeep_interval_ms)
         self._upkeep.repeat("data key sweep", self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS)
+        self.queues.partition_changes.start()
         self._upkeep.repeat("queue upkeep", self.run_upkeep, self._options.upkeep_interval_ms)
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""
         await self._upkeep.close()
+        await self.queues.partition_changes.close()
         await self.mirror.close()
 
     async def is_empty(self) -> bool:
@@ -108,7 +110,11 @@ class QueueRegistry:
 
     def samples(self) -> list[Sample]:
         """Give the metrics of the queues and their data keys: a source for `Metrics`."""
-        return [Sample("quaymaster_metadata_queues", len(self.queues)), *self.data_key_sweep.samples()]
+        return [
+            Sample("quaymaster_metadata_queues", len(self.queues)),
+            *self.data_key_sweep.samples(),
+            *self.queues.partition_changes.samples(),
+        ]
 
     def attach_journal(self, journal: QueueJournal) -> None:
         """Say who writes QUEUE_SET and QUEUE_DELETE."""

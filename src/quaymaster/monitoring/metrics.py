@@ -83,6 +83,12 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_metadata_queues": Declaration(
         "gauge", "Queues in the memory of this front end or metadata node, in a cell.", is_of_cells=True
     ),
+    "quaymaster_partition_changes_total": Declaration(
+        "counter",
+        "Steps of splits, merges and moves of queues that this process took: begun, opened (new partitions take "
+        "messages), cancelled, aged (sealed ones are closed, drained or removed).",
+        ("step",),
+    ),
     "quaymaster_metadata_node_age_seconds": Declaration(
         "gauge", "How old what this metadata node knows of its store may be.", is_of_cells=True
     ),

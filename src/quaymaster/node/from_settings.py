@@ -72,6 +72,7 @@ def metadata_options(settings: Settings, cell_format: CellFormat | None = None) 
         cell_format=cell_format or CellFormat(),
         kms=settings.kms,
         zone=settings.zone,
+        partition_closing_ms=settings.partition_closing_ms,
     )
 
 

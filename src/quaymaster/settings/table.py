@@ -122,6 +122,9 @@ class SettingsTable(BaseModel):
     `compaction_age_min_s`. 0 turns it off."""
     retry_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
     """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
+    partition_closing_s: NotNegative | None = Field(None, json_schema_extra=QUEUES)
+    """How long a partition that was split, merged or moved is still asked whether it has a message that is sent.
+    Not set: as long as it remembers ids, 5 minutes or `retry_window_ms`. Shorter times suit test suites."""
     in_flight_max: Count = Field(120_000, json_schema_extra=QUEUES)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
 

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
+from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.settings.addresses import (
     Address,
     parse_address,
@@ -112,6 +113,13 @@ class SettingsValues(SettingsTable):
     def metadata_node_list(self) -> list[Address]:
         """The metadata nodes' addresses, taken apart."""
         return parse_addresses(self.metadata_nodes)
+
+    @property
+    def partition_closing_ms(self) -> int:
+        """How long a sealed partition is asked about messages: as long as it remembers ids, if nothing else is set."""
+        if self.partition_closing_s is not None:
+            return self.partition_closing_s * 1000
+        return max(DEDUP_WINDOW_MS, self.retry_window_ms)
 
     def disk_low_limit(self, disk_bytes: int) -> int:
         """Return the limit on free space that `disk_low_bytes` means on a file system of this size."""

@@ -10,7 +10,7 @@ import base64
 import binascii
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.partition_tables import journal_of_partition, told_journals
+from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition, told_journals
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
@@ -52,6 +52,8 @@ class KnownQueues(ActiveQueues):
     def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
         super().__init__()
         self._region = region
+        self.on_table: Callable[[str, QueueDefinition | None], None] = lambda suffix, definition: None
+        """Called for each change of a queue whose table is not at rest, or was not; None: it is not active any more."""
         self.quotas = QueueQuotas(quotas or Quotas())
         self.rows: MirrorTable[QueueDefinition] = mirror.table(
             QUEUES, decode_queue_definition, self._on_queue
@@ -187,6 +189,9 @@ class KnownQueues(ActiveQueues):
 
     def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
         self._note(old, new)
+        if (old is not None and not is_at_rest(old)) or (new is not None and not is_at_rest(new)):
+            is_active = new is not None and new.state == "active" and not new.group_of
+            self.on_table(suffix, new if is_active else None)
         if old is not None and old.state == "active":
             self._unindex(old)
         if new is not None and new.state == "active":

@@ -3,16 +3,17 @@
 A queue and its dead-letter queue are best in one journal, where a message moves by one record. Which queues will belong
 together is not known when they are made, but their names often tell: `related_names`.
 
-A queue stays in its journal for life (`Partition.journal_id`); the journal moves between brokers, and the queue with
-it. So what is known may be some seconds old; but the first queues of a cell wait until it has its journals, for else
-all of them would stay in the first one.
+A partition stays in its journal for life (`PartitionPlacement.journal_id`); the journal moves between brokers, and the
+partition with it. So what is known may be some seconds old; but the first queues of a cell wait until it has its
+journals, for else all of them would stay in the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heapreplace
 from typing import Final
 
 from quaymaster.coordination.cell_keys import (
@@ -129,6 +130,26 @@ def choose_partitions(
         key=lambda journal_id: (queues.partitions_in(journal_id), journal_id),
     )
     return spread_table([first, *others[: PEERS_MAX - 1]])
+
+
+def choose_journals(
+    queues: KnownQueues, journals: Sequence[int], children: int, avoided: Collection[int] = ()
+) -> list[int]:
+    """Return a journal for each new partition of a queue: those with the fewest partitions, in turn.
+
+    `avoided` ones are chosen only if no other takes new queues. Overloaded, if none does.
+    """
+    taking = [journal_id for journal_id in journals if journal_id not in avoided] or list(journals)
+    if not taking:
+        raise Overloaded("No journal takes new partitions now.")
+    loads = [(queues.partitions_in(journal_id), journal_id) for journal_id in taking]
+    heapify(loads)
+    chosen = []
+    for _ in range(children):
+        load, journal_id = loads[0]
+        chosen.append(journal_id)
+        heapreplace(loads, (load + 1, journal_id))
+    return chosen
 
 
 def _present_journal(queue: QueueDefinition) -> int:

@@ -29,6 +29,8 @@ Answer = TypeVar("Answer")
 JOURNAL_TIMEOUT_MS: Final = 30_000
 LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """When a journal has been told of a queue by every node that meant to before the queue was deleted."""
+PARTITION_ASKED_MS: Final = 5_000
+"""How long the answer about one partition may take: it is asked again soon."""
 UNAWAITED_MS: Final = 1_000
 """How long a journal may take whose partitions of the queue are drained, or gone."""
 
@@ -139,7 +141,8 @@ class QueueJournals:
 
     async def partition(self, queue_id: int, number: int) -> PartitionOutcome:
         """Return how far a partition is on its way to be drained; NotNow when its leader does not answer."""
-        return await _in_time(self._attached.partition(queue_id, number), self.timeout_ms)
+        call = self._attached.partition(queue_id, number)
+        return await _in_time(call, min(PARTITION_ASKED_MS, self.timeout_ms))
 
     async def marks(self) -> list[QueueMarks]:
         """Return the highest ids that each journal ever saw; nothing in cells whose brokers cannot be asked."""

@@ -29,6 +29,7 @@ from quaymaster.metadata.queues.attribute_changes import AttributeChanges
 from quaymaster.metadata.queues.creation import Creation
 from quaymaster.metadata.queues.deletion import Deletion, Purges
 from quaymaster.metadata.queues.id_guard import IdGuard
+from quaymaster.metadata.queues.partition_changes import PartitionChanges
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.shared_data_keys import SharedDataKeys
@@ -40,6 +41,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
+    ChangePartitions,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -80,6 +82,7 @@ class Queues(StoredQueues):
         self._changes = AttributeChanges(self, binding, self.settling)
         self._deletion = Deletion(self, self.journals)
         self._purges = Purges(self)
+        self.partition_changes = PartitionChanges(self, self.journals, self.settling)
         self._creation = Creation(
             self,
             accounts,
@@ -115,6 +118,7 @@ class Queues(StoredQueues):
             QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
             PurgeQueueInProgress: it is within `purge_interval_s` of the one before.
             InvalidParameterValue, InvalidAttributeName, InvalidAttributeValue: name or attributes cannot be.
+            UnsupportedOperation: it cannot be done to this queue, or not now.
         """
         match request:
             case CreateQueue():
@@ -137,6 +141,8 @@ class Queues(StoredQueues):
                 return await self._purges.cancel(request)
             case CreateGroup():
                 return await self._creation.create_group(request)
+            case ChangePartitions():
+                return await self.partition_changes.begin(request)
 
     async def change_row(self, request: QueueChange) -> tuple[QueueDefinition, int]:
         """Do what is asked; return the queue's row of one moment, and that moment's revision.

@@ -14,6 +14,8 @@ answering the old one for a release. Kinds are never used again.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from quaymaster.core.values.errors import MalformedInput
@@ -213,6 +215,27 @@ class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
     log_id: int = 0
 
 
+PartitionChange = Literal["split", "merge", "move"]
+
+
+class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """Split, merge or move open partitions of a queue. The answer comes once that is stored; it is done after that.
+
+    `into`: in how many parts one is split. `partitions`: which, by number; none: of a split the one with most keys, of
+    a merge all, of a move the only one. `journals`: where the new ones will be, in turn; none: wherever there are few.
+    From cell format 7 on.
+    """
+
+    account_id: str
+    name: str
+    kind: PartitionChange
+    into: int = 0
+    partitions: list[int] = []
+    journals: list[int] = []
+    at_least: int = 0
+    queue_id: int = 0
+
+
 class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """An account's queues whose names start with `prefix`, up to 1000.
 
@@ -291,6 +314,7 @@ QueueChange = (
     | BeginPurge
     | CancelPurge
     | CreateGroup
+    | ChangePartitions
 )
 """Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what

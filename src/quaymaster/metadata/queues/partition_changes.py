@@ -1,0 +1,320 @@
+"""Queues are split, merged and moved: their partition tables change, step by step, whichever nodes stop meanwhile.
+
+    request ──▶ open journals know the row ──CAS──▶ children new ──their journals know──CAS──▶ children open,
+                                                        └─ 60 s: CAS ─▶ no children            parents closing
+    parents' journals told: that is the seal ──▶ closing ──CAS──▶ closed ──CAS──▶ drained ──CAS──▶ not listed
+
+Each step starts from the row as it is, and is the same if it is taken twice. So any node takes the next one: that which
+was asked at once, others when the table has not changed for two seconds. A table at rest costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Literal
+
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidParameterValue,
+    NotNow,
+    Overloaded,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import PARTITIONS
+from quaymaster.core.values.partition_life import aged, next_look_ms, unsealed
+from quaymaster.core.values.partition_tables import (
+    entries_to_merge,
+    entries_to_move,
+    entries_to_split,
+    in_state,
+    is_at_rest,
+    with_children,
+    with_children_open,
+    with_new_dropped,
+    with_told,
+)
+from quaymaster.core.values.queue_definitions import (
+    PartitionPlacement,
+    QueueDefinition,
+    encode_queue_definition,
+)
+from quaymaster.metadata.queues.placement import choose_journals
+from quaymaster.metadata.queues.queue_journals import QueueJournals
+from quaymaster.metadata.queues.settling import Settling
+from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending, suffix_of
+from quaymaster.metadata.store.rows import PENDING, QUEUES
+from quaymaster.metadata.upkeep import FAILS
+from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
+from quaymaster.protocol.rpc.metadata_messages import ChangePartitions
+
+log = logging.getLogger(__name__)
+
+TAKEOVER_MS: Final = 2_000
+"""A change that another node was to carry on is carried on after so long without a step."""
+CANCEL_MS: Final = 60_000
+"""How long the journals of new partitions have to answer."""
+RETRY_MS: Final = 1_000
+AGAIN_MS: Final = 50
+"""Others change the row at the same time."""
+AT_ONCE: Final = 32
+"""So many queues take steps at the same time."""
+WAKE_MAX_S: Final = 1.0
+
+Step = Literal["begun", "opened", "cancelled", "aged"]
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A queue whose table is not at rest: since when it is as it is here, and when it is looked at next.
+
+    `looks`: how often it was looked at since in vain.
+    """
+
+    table_version: int
+    since_s: float
+    due_s: float
+    looks: int = 0
+
+
+class PartitionChanges:
+    """Begins changes of tables, and carries on all that are not finished, as a task of its own."""
+
+    def __init__(self, queues: StoredQueues, journals: QueueJournals, settling: Settling) -> None:
+        self._queues = queues
+        self._journals = journals
+        self._settling = settling
+        self._unfinished: dict[str, _Unfinished] = {}
+        self._due: list[tuple[float, int, str]] = []
+        """A heap. What is not so in `_unfinished` any more does not count."""
+        self._order = count()
+        self._stepping: dict[str, asyncio.Task[None]] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._steps: Counter[Step] = Counter()
+        queues.on_table = self._on_table
+
+    def start(self) -> None:
+        """Begin to carry on what is not finished."""
+        self._task = supervise(asyncio.create_task(self._carry_on(), name="partition changes"))
+
+    async def close(self) -> None:
+        """Stop; another process, or the next start, carries on."""
+        tasks = [task for task in (self._task, *self._stepping.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._task = None
+        self._stepping.clear()
+
+    def samples(self) -> Iterator[Sample]:
+        """Give the metrics of changes: a source for `Metrics`."""
+        for step, number in self._steps.items():
+            yield Sample("quaymaster_partition_changes_total", number, (step,))
+
+    # Beginning
+
+    async def begin(self, request: ChangePartitions) -> QueueDefinition:
+        """Store a change, whose steps follow, and return the queue with its new partitions.
+
+        Raises:
+            UnsupportedOperation: the queue must not be changed so, or not now.
+            OverLimit: it would have more partitions than it may.
+            InvalidParameterValue: there are no such partitions or journals.
+            NotNow: a journal that has open partitions does not answer.
+        """
+        queues, suffix = self._queues, f"{request.account_id}/{request.name}"
+        queues.options.cell_format.require(PARTITIONS, "Queues can be split, merged and moved")
+        async with queues.only_one(suffix):
+            async for _ in attempts(suffix):
+                current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
+                compare = queues.rows.compare(suffix)
+                # A store that was restored must not give a number again: journals that know better are believed first.
+                opened = in_state(current, "open")
+                if not await self._settling.tell(current, {entry.journal_id for entry in opened}):
+                    continue
+                changed = self._plan(current, request)
+                try:
+                    await self._put(compare, changed, "begun")
+                except RevisionMismatch:
+                    continue
+                self._look_at(suffix, 0)
+                return changed
+            raise Overloaded
+
+    def _plan(self, current: QueueDefinition, request: ChangePartitions) -> QueueDefinition:
+        if current.group_of:
+            raise UnsupportedOperation("A consumer group has the partitions of its queue.")
+        number = request.partitions[0] if request.partitions else None
+        match request.kind:
+            case "split":
+                parents, ranges = entries_to_split(current, request.into, number)
+            case "merge":
+                parents, ranges = entries_to_merge(current, request.partitions)
+            case "move":
+                parents, ranges = entries_to_move(current, number)
+        return with_children(current, parents, ranges, self._place(request, parents, len(ranges)))
+
+    def _place(
+        self, request: ChangePartitions, parents: list[PartitionPlacement], children: int
+    ) -> list[int]:
+        taking = self._journals.ids()
+        for journal_id in request.journals:
+            if journal_id not in taking:
+                raise InvalidParameterValue.of("Journal", journal_id, "No such journal takes new partitions.")
+        if request.journals:
+            return [request.journals[child % len(request.journals)] for child in range(children)]
+        avoided = {entry.journal_id for entry in parents} if request.kind == "move" else set()
+        return choose_journals(self._queues, taking, children, avoided)
+
+    # Carrying on
+
+    def _on_table(self, suffix: str, definition: QueueDefinition | None) -> None:
+        """Hear of a row; None: the queue is gone, or not active."""
+        if definition is None or is_at_rest(definition):
+            self._unfinished.pop(suffix, None)
+            return
+        known = self._unfinished.get(suffix)
+        if known is None or known.table_version != definition.table_version:
+            now_s = self._queues.mirror.monotonic_s()
+            self._unfinished[suffix] = _Unfinished(definition.table_version, now_s, now_s)
+            self._look_at(suffix, TAKEOVER_MS)
+
+    def _look_at(self, suffix: str, in_ms: int) -> None:
+        """Take the next step of a queue's table after a while."""
+        unfinished = self._unfinished.get(suffix)
+        if unfinished is not None:
+            unfinished.due_s = self._queues.mirror.monotonic_s() + in_ms / 1000
+            heapq.heappush(self._due, (unfinished.due_s, next(self._order), suffix))
+            self._woken.set()
+
+    async def _carry_on(self) -> None:
+        while True:
+            self._woken.clear()
+            wait_s = self._start_due()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._woken.wait()
+
+    def _start_due(self) -> float | None:
+        """Start the steps that are due, as far as there is room; return after how long more are due, None: none are."""
+        now_s = self._queues.mirror.monotonic_s()
+        while self._due:
+            due_s, _, suffix = self._due[0]
+            unfinished = self._unfinished.get(suffix)
+            if unfinished is None or unfinished.due_s != due_s:
+                heapq.heappop(self._due)
+                continue
+            if due_s > now_s or len(self._stepping) >= AT_ONCE or not self._journals.is_attached:
+                return min(max(due_s - now_s, 0.05), WAKE_MAX_S)
+            heapq.heappop(self._due)
+            if suffix not in self._stepping:  # else its step says when the next one is due
+                task = asyncio.create_task(self._step_in_task(suffix, unfinished), name="partition step")
+                self._stepping[suffix] = supervise(task)
+        return None
+
+    async def _step_in_task(self, suffix: str, unfinished: _Unfinished) -> None:
+        try:
+            in_ms = await self.step(suffix)
+        finally:
+            self._stepping.pop(suffix, None)
+        # What the step says is about the table that it saw.
+        self._look_at(suffix, in_ms if self._unfinished.get(suffix) is unfinished else 0)
+
+    async def step(self, suffix: str) -> int:
+        """Take the next step of a queue's table, and return after how many milliseconds the one after it is due."""
+        unfinished, definition = self._unfinished.get(suffix), self._queues.rows.get(suffix)
+        if unfinished is None or definition is None:
+            return 0
+        try:
+            if in_state(definition, "new"):
+                return await self._open(definition, unfinished)
+            if definition.left_journals:
+                await self._tell_left(definition)
+            return await self._age(definition, unfinished)
+        except RevisionMismatch:
+            return AGAIN_MS
+        except (*FAILS, CallerError) as error:
+            log.info("partition change waits queue=%s error=%s", suffix, str(error) or "timeout")
+            return RETRY_MS
+
+    async def _open(self, definition: QueueDefinition, unfinished: _Unfinished) -> int:
+        """Let new partitions take messages once their journals know them; after a while, there are none."""
+        queues, suffix = self._queues, suffix_of(definition)
+        if (queues.mirror.monotonic_s() - unfinished.since_s) * 1000 > CANCEL_MS:
+            log.warning("partition change given up queue=%s: journals did not answer", suffix)
+            await self._store(queues.rows.compare(suffix), with_new_dropped(definition), "cancelled")
+            return 0
+        children = in_state(definition, "new")
+        if not await self._settling.tell(definition, {entry.journal_id for entry in children}):
+            return AGAIN_MS
+        latest = queues.rows.get(suffix)
+        # Attributes may have been set meanwhile: the same journals know the same partitions.
+        is_same = latest is not None and latest.state == "active" and latest.queue_id == definition.queue_id
+        if latest is None or not is_same or latest.table_version != definition.table_version:
+            return AGAIN_MS
+        await self._store(queues.rows.compare(suffix), with_children_open(latest), "opened")
+        return 0
+
+    async def _tell_left(self, definition: QueueDefinition) -> None:
+        """Tell journals that a queue has no partitions there any more."""
+        queues, suffix = self._queues, suffix_of(definition)
+        compare, left = queues.rows.compare(suffix), definition.left_journals
+        if await self._settling.tell(definition, left):
+            told = with_told(definition, left)
+            await queues.mirror.transact([compare], [Put(QUEUES + suffix, encode_queue_definition(told))])
+
+    async def _age(self, definition: QueueDefinition, unfinished: _Unfinished) -> int:
+        """Close, drain and remove sealed partitions as their journals say; tell those that have not sealed theirs."""
+        queues, suffix = self._queues, suffix_of(definition)
+        compare, pending = queues.rows.compare(suffix), queues.pending.compare(suffix)
+        closing_ms = queues.options.partition_closing_ms
+        answers = await self._ask(definition)
+        changed = aged(definition, answers, closing_ms)
+        if changed is not definition:
+            await self._store(compare, changed, "aged")
+            return 0
+        if unsealed(definition, answers):
+            await self._settling.settle(definition, [compare, pending])
+        unfinished.looks += 1
+        return next_look_ms(definition, answers, closing_ms, unfinished.looks)
+
+    async def _ask(self, definition: QueueDefinition) -> dict[int, PartitionOutcome]:
+        """Return what journals say of sealed partitions; those that do not answer now are left out."""
+        numbers = [entry.number for entry in in_state(definition, "closing", "closed", "drained")]
+        answers = await asyncio.gather(
+            *(self._journals.partition(definition.queue_id, number) for number in numbers),
+            return_exceptions=True,
+        )
+        found: dict[int, PartitionOutcome] = {}
+        for number, answer in zip(numbers, answers, strict=True):
+            if isinstance(answer, PartitionOutcome):
+                found[number] = answer
+            elif not isinstance(answer, NotNow | CallerError):
+                raise answer
+        return found
+
+    async def _store(self, compare: Compare, changed: QueueDefinition, step: Step) -> None:
+        """Store a table and tell all journals of it; RevisionMismatch if the row is not as it was."""
+        revision = await self._put(compare, changed, step)
+        await self._settling.settle(changed, [Compare(PENDING + suffix_of(changed), revision)])
+
+    async def _put(self, compare: Compare, changed: QueueDefinition, step: Step) -> int:
+        """Store a table that journals are to be told of, and return its revision; RevisionMismatch."""
+        queues = self._queues
+        revision = await queues.mirror.transact([compare], put_pending(changed, queues.now_ms()))
+        self._steps[step] += 1
+        log.info(
+            "partitions changed queue=%s step=%s table_version=%d",
+            *(suffix_of(changed), step, changed.table_version),
+        )
+        return revision

@@ -1,0 +1,514 @@
+"""Splits, merges and moves, step by step: wherever nodes stop and whatever journals do, each ends in one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from harness.server_metadata import ServerMetadata
+
+from metadata.fake_journals import FakeJournals
+from metadata.support import ACCOUNT, World, eventually, run
+from quaymaster.coordination.interface import CoordinationUnavailable, Put
+from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.values.errors import (
+    InvalidParameterValue,
+    NotNow,
+    OverLimit,
+    Overloaded,
+    QueueDoesNotExist,
+    TooFewReplicas,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.partition_tables import final_counts, in_state, is_at_rest, why_broken
+from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.metadata.queues.partition_changes import PartitionChanges
+from quaymaster.metadata.store.rows import QUEUES
+from quaymaster.protocol.rpc.metadata_messages import (
+    ChangePartitions,
+    CreateGroup,
+    CreateQueue,
+    DeleteQueue,
+    PartitionChange,
+    SetAttributes,
+)
+
+ORDERS = f"{ACCOUNT}/orders"
+DAY_S = 86_400
+
+
+class Table:
+    """The queue `orders` in a world with three journals, and the steps of its table, taken by the test."""
+
+    def __init__(self, world: World, journals: FakeJournals, service: ServerMetadata) -> None:
+        self.world = world
+        self.journals = journals
+        self.service = service
+
+    @property
+    def changes(self) -> PartitionChanges:
+        return self.service.registry.queues.partition_changes
+
+    @property
+    def queue(self) -> QueueDefinition:
+        """As it is in this node's memory."""
+        return self.service.queue(ACCOUNT, "orders")
+
+    @property
+    def states(self) -> list[tuple[int, int, str]]:
+        """Number, journal and state of each partition."""
+        return [(entry.number, entry.journal_id, entry.state) for entry in self.queue.partitions]
+
+    async def change(
+        self, kind: PartitionChange, *partitions: int, into: int = 0, journals: tuple[int, ...] = ()
+    ) -> QueueDefinition:
+        return await self.service.queues.change(
+            ChangePartitions(ACCOUNT, "orders", kind, into, list(partitions), list(journals))
+        )
+
+    async def step(self) -> int:
+        return await self.changes.step(ORDERS)
+
+    def known(self, journal_id: int) -> QueueDefinition | None:
+        return self.journals.known(self.queue.queue_id, journal_id)
+
+    async def closed(self) -> None:
+        """Take steps until the parents are closed."""
+        while in_state(self.queue, "new", "closing"):
+            await self.step()
+            self.world.clock.pass_s(0 if in_state(self.queue, "new") else 100)
+
+
+def with_orders(
+    scenario: Callable[[Table], Awaitable[None]],
+    keys: Path,
+    *,
+    store: MemoryCoordination | None = None,
+    attributes: dict[str, str] | None = None,
+) -> None:
+    """Run a scenario with a queue in journal 0 of three; nothing takes steps but the test."""
+
+    async def among_journals(world: World) -> None:
+        world.store = store or world.store
+        world.journal = journals = FakeJournals(world.clock)
+        world.journal_ids = (0,)
+        async with world.service() as service:
+            table = Table(world, journals, service)
+            await table.changes.close()
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", attributes or {}))
+            world.journal_ids = (0, 1, 2)
+            await scenario(table)
+
+    run(among_journals, keys)
+
+
+def test_a_split_opens_children_and_seals_the_parent_which_is_closed_drained_and_removed(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        queue_id = table.queue.queue_id
+
+        began = await table.change("split", into=2)
+        assert table.states == [(0, 0, "open"), (1, 1, "new"), (2, 2, "new")]
+        assert began == table.queue
+
+        await table.step()
+        assert table.states == [(0, 0, "closing"), (1, 1, "open"), (2, 2, "open")]
+        assert [table.known(journal_id) for journal_id in (0, 1, 2)] == [table.queue] * 3
+        assert (queue_id, 0) in table.journals.sealed_s
+        assert not list(table.service.registry.queues.pending.items())
+
+        table.world.clock.pass_s(299)
+        assert await table.step() > 0
+        assert table.states[0][2] == "closing"
+        table.world.clock.pass_s(2)
+        table.journals.messages[queue_id, 0] = 7
+        table.journals.sends[queue_id, 0] = 20
+        await table.step()
+        assert table.states[0][2] == "closed"
+
+        await table.step()
+        assert table.states[0][2] == "closed"
+        table.journals.messages[queue_id, 0] = 0
+        await table.step()
+        assert table.states[0][2] == "drained"
+        assert final_counts(table.queue) == (20, 20)
+
+        table.world.clock.pass_s(14 * DAY_S)
+        await table.step()
+        assert table.states[0][2] == "drained"
+        table.world.clock.pass_s(DAY_S)
+        await table.step()
+        assert table.states == [(1, 1, "open"), (2, 2, "open")]
+        assert final_counts(table.queue) == (20, 20)
+
+        await table.step()
+        assert is_at_rest(table.queue)
+        assert why_broken(table.queue) is None
+        told = table.known(0)
+        assert told is not None
+        assert told.partitions == table.queue.partitions
+        assert {sample.labels: sample.value for sample in table.changes.samples()} == {
+            ("begun",): 1,
+            ("opened",): 1,
+            ("aged",): 3,
+        }
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_merge_makes_one_partition_of_all_and_a_move_goes_to_another_journal(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=3)
+        await table.closed()
+
+        await table.change("merge")
+        await table.closed()
+        assert [state for _, _, state in table.states] == ["drained"] * 4 + ["open"]
+        merged = table.queue.partitions[-1]
+        assert why_broken(table.queue) is None
+
+        await table.change("move")
+        await table.closed()
+        (moved,) = in_state(table.queue, "open")
+        assert moved.journal_id != merged.journal_id
+        assert moved.first_sequence > merged.first_sequence
+
+        await table.change("move", moved.number, journals=(moved.journal_id,))
+        await table.closed()
+        assert [entry.journal_id for entry in in_state(table.queue, "open")] == [moved.journal_id]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_new_partitions_go_to_the_journals_with_the_fewest_in_turn(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        table.world.journal_ids = (2,)
+        for name in ("a", "b"):
+            await table.service.queues.change(CreateQueue(ACCOUNT, name))
+        table.world.journal_ids = (0, 1, 2)
+
+        await table.change("split", into=5)
+
+        assert [journal_id for _, journal_id, _ in table.states] == [0, 1, 0, 1, 0, 1]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_where_there_is_one_journal_all_partitions_are_in_it(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        table.world.journal_ids = (0,)
+
+        await table.change("split", into=2)
+        await table.closed()
+        await table.change("move", 1)
+
+        assert {journal_id for _, journal_id, _ in table.states} == {0}
+
+    with_orders(scenario, tmp_path)
+
+
+def test_changes_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.service.queues.change(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"}))
+        await table.service.queues.change(CreateGroup(ACCOUNT, "log@a"))
+
+        async def refused(
+            expected: type[Exception], name: str, kind: PartitionChange, **asked: object
+        ) -> None:
+            with pytest.raises(expected):
+                await table.service.queues.change(ChangePartitions(ACCOUNT, name, kind, **asked))  # type: ignore[arg-type]
+
+        await refused(QueueDoesNotExist, "none", "split", into=2)
+        await refused(UnsupportedOperation, "log", "split", into=2)
+        await refused(UnsupportedOperation, "log@a", "split", into=2)
+        await refused(InvalidParameterValue, "orders", "split", into=1)
+        await refused(OverLimit, "orders", "split", into=17)
+        await refused(InvalidParameterValue, "orders", "split", into=2, partitions=[4])
+        await refused(InvalidParameterValue, "orders", "split", into=2, journals=[9])
+        await refused(InvalidParameterValue, "orders", "merge")
+        table.world.journal_ids = ()
+        await refused(Overloaded, "orders", "move")
+
+        assert is_at_rest(table.queue)
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_queue_is_not_changed_again_while_its_partitions_change(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        with pytest.raises(UnsupportedOperation, match="are changing"):
+            await table.change("split", into=2)
+        await table.step()
+        with pytest.raises(UnsupportedOperation, match="are changing"):
+            await table.change("merge")
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_cell_of_an_older_format_changes_no_partitions(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(cell_format=CellFormat(6)) as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+
+            with pytest.raises(UnsupportedOperation, match="cell upgrade"):
+                await service.queues.change(ChangePartitions(ACCOUNT, "orders", "split", 2))
+
+    run(scenario, tmp_path)
+
+
+def test_a_queue_is_not_changed_while_a_journal_of_an_open_partition_does_not_answer(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        table.journals.without_leader = {0}
+
+        with pytest.raises(TooFewReplicas):
+            await table.change("split", into=2)
+
+        assert is_at_rest(table.queue)
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_restored_row_gives_no_number_that_a_journal_knows_again(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        first = table.queue
+        await table.change("split", into=2)
+        await table.closed()
+        known = table.queue
+        await restore_row(table, first)
+
+        began = await table.change("split", 1, into=2)
+
+        assert began.partitions[:3] == known.partitions
+        assert [entry.number for entry in in_state(began, "new")] == [3, 4]
+
+    with_orders(scenario, tmp_path)
+
+
+async def restore_row(table: Table, queue: QueueDefinition) -> None:
+    """Let the store have a row as it was."""
+    await table.world.store.transaction([], [Put(QUEUES + ORDERS, encode_queue_definition(queue))])
+    await table.service.registry.queues.mirror.refresh(QUEUES + ORDERS)
+
+
+def test_a_change_whose_journals_do_not_answer_is_cancelled_after_a_minute(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        table.journals.without_leader = {2}
+        await table.change("split", into=2)
+        assert await table.step() > 0
+        assert table.known(1) == table.queue
+        table.world.clock.pass_s(59)
+        await table.step()
+        assert [state for _, _, state in table.states] == ["open", "new", "new"]
+
+        table.world.clock.pass_s(2)
+        await table.step()
+
+        assert table.states == [(0, 0, "open")]
+        assert table.queue.left_journals == (1, 2)
+        assert table.known(0) == table.known(1) == table.queue
+        assert await table.step() > 0
+        table.journals.without_leader = set()
+        await table.step()
+        told = table.known(2)
+        assert told is not None
+        assert told.partitions == table.queue.partitions
+        assert is_at_rest(table.queue)
+
+        await table.change("split", into=2)
+        assert [entry.number for entry in in_state(table.queue, "new")] == [3, 4]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_once_children_are_open_the_change_is_finished_however_long_the_parents_journal_is_away(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2, journals=(1, 2))
+
+        async def lose_leader_of_the_parent(journal_id: int) -> None:
+            if in_state(table.queue, "closing"):
+                table.journals.without_leader = {0}
+
+        table.journals.before = lose_leader_of_the_parent
+        assert await table.step() > 0
+        for _ in range(5):
+            table.world.clock.pass_s(3_600)
+            assert await table.step() > 0
+        assert table.states == [(0, 0, "closing"), (1, 1, "open"), (2, 2, "open")]
+        assert table.known(1) == table.queue
+
+        table.journals.before, table.journals.without_leader = None, set()
+        await table.step()
+        assert table.known(0) != table.queue or (table.queue.queue_id, 0) in table.journals.sealed_s
+        await table.closed()
+        assert table.states[0][2] == "drained"
+
+    with_orders(scenario, tmp_path)
+
+
+def test_attributes_set_in_the_middle_of_a_change_and_the_change_both_count(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        acted = False
+
+        async def set_attributes(journal_id: int) -> None:
+            nonlocal acted
+            if not acted:
+                acted = True
+                await table.service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}))
+
+        table.journals.before = set_attributes
+        while in_state(table.queue, "new"):
+            await table.step()
+
+        assert table.states == [(0, 0, "closing"), (1, 1, "open"), (2, 2, "open")]
+        assert table.queue.attributes == {"DelaySeconds": "5"}
+        assert [table.known(journal_id) for journal_id in (0, 1, 2)] == [table.queue] * 3
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_queue_deleted_in_the_middle_of_a_change_is_gone_from_all_journals(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        queue_id = table.queue.queue_id
+        acted = False
+
+        async def delete(journal_id: int) -> None:
+            nonlocal acted
+            if not acted:
+                acted = True
+                await table.service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+
+        table.journals.before = delete
+        await table.step()
+        await table.step()
+        table.world.clock.pass_s(3_600)
+        await table.service.registry.queues.reconcile()
+
+        assert table.service.find_queue(ACCOUNT, "orders") is None
+        assert [table.journals.known(queue_id, journal_id) for journal_id in (0, 1, 2)] == [None] * 3
+
+    with_orders(scenario, tmp_path)
+
+
+class DyingStore(MemoryCoordination):
+    """A store from which a node is cut off once it has written so often; what it wrote last, it does not hear of."""
+
+    left = 1 << 30
+
+    async def transaction(self, compares, puts=(), deletes=()):  # type: ignore[no-untyped-def]
+        if not self.left:
+            raise CoordinationUnavailable
+        revision = await super().transaction(compares, puts, deletes)
+        self.left -= 1
+        if not self.left:
+            raise CoordinationUnavailable
+        return revision
+
+
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_a_node_that_stops_after_any_write_is_carried_on_from_by_another(tmp_path: Path, writes: int) -> None:
+    store = DyingStore()
+
+    async def scenario(table: Table) -> None:
+        store.left = writes
+        with suppress(NotNow):
+            await table.change("split", into=2)
+            for _ in range(4):
+                await table.step()
+                table.world.clock.pass_s(0 if in_state(table.queue, "new") else 100)
+        store.left = 1 << 30
+
+        async with table.world.service() as service:
+            other = Table(table.world, table.journals, service)
+            if is_at_rest(other.queue):
+                await other.change("split", into=2)  # nothing was stored
+            await other.closed()
+            await service.registry.queues.reconcile()
+
+            assert [state for _, _, state in other.states] == ["drained", "open", "open"]
+            for journal_id in {1, 2}:
+                known = other.known(journal_id)
+                assert known is not None
+                assert known.table_version == other.queue.table_version
+            assert why_broken(other.queue) is None
+
+    with_orders(scenario, tmp_path, store=store)
+
+
+@pytest.mark.parametrize("calls", range(1, 9))
+def test_a_node_that_stops_after_any_call_of_a_journal_is_carried_on_from_by_another(
+    tmp_path: Path, calls: int
+) -> None:
+    async def scenario(table: Table) -> None:
+        left = calls
+
+        async def stop(journal_id: int) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise NotNow("This node is dead.")
+
+        table.journals.before = stop
+        with suppress(NotNow):
+            await table.change("split", into=2)
+            for _ in range(4):
+                await table.step()
+        table.journals.before = None
+
+        async with table.world.service() as service:
+            other = Table(table.world, table.journals, service)
+            if is_at_rest(other.queue):
+                await other.change("split", into=2)
+            await other.closed()
+
+            assert [state for _, _, state in other.states] == ["drained", "open", "open"]
+            assert why_broken(other.queue) is None
+
+    with_orders(scenario, tmp_path)
+
+
+def test_nodes_carry_changes_on_by_themselves_and_end_of_one_mind(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.journal = FakeJournals(world.clock)
+        world.journal_ids = (0, 1, 2)
+        async with world.service() as one, world.service() as two:
+            await one.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await eventually(lambda: two.find_queue(ACCOUNT, "orders") is not None)
+
+            await two.queues.change(ChangePartitions(ACCOUNT, "orders", "split", 4))
+
+            def is_open() -> bool:
+                return len(in_state(one.queue(ACCOUNT, "orders"), "open")) == 4
+
+            await eventually(is_open)
+            world.clock.pass_s(301)
+            await eventually(lambda: bool(in_state(one.queue(ACCOUNT, "orders"), "drained")))
+            await eventually(lambda: one.queue(ACCOUNT, "orders") == two.queue(ACCOUNT, "orders"))
+            assert why_broken(one.queue(ACCOUNT, "orders")) is None
+
+    run(scenario, tmp_path)
+
+
+def test_another_node_takes_over_after_two_seconds_without_a_step(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        async with table.world.service() as other:
+            await table.change("split", into=2)  # its steps are never taken here
+            await eventually(lambda: bool(in_state(other.queue(ACCOUNT, "orders"), "new")))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert in_state(other.queue(ACCOUNT, "orders"), "new")
+
+            table.world.clock.pass_s(2)
+
+            await eventually(lambda: len(in_state(other.queue(ACCOUNT, "orders"), "open")) == 2)
+
+    with_orders(scenario, tmp_path)
