@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quaymaster.core.spread.entries import HandledEntries, SpreadEntries
+from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
 from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Receipt
-from quaymaster.core.values.errors import InvalidParameterValue, NotLeader, QueueDoesNotExist, Unreachable
+from quaymaster.core.values.errors import InvalidParameterValue, NotLeader, QueueDoesNotExist
 
 from .support import HIGH, LOW, entry, queue
 
@@ -33,6 +33,11 @@ def test_changes_of_visibility_take_their_timeouts_along() -> None:
     assert second.command == ChangeVisibility(7, 3, [RECEIPTS[1]], [20])
 
 
+def test_a_command_to_one_partition_is_spread_as_one_to_several() -> None:
+    assert handled(Delete(7, 3, RECEIPTS[:2])) == HandledEntries(7, [3, 3], RECEIPTS[:2])
+    assert handled(ChangeVisibility(7, 3, RECEIPTS[:1], [10])) == HandledEntries(7, [3], RECEIPTS[:1], [10])
+
+
 def test_a_message_of_a_drained_or_removed_partition_is_gone() -> None:
     deleted = SpreadEntries(TABLE, HandledEntries(7, [0, 1], RECEIPTS[:2]))
     changed = SpreadEntries(TABLE, HandledEntries(7, [0, 1], RECEIPTS[:2], [10, 20]))
@@ -45,16 +50,17 @@ def test_a_message_of_a_drained_or_removed_partition_is_gone() -> None:
     assert all("not available for visibility timeout change" in str(error) for error in outcome.errors)
 
 
-def test_a_number_that_only_a_newer_table_has_is_told_as_not_now() -> None:
-    spread = SpreadEntries(TABLE, HandledEntries(7, [5, 3], RECEIPTS[:2]))
-    (part,) = spread.begin()
+def test_a_number_that_only_a_newer_table_has_is_sought_by_that() -> None:
+    spread = SpreadEntries(TABLE, HandledEntries(7, [5], RECEIPTS[:1]))
+    (unknown,) = spread.begin()
+    assert unknown.command == Delete(7, 5, RECEIPTS[:1])
 
-    spread.on_outcome(part, EntriesOutcome([None]), TABLE)
+    (again,) = spread.again(unknown, queue(entry(3, keys=LOW), entry(4, keys=HIGH), version=9))
+    assert again.number == 5
+    (found,) = spread.again(again, queue(entry(3, "closed"), entry(4, "closed"), entry(5), version=10))
+    spread.on_outcome(found, EntriesOutcome([None]), TABLE)
 
-    outcome = spread.result
-    assert isinstance(outcome, EntriesOutcome)
-    assert isinstance(outcome.errors[0], Unreachable)
-    assert outcome.errors[1] is None
+    assert spread.result == EntriesOutcome([None])
 
 
 def test_entries_of_a_partition_without_a_leader_fail_alone() -> None:

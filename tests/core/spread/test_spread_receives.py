@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from quaymaster.core.spread.parts import Part
@@ -96,6 +97,31 @@ def test_a_partition_that_gets_no_leader_in_time_keeps_the_answer_from_being_not
 
     assert run(spread, table, {1: error}) == [1, 2, 1]
     assert spread.result is error
+
+
+def test_a_partition_that_turns_out_to_be_full_is_not_unknown_any_more() -> None:
+    table = queue(entry(1), entry(2))
+    spread = SpreadReceive(table, receive(), 0)
+    (first,) = spread.begin()
+    (second,) = spread.on_outcome(first, NotLeader(), table)
+    (again,) = spread.on_outcome(second, NOTHING, table)
+
+    spread.on_outcome(again, OverLimit.in_flight(120_000), table)
+
+    assert (spread.result, spread.unknown) == (NOTHING, {})
+
+
+def test_a_partition_that_is_drained_before_it_gets_a_leader_has_nothing() -> None:
+    spread = SpreadReceive(queue(entry(1), entry(2), entry(3)), receive(), 0)
+    newer = queue(entry(1, "closed"), entry(2, "drained"), entry(3), version=3)
+    parts = spread.begin()
+    for answer in (NotLeader(), NotLeader(), NOTHING):
+        parts = spread.on_outcome(parts[0], answer, queue(entry(1), entry(2), entry(3)))
+    (first,) = parts
+
+    assert spread.on_outcome(first, NOTHING, newer) == []
+
+    assert (spread.result, spread.unknown) == (NOTHING, {})
 
 
 def test_a_full_partition_has_nothing_and_all_full_ones_say_so() -> None:
@@ -197,3 +223,39 @@ def test_partitions_of_a_newer_table_are_asked_about_the_attempt_too() -> None:
     (third,) = spread.on_outcome(second, OverLimit.in_flight(5), new)
 
     assert (third.number, third.command.only_attempt) == (0, False)  # type: ignore[union-attr]
+
+
+def test_a_partition_that_is_drained_by_the_time_of_its_turn_is_not_asked() -> None:
+    table = queue(entry(0, "closed"), entry(1, "closed"), entry(2))
+    newer = queue(entry(0, "closed"), entry(1, "drained"), entry(2), version=3)
+    spread = SpreadReceive(table, receive(), 0)
+    (part,) = spread.begin()
+
+    (other,) = spread.on_outcome(part, NOTHING, newer)
+
+    assert other.number == 2
+
+
+@pytest.mark.parametrize("attempt", [None, ATTEMPT])
+def test_a_partition_that_the_newer_table_still_lists_is_asked_again_and_has_not_said_that_it_has_nothing(
+    attempt: bytes | None,
+) -> None:
+    newer = queue(entry(1), version=3)
+    spread = SpreadReceive(queue(entry(1)), receive(attempt), 0, is_patient=False)
+    (first,) = spread.begin()
+
+    (again,) = spread.again(first, newer)
+
+    assert again.command == msgspec.structs.replace(first.command, table_version=3)
+    spread.on_outcome(again, Unreachable(), newer)
+    assert isinstance(spread.result, Unreachable)
+
+
+def test_a_partition_that_is_drained_by_a_newer_table_has_nothing() -> None:
+    newer = queue(entry(1, "drained"), entry(2), version=3)
+    spread = SpreadReceive(queue(entry(1)), receive(), 0)
+    (first,) = spread.begin()
+
+    (second,) = spread.again(first, newer)
+
+    assert second.number == 2

@@ -52,3 +52,12 @@ def test_where_no_partition_takes_the_batch_nothing_is_promised() -> None:
 
     assert spread.on_outcome(part, Elsewhere(table), table) == []
     assert isinstance(spread.result, Unreachable)
+
+
+def test_a_partition_that_the_newer_table_still_lists_is_asked_again() -> None:
+    spread = SpreadTransaction(queue(entry(1, "closed"), entry(3)), ABORT)
+    (part,) = spread.begin()
+
+    (again,) = spread.again(part, queue(entry(1, "closed"), entry(3), version=8))
+
+    assert again.number == 1

@@ -12,7 +12,7 @@ import msgspec
 from quaymaster.core.partition.receipts import receipt_invalid
 from quaymaster.core.spread.parts import SEVERAL, Part
 from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Outcome, Receipt
-from quaymaster.core.values.errors import QueueDoesNotExist, Unreachable
+from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.partition_tables import entry_of, is_read
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
@@ -27,6 +27,13 @@ class HandledEntries(msgspec.Struct, gc=False):
     receipts: list[Receipt]
     visibility_timeouts_ms: list[int] | None = None
     partition: int = SEVERAL
+
+
+def handled(command: Delete | ChangeVisibility) -> HandledEntries:
+    """Return a command about messages of one partition as one that is spread."""
+    timeouts_ms = command.visibility_timeouts_ms if isinstance(command, ChangeVisibility) else None
+    numbers = [command.partition] * len(command.receipts)
+    return HandledEntries(command.queue_id, numbers, command.receipts, timeouts_ms)
 
 
 class SpreadEntries:
@@ -74,13 +81,11 @@ class SpreadEntries:
 
     def _ask(self, number: int, indexes: Sequence[int]) -> list[Part]:
         entry = entry_of(self._definition, number)
-        if entry is not None and is_read(entry):
+        # A number that was not given yet is one of a newer table, which a front end had that knows more. What is sent
+        # there is not known, and the newest table is looked for.
+        is_newer = number >= self._definition.next_partition
+        if is_newer or (entry is not None and is_read(entry)):
             return [Part(number, self._to(number, indexes), list(indexes))]
-        if number >= self._definition.next_partition:
-            # A newer table has it; the caller learned of it from a front end that knows more.
-            for index in indexes:
-                self._errors[index] = Unreachable("The partitions of the queue have changed. Try again.")
-            return []
         for index in indexes:
             if self._command.visibility_timeouts_ms is None:
                 self._gone += 1

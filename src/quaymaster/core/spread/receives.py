@@ -18,7 +18,7 @@ import msgspec
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
 from quaymaster.core.values.errors import NotNow, OverLimit
-from quaymaster.core.values.partition_tables import read_partitions
+from quaymaster.core.values.partition_tables import entry_of, is_read, read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 
@@ -66,6 +66,7 @@ class SpreadReceive:
         is_attempt = part.command.only_attempt  # type: ignore[union-attr]  # it is a Receive
         if isinstance(outcome, OverLimit):
             self._full = outcome
+            self.unknown.pop(part.number, None)
         elif isinstance(outcome, NotNow):
             self.unknown[part.number] = outcome
             if is_attempt:  # it may be the one that knows
@@ -87,8 +88,13 @@ class SpreadReceive:
         return self._next()
 
     def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
-        """The partition is not listed any more by this newer table: it has nothing."""
-        return self.on_outcome(part, Elsewhere(definition), definition)
+        """Ask the partition again by this newer table; one that it does not list any more has nothing."""
+        entry = entry_of(definition, part.number)
+        if entry is None or not is_read(entry):
+            return self.on_outcome(part, Elsewhere(definition), definition)
+        self._definition = definition
+        command = msgspec.structs.replace(part.command, table_version=definition.table_version)
+        return [Part(part.number, command)]
 
     def _meet(self, definition: QueueDefinition) -> list[int]:
         """Put partitions that were not met before behind those that are left to be asked; return them."""
@@ -103,13 +109,20 @@ class SpreadReceive:
         return parts
 
     def _next(self) -> list[Part]:
-        if self._left:
-            return [self._part(self._left.popleft())]
+        listed = {entry.number for entry in read_partitions(self._definition)}
+        while self._left:
+            number = self._left.popleft()
+            if number in listed:  # else it was drained since
+                return [self._part(number)]
+        # What was drained since has nothing.
+        self.unknown = {number: error for number, error in self.unknown.items() if number in listed}
         if self._may_wait:
             self._may_wait = False
             self._waited_for.extend(self.unknown)
-        if self._waited_for:
-            return [self._part(self._waited_for.popleft(), fails_fast=False)]
+        while self._waited_for:
+            number = self._waited_for.popleft()
+            if number in listed:
+                return [self._part(number, fails_fast=False)]
         if self.unknown:
             self.result = next(iter(self.unknown.values()))
         elif self._full is not None and not self._nothing:

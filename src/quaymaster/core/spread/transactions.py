@@ -44,8 +44,9 @@ class SpreadTransaction:
         return []
 
     def again(self, part: Part, definition: QueueDefinition) -> list[Part]:
-        """The partition is not listed any more by this newer table."""
-        return self.on_outcome(part, Elsewhere(definition), definition)
+        """Ask the partition again by this newer table, or the next one where it is not listed any more."""
+        self._definition = definition
+        return self._ask(part.number - 1)
 
     def _ask(self, after: int) -> list[Part]:
         for entry in self._definition.partitions:

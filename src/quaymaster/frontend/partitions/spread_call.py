@@ -38,7 +38,7 @@ class SpreadCall:
         self._reply: Reply | None = reply
         self._submitted: dict[int, Submitted] = {}
         self._timers: list[asyncio.TimerHandle] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Ask the first ones. The reply never comes from inside of this."""
@@ -59,24 +59,22 @@ class SpreadCall:
             each.cancel()
         for timer in self._timers:
             timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        for looking in self._looking:
+            looking.cancel()
 
     def _ask(self, parts: list[Part]) -> None:
         for part in parts:
             if self._reply is None:
                 return
-            self._submitted[id(part)] = self._broker.submit(part.command, partial(self._on_outcome, part))
+            on_outcome = partial(self._on_outcome, part, self._definition.table_version)
+            self._submitted[id(part)] = self._broker.submit(part.command, on_outcome)
             if part.patience_ms:
-                self._timers.append(
-                    asyncio.get_running_loop().call_later(
-                        part.patience_ms / 1000, self._on_outcome, part, Timeout()
-                    )
-                )
+                loop = asyncio.get_running_loop()
+                self._timers.append(loop.call_later(part.patience_ms / 1000, on_outcome, Timeout()))
         if self._spread.result is not None:
             self._answer(self._spread.result)
 
-    def _on_outcome(self, part: Part, outcome: Outcome | Exception) -> None:
+    def _on_outcome(self, part: Part, version: int, outcome: Outcome | Exception) -> None:
         if self._submitted.pop(id(part), None) is None or self._reply is None:
             return
         if isinstance(outcome, Elsewhere):
@@ -84,7 +82,7 @@ class SpreadCall:
             if isinstance(part.command, Send):
                 self._tables.note_sealed(self._definition.queue_id, part.number)
         elif isinstance(outcome, QueueDoesNotExist):
-            self._look_again(part)
+            self._look_again(part, version)
             return
         self._ask(self._spread.on_outcome(part, outcome, self._newest()))
 
@@ -94,9 +92,14 @@ class SpreadCall:
             self._definition = found
         return self._definition
 
-    def _look_again(self, part: Part) -> None:
-        """A partition is not known where it was sought: the table may be old, or the queue gone."""
-        self._looking = asyncio.get_running_loop().create_task(self._look(part, self._newest().table_version))
+    def _look_again(self, part: Part, version: int) -> None:
+        """A partition is not known where it was sought: the table may be old, or the queue gone.
+
+        `version`: by which table it was sought.
+        """
+        looking = asyncio.get_running_loop().create_task(self._look(part, version))
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
 
     async def _look(self, part: Part, version: int) -> None:
         error: Exception = Unreachable("The partitions of the queue are changing. Try again.")
@@ -104,7 +107,6 @@ class SpreadCall:
             await self._refresh(self._definition)
         except (CallerError, NotNow) as refused:
             error = refused
-        self._looking = None
         if self._reply is None:
             return
         found = self._tables.find(self._definition.queue_id)

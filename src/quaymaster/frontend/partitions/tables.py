@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quaymaster.core.values.partition_tables import entry_of, is_newer_table
+from quaymaster.core.values.partition_tables import is_newer_table, journal_of_partition
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 MET_MAX: Final = 10_000
@@ -56,13 +56,10 @@ class PartitionTables:
         self.on_newer(definition)
 
     def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition, None when that is not known. Negative: the journal of the first one."""
+        """Return which journal has a partition, None when that is not known; of ALL_PARTITIONS, that of the oldest."""
         met = self.met.get(queue_id)
-        if met is not None:
-            entry = entry_of(met, partition) if partition >= 0 else met.partitions[0]
-            if entry is not None:
-                return entry.journal_id
-        return self._journal_of_row(queue_id, max(partition, 0))
+        found = None if met is None else journal_of_partition(met, partition)
+        return self._journal_of_row(queue_id, partition) if found is None else found
 
     def note_sealed(self, queue_id: int, number: int) -> None:
         """A partition takes no messages, and that is committed."""
