@@ -11,6 +11,8 @@ in flight for a client that has gone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -28,7 +30,7 @@ from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
 PAUSE_S: Final = 0.05
 """After a watch that failed, or found what a receive then did not get; doubled with each in a row."""
 PAUSE_MAX_S: Final = 1.0
-DOUBTFUL_WATCH_MS: Final = 1_000
+DOUBTFUL_WATCH_MS: Final = 100
 """A partition that could not be asked is watched for so long at first: that it has nothing is then known soon."""
 NOTHING: Final = ReceiveOutcome(0, [])
 
@@ -41,7 +43,7 @@ class Poll:
         self.unknown: dict[int, Exception] = {}
         """Partitions of which it is not known that they had nothing since the request."""
         self.asking: Submitted | None = None
-        """A receive that may bring it messages."""
+        """What may bring it messages: the receives it begins with, or one from a partition that has some."""
         self._board = board
         self._reply: Reply | None = reply
         loop = asyncio.get_running_loop()
@@ -54,13 +56,14 @@ class Poll:
         return asyncio.get_running_loop().time() >= self.ends_s
 
     def cancel(self) -> None:
-        """Its client has gone."""
-        self._reply = None
+        """Its client has gone. One that is being served may still be answered, as `Submitted` has it."""
         self._timer.cancel()
         asking, self.asking = self.asking, None
-        if asking is not None:
+        if asking is None:
+            self._reply = None
+        else:
             asking.cancel()
-        self._board.leave(self)
+        self._board.take_back(self)
 
     def answer(self, outcome: Outcome | Exception) -> None:
         """End it."""
@@ -84,19 +87,28 @@ class Board:
     """The polls of one queue, and the watches of its partitions."""
 
     def __init__(
-        self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh, definition: QueueDefinition
+        self,
+        broker: BrokerClient,
+        tables: PartitionTables,
+        refresh: Refresh,
+        definition: QueueDefinition,
+        on_idle: Callable[[], None],
     ) -> None:
+        """`on_idle`: it has no polls any more, and is not used again."""
         self.polls: dict[Poll, None] = {}
         """Those that wait, in the order they came; and those that ask for the first time."""
         self._waiting: dict[Poll, None] = {}
+        self._doubtful: dict[Poll, None] = {}
+        """Of those that wait, the ones with partitions that are unknown."""
         self._broker = broker
         self._tables = tables
         self._refresh = refresh
         self._definition = definition
+        self._on_idle = on_idle
         self._watches: dict[int, Submitted] = {}
-        self._serving: set[int] = set()
+        self._serving: dict[int, Poll] = {}
         """Partitions from which a poll is receiving: no watch of them is needed."""
-        self._pauses: dict[int, tuple[float, asyncio.TimerHandle]] = {}
+        self._pauses: dict[int, asyncio.TimerHandle] = {}
         self._failures: dict[int, int] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -117,18 +129,28 @@ class Board:
         call.start()
         return poll
 
+    def take_back(self, poll: Poll) -> None:
+        """A poll's client has gone. What it may have been receiving from is watched again for the others."""
+        for number in [number for number, served in self._serving.items() if served is poll]:
+            del self._serving[number]
+        self.leave(poll)
+        self._watch()
+
     def leave(self, poll: Poll) -> None:
         """A poll has ended. Without polls nothing is watched."""
+        was_there = poll in self.polls
         self.polls.pop(poll, None)
         self._waiting.pop(poll, None)
-        if not self.polls:
+        self._doubtful.pop(poll, None)
+        if was_there and not self.polls:
             self._stop()
+            self._on_idle()
 
     def _stop(self) -> None:
         watches, self._watches = self._watches, {}
         for watch in watches.values():
             watch.cancel()
-        for _, timer in self._pauses.values():
+        for timer in self._pauses.values():
             timer.cancel()
         self._pauses.clear()
         if self._looking is not None:
@@ -141,78 +163,83 @@ class Board:
 
     def _on_first(self, poll: Poll, spread: SpreadReceive, outcome: Outcome | Exception) -> None:
         poll.asking = None
-        is_waiting = isinstance(outcome, OverLimit | NotNow) or (
-            isinstance(outcome, ReceiveOutcome) and not outcome.deliveries
-        )
-        poll.unknown = dict(spread.unknown)
-        if not is_waiting:
+        if not _is_to_wait(poll.command, outcome):
             poll.answer(outcome)
-        elif poll.is_over:
+            return
+        poll.unknown = dict(spread.unknown)
+        if poll.is_over:
             poll.end()
-        else:
-            self._waiting[poll] = None
-            self._watch()
+            return
+        self._waiting[poll] = None
+        if poll.unknown:
+            self._doubtful[poll] = None
+        self._watch()
 
     # Watches
 
     def _watch(self) -> None:
-        """Watch every partition that may have messages, and that nobody asks at the moment."""
+        """Watch every partition that may have messages, and that is not asked at the moment."""
         if not self._waiting:
             return
         definition = self._newest()
+        busy = self._watches.keys() | self._serving.keys() | self._pauses.keys()
+        numbers = [entry.number for entry in read_partitions(definition) if entry.number not in busy]
+        if not numbers:
+            return
         now_s = asyncio.get_running_loop().time()
         left_ms = round((max(poll.ends_s for poll in self._waiting) - now_s) * 1000)
         if left_ms <= 0:
             return
-        for entry in read_partitions(definition):
-            number = entry.number
-            if number in self._watches or number in self._serving or number in self._pauses:
-                continue
-            wait_ms = min(left_ms, DOUBTFUL_WATCH_MS) if self._is_doubtful(number) else left_ms
+        for number in numbers:
+            is_doubtful = any(number in poll.unknown for poll in self._doubtful)
+            wait_ms = min(left_ms, DOUBTFUL_WATCH_MS) if is_doubtful else left_ms
             watch = Watch(definition.queue_id, number, wait_ms, definition.table_version)
-            self._watches[number] = self._broker.submit(watch, partial(self._on_watched, number))
+            self._watches[number] = self._broker.submit(watch, partial(self._on_watched, watch))
 
-    def _is_doubtful(self, number: int) -> bool:
-        return any(number in poll.unknown for poll in self._waiting)
-
-    def _on_watched(self, number: int, outcome: Outcome | Exception) -> None:
-        self._watches.pop(number, None)
-        if not self.polls:
+    def _on_watched(self, watch: Watch, outcome: Outcome | Exception) -> None:
+        number = watch.partition
+        if self._watches.pop(number, None) is None:
             return
         if isinstance(outcome, Exception):
             self._on_error(number, outcome)
-            return
-        self._note_heard(number)
-        if isinstance(outcome, Elsewhere):
-            self._tables.meet(outcome.definition)
         elif isinstance(outcome, WatchOutcome) and outcome.has_messages:
             self._serve(number)
-            return
-        self._watch()
+        else:
+            self._failures.pop(number, None)
+            self._note_nothing(number)
+            if isinstance(outcome, Elsewhere):
+                self._tables.meet(outcome.definition)
+                if self._newest().table_version <= watch.table_version:
+                    self._pause(number)  # it would only say the same again: the queue is about to be gone
+            self._watch()
 
-    def _note_heard(self, number: int) -> None:
-        self._failures.pop(number, None)
-        for poll in self._waiting:
+    def _note_nothing(self, number: int) -> None:
+        """A partition had nothing to hand out just now."""
+        for poll in list(self._doubtful):
             poll.unknown.pop(number, None)
+            if not poll.unknown:
+                del self._doubtful[poll]
 
     def _on_error(self, number: int, error: Exception) -> None:
         if isinstance(error, QueueDoesNotExist):
             self._look_again(number)
-            return
-        if isinstance(error, CallerError):
-            for poll in list(self._waiting):
-                poll.answer(error)
-            return
-        for poll in self._waiting:
-            poll.unknown.setdefault(number, error)
-        self._pause(number)
+        elif isinstance(error, CallerError):
+            self._answer_idle(error)
+        else:
+            self._pause(number)
+
+    def _answer_idle(self, error: Exception) -> None:
+        """End the polls that wait; those that are being served have an answer of their own."""
+        for poll in [poll for poll in self._waiting if poll.asking is None]:
+            poll.answer(error)
 
     def _pause(self, number: int) -> None:
         """Watch a partition again in a while."""
+        if number in self._pauses or not self._waiting:
+            return
         failures = self._failures[number] = self._failures.get(number, 0) + 1
         pause_s = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(failures - 1, 10))
-        timer = asyncio.get_running_loop().call_later(pause_s, self._on_paused, number)
-        self._pauses[number] = pause_s, timer
+        self._pauses[number] = asyncio.get_running_loop().call_later(pause_s, self._on_paused, number)
 
     def _on_paused(self, number: int) -> None:
         self._pauses.pop(number, None)
@@ -224,50 +251,61 @@ class Board:
             self._looking = asyncio.get_running_loop().create_task(self._look(number))
 
     async def _look(self, number: int) -> None:
-        refused: Exception | None = None
-        try:
+        with suppress(CallerError, NotNow):  # else it is asked again after the pause
             await self._refresh(self._definition)
-        except (CallerError, NotNow) as error:
-            refused = error
         self._looking = None
-        if refused is None and self._tables.find(self._definition.queue_id) is None:
-            for poll in list(self._waiting):
-                poll.answer(QueueDoesNotExist())
-            return
-        self._pause(number)
+        if self._tables.find(self._definition.queue_id) is None:
+            self._answer_idle(QueueDoesNotExist())
+        else:
+            self._pause(number)
+            self._watch()
 
     # Messages
 
-    def _serve(self, number: int) -> None:
-        """Let the poll that waits longest, and asks nobody, receive from a partition."""
+    def _serve(self, number: int, *, is_next: bool = False) -> None:
+        """Let the poll that waits longest, and asks nobody, receive from a partition.
+
+        `is_next`: the one before it got messages there.
+        """
         poll = next((poll for poll in self._waiting if poll.asking is None), None)
         if poll is None:
-            self._watch()
-            return
-        self._serving.add(number)
+            return  # the partition is watched again when one of them has its answer
+        self._serving[number] = poll
         command = msgspec.structs.replace(
             poll.command, partition=number, wait_ms=0, table_version=self._newest().table_version
         )
-        poll.asking = self._broker.submit(command, partial(self._on_received, number, poll))
+        poll.asking = self._broker.submit(command, partial(self._on_received, number, poll, is_next))
 
-    def _on_received(self, number: int, poll: Poll, outcome: Outcome | Exception) -> None:
-        self._serving.discard(number)
+    def _on_received(self, number: int, poll: Poll, is_next: bool, outcome: Outcome | Exception) -> None:
+        if self._serving.get(number) is poll:
+            del self._serving[number]
         poll.asking = None
         if isinstance(outcome, ReceiveOutcome) and outcome.deliveries:
             self._failures.pop(number, None)
             poll.answer(msgspec.structs.replace(outcome, partition=number))
-            self._serve(number)
-            return
+            self._serve(number, is_next=True)
+        else:
+            self._on_nothing(number, poll, outcome)
+            if not (is_next and isinstance(outcome, ReceiveOutcome)):
+                self._pause(number)  # others were faster; or what the watch saw cannot be had now
+        self._watch()
+
+    def _on_nothing(self, number: int, poll: Poll, outcome: Outcome | Exception) -> None:
         if isinstance(outcome, Elsewhere):
             self._tables.meet(outcome.definition)
-        elif isinstance(outcome, Exception) and not isinstance(
-            outcome, OverLimit | QueueDoesNotExist | NotNow
-        ):
+        if isinstance(outcome, ReceiveOutcome | Elsewhere | OverLimit):
+            self._note_nothing(number)
+        elif not isinstance(outcome, QueueDoesNotExist | NotNow):
             poll.answer(outcome)
         if poll in self._waiting and poll.is_over:
             poll.end()
-        self._pause(number)  # others were faster; or what the watch saw cannot be had now
-        self._watch()
+
+
+def _is_to_wait(command: Receive, outcome: Outcome | Exception) -> bool:
+    """Tell whether a poll waits that was answered so at first."""
+    if isinstance(outcome, NotNow):
+        return command.attempt is None  # else the partition that could not be asked may know the attempt
+    return isinstance(outcome, OverLimit) or (isinstance(outcome, ReceiveOutcome) and not outcome.deliveries)
 
 
 class LongPolls:
@@ -281,13 +319,13 @@ class LongPolls:
 
     def begin(self, definition: QueueDefinition, command: Receive, reply: Reply, turn: int) -> Poll:
         """Wait for messages of a queue in the name of one client."""
-        board = self._boards.get(definition.queue_id)
-        if board is None or not board.polls:
-            self._forget_idle()
-            board = Board(self._broker, self._tables, self._refresh, definition)
-            self._boards[definition.queue_id] = board
+        queue_id = definition.queue_id
+        board = self._boards.get(queue_id)
+        if board is None:
+            board = self._boards[queue_id] = Board(
+                self._broker, self._tables, self._refresh, definition, partial(self._forget, queue_id)
+            )
         return board.begin(command, reply, turn)
 
-    def _forget_idle(self) -> None:
-        for queue_id in [queue_id for queue_id, board in self._boards.items() if not board.polls]:
-            del self._boards[queue_id]
+    def _forget(self, queue_id: int) -> None:
+        del self._boards[queue_id]
