@@ -56,6 +56,9 @@ class Pending:
     def cancel(self) -> None:
         pass
 
+    def withdraw(self) -> bool:
+        return False
+
 
 class InstantBroker:
     """Answers everything in the next `answer`, and always has the last sent message to give."""

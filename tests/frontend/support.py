@@ -100,15 +100,21 @@ class FakeSubmitted:
         self.command = command
         self.reply = reply
         self.is_cancelled = False
+        self.is_unsent = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
+
+    def withdraw(self) -> bool:
+        self.is_cancelled |= self.is_unsent
+        return self.is_unsent
 
 
 class FakeBroker:
     """Enough of a broker for the front end: no log, no fairness, timeouts by the clock.
 
-    `failure` is answered to everything while it is set; `is_silent` answers nothing at all.
+    `failure` is answered to everything while it is set; `is_silent` answers nothing at all. While `is_sought`,
+    commands wait for a leader in `held`.
     """
 
     def __init__(self) -> None:
@@ -117,11 +123,17 @@ class FakeBroker:
         self.parked: list[tuple[FakeSubmitted, commands.Receive]] = []
         self.failure: NotNow | None = None
         self.is_silent = False
+        self.is_sought = False
+        self.held: list[FakeSubmitted] = []
         self.fetch_messages_max = FETCH_MESSAGES_MAX
 
     def submit(self, command: Command, reply: Callable[[Outcome | Exception], None]) -> FakeSubmitted:
         self.commands.append(command)
         submitted = FakeSubmitted(command, reply)
+        if self.is_sought:
+            submitted.is_unsent = True
+            self.held.append(submitted)
+            return submitted
         asyncio.get_running_loop().call_soon(self._answer, submitted)
         return submitted
 

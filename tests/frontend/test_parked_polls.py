@@ -243,6 +243,40 @@ def test_polls_that_are_still_allowed_go_on_and_get_their_message(change: str) -
     with_poll(test)
 
 
+@pytest.mark.parametrize("revocation", ["the key is disabled", "the policy is taken away"])
+@pytest.mark.parametrize("is_unsent", [True, False])
+def test_a_send_that_waits_for_a_leader_is_taken_back_unless_a_broker_may_have_it(
+    revocation: str, is_unsent: bool
+) -> None:
+    revoke, code = REVOCATIONS[revocation]
+
+    async def test(service: Service, key_id: str, poll: asyncio.Task[Answer]) -> None:
+        key = service.metadata.access_key(key_id)
+        assert key is not None
+        client = Client(service.client.port, key_id, key.secret)
+        service.broker.is_sought = True
+        given = {"QueueUrl": client.url("jobs"), "MessageBody": "late"}
+        sending = asyncio.create_task(client.json("SendMessage", given))
+        await eventually(lambda: bool(service.broker.held))
+        (held,) = service.broker.held
+        held.is_unsent = is_unsent
+
+        await revoke(service, key_id)
+        await poll  # it is judged in the same look
+
+        if is_unsent:
+            answer = await sending
+            assert (answer.status, code.encode() in answer.body) == (403, True)
+            assert held.is_cancelled
+        else:
+            await eventually(lambda: service.front_end.polls._task is None)
+            assert not sending.done()
+            service.broker._answer(held)
+            assert (await sending).status == 200
+
+    with_poll(test)
+
+
 def test_looks_at_many_polls_leave_most_of_the_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parked_polls, "RECHECK_DELAY_S", 0.001)
     monkeypatch.setattr(parked_polls, "RECHECK_DELAY_MAX_S", 0.2)

@@ -1,6 +1,7 @@
-"""Long polls are judged again when permissions may have been taken away while they wait.
+"""Long polls are judged again when permissions may have been taken away while they wait, and what waits for a leader.
 
     floor raised ──RECHECK_DELAY_S──▶ every parked poll is judged ──may no more──▶ it ends, refused
+                                  └─▶ every other command as well ──may no more, and no broker got it──▶ refused
     messages come for a poll ──floor raised since, or it waited──▶ judged before its answer is rendered
 
 A session expires, and a condition on the time ends, without a change that would raise the floor.
@@ -24,11 +25,13 @@ RECHECK_DELAY_MAX_S: Final = 1.0
 PAUSE_PER_LOOK: Final = 10
 """Between looks passes so many times what one takes, up to RECHECK_DELAY_MAX_S: every tenant can cause them."""
 JUDGED_AT_A_TIME: Final = 500
-"""So many polls are judged in one turn of the event loop."""
+"""So many calls are judged in one turn of the event loop."""
 
 
 class ParkedPolls:
-    """Ends polls that may wait no longer. `waiting` are all calls whose outcome is awaited.
+    """Ends polls that may wait no longer, and commands that wait for a leader and may go to none.
+
+    A leader may be sought for longer than a revoked key may work. `waiting` are all calls whose outcome is awaited.
 
     `judge` raises what a call is to be told that may not go on. Use within one event loop.
     """
@@ -62,8 +65,7 @@ class ParkedPolls:
                 await asyncio.sleep(self._delay_s)
                 self._is_due = False
                 began_s = time.monotonic()
-                polls = [call for call in self._waiting() if call.wait_ms]
-                for number, call in enumerate(polls, 1):
+                for number, call in enumerate(list(self._waiting()), 1):
                     if not call.is_done:
                         self._end_if_refused(call)
                     if not number % JUDGED_AT_A_TIME:
@@ -79,8 +81,12 @@ class ParkedPolls:
         except NotYetKnown as unknown:
             unknown.when_known(lambda error: self._on_known(call))
         except (CallerError, NotNow) as error:
-            if call.submitted is not None:
-                call.submitted.cancel()
+            submitted = call.submitted
+            assert submitted is not None, "its outcome is awaited"
+            if call.wait_ms:
+                submitted.cancel()
+            elif not submitted.withdraw():
+                return
             call.leave(0.0)
             call.fail(error)
 

@@ -320,11 +320,12 @@ class FrontEnd:
             raise too_many_connections()
 
     def _judge_again(self, call: Call) -> None:
-        """Raise what a poll is told that may go on no longer; NotYetKnown where something must be asked for."""
+        """Raise what a call is told that may go on no longer; NotYetKnown where something must be asked for."""
         floor = self.calls.floor()
         call.principal = self._authentication.renew(call.request, call.principal)
         self._judge(call)
-        self._check_receive(call.resolved)
+        if call.wait_ms:
+            self._check_receive(call.resolved)
         call.floor = floor
 
     def _is_unsigned(self, request: HTTPRequest) -> bool:

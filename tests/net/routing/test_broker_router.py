@@ -952,6 +952,40 @@ def _waiting(cell: Cell) -> float:
     return sum(sample.value for sample in cell.router.samples() if _is_waiting(sample))
 
 
+def test_what_no_broker_got_is_withdrawn_and_never_sent() -> None:
+    async def scenario(cell: Cell) -> None:
+        waiting, waited = cell.start(send(1))
+        unknown, unanswered = cell.start(send(1))
+        unknown.is_unknown = True  # as after a leader that got it and did not answer
+        assert waiting.withdraw()
+        assert not waiting.withdraw()
+        assert not unknown.withdraw()
+        assert _waiting(cell) == 1
+
+        cell.lead(1, cell.brokers[0])
+        await until(lambda: unanswered)
+        sent, answers = cell.start(send(1))
+        await until(lambda: answers)
+        assert not sent.withdraw()
+
+        assert not waited
+
+    run(scenario)
+
+
+def test_a_command_that_a_broker_has_is_not_withdrawn() -> None:
+    async def scenario(cell: Cell) -> None:
+        cell.lead(1, cell.brokers[0])
+        await cell.ask(send(1))
+        polling, _ = cell.start(poll())
+        await until(lambda: cell.brokers[0].parked)
+
+        assert not polling.withdraw()
+        assert cell.brokers[0].parked
+
+    run(scenario)
+
+
 def test_cancel_of_another_command_changes_nothing() -> None:
     async def scenario(cell: Cell) -> None:
         cell.lead(1, cell.brokers[0])

@@ -611,6 +611,10 @@ class _NotTakenBack:
     def cancel(self) -> None:
         """Nothing."""
 
+    def withdraw(self) -> bool:
+        """It is the broker's."""
+        return False
+
 
 class _Links:
     """What the replica's host asks of the service. See `ReplicaLinks`."""

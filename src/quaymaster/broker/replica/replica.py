@@ -109,6 +109,10 @@ class _Sent:
     def cancel(self) -> None:
         """A command that was sent is carried out."""
 
+    def withdraw(self) -> bool:
+        """It is the broker's."""
+        return False
+
 
 class _Parked:
     __slots__ = ("waiter", "waiters")
@@ -120,6 +124,10 @@ class _Parked:
     def cancel(self) -> None:
         """The client has gone."""
         self.waiters.cancel(self.waiter)
+
+    def withdraw(self) -> bool:
+        """It is the broker's."""
+        return False
 
 
 class ReplicaLinks(Protocol):

@@ -23,6 +23,13 @@ class Submitted(Protocol):
         """Take back a parked receive whose client has gone; the reply is then never called. Others ignore it."""
         ...
 
+    def withdraw(self) -> bool:
+        """Take back a command that was given to no broker yet; the reply is then never called.
+
+        False, and nothing is done, where one may have it.
+        """
+        ...
+
 
 class BrokerClient(Protocol):
     """Where commands go."""

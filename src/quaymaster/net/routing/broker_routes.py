@@ -105,7 +105,7 @@ class RouteOwner(Protocol):
         ...
 
     def take_back(self, submission: Submission) -> None:
-        """Forget a receive that nobody waits for any more, and let the broker know."""
+        """Forget what nobody waits for any more: a poll, which the broker is told, or what no broker got."""
         ...
 
     def on_reply(self, submission: Submission, result: bytes | Exception) -> None:
@@ -155,6 +155,14 @@ class Submission(msgspec.Struct, eq=False):
         """Have it forgotten if it is a receive or a watch; see `Submitted`."""
         if type(self.command) in (Receive, Watch) and not self.is_done:
             self.router.take_back(self)
+
+    def withdraw(self) -> bool:
+        """Have it forgotten if no broker ever got it; see `Submitted`."""
+        is_unsent = self.is_waiting or (self.call is not None and self.call.is_unsent)
+        if self.is_done or self.is_unknown or not is_unsent:
+            return False
+        self.router.take_back(self)
+        return True
 
     def on_reply(self, result: bytes | Exception) -> None:
         """The call is over."""
