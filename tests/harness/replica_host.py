@@ -15,7 +15,7 @@ from quaymaster.core.structures.index import ChunkKeeper, MemoryChunks
 from quaymaster.core.values.commands import Command, Decided, InternalCommand, NewMessage
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.values.records import Batch, RecordRow, check_batch, decode_header, iterate_rows
 
 ACCOUNT = "000000000000"
@@ -47,6 +47,11 @@ def queue(
         data_key_id=1,
         partitions=one_partition(0),
     )
+
+
+def far_queue(queue_id: int, name: str, journal_id: int) -> QueueDefinition:
+    """Return the definition of a queue that is in another journal."""
+    return replace_definition(queue(queue_id, name), partitions=one_partition(journal_id))
 
 
 def arn(name: str) -> str:

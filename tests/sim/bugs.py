@@ -48,6 +48,7 @@ from quaymaster.core.values.commands import (
     Done,
     Duplicate,
     InternalCommand,
+    MoveBegun,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
@@ -861,7 +862,7 @@ class _MoveAnsweredEarly(QueueStates):
 class _MoveSentEarly(QueueStates):
     def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         outcome, wait = super()._move(command, now_ms, proposal)
-        return outcome, Wait.NOTHING if command.target_journal_id is not None else wait
+        return outcome, Wait.NOTHING if isinstance(outcome, MoveBegun) else wait
 
 
 @plant(
@@ -906,7 +907,7 @@ class _TaskNotResumed(MessageMoves):
 @plant("redrive-lost", "a message that a task moves leaves its queue and reaches none", "redrives")
 class _RedriveLost(QueueStates):
     def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        if command.task_id is None or command.target_journal_id is not None:
+        if command.task_id is None or command.target_queue_id not in self.definitions:
             return super()._move(command, now_ms, proposal)
         return _lose(self, command, now_ms, proposal)
 

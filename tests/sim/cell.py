@@ -27,7 +27,7 @@ from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.spread import Spread
 from quaymaster.core.partition import slices, staged_messages
-from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.replication import journal as core_journal
 from quaymaster.core.replication import replication
 from quaymaster.core.replication.candidate import Candidate
@@ -290,10 +290,7 @@ class Cell:
         if not self.used_journals and len(self.store.journals) >= self.journals:
             self.used_journals = sorted(self.store.journals)[: self.journals]
             self.elsewhere.places = (
-                {
-                    arn(kind.name): JournalPlace(kind.queue_id, self.journal_of(kind.queue_id))
-                    for kind in FAR_QUEUES
-                }
+                {arn(kind.name): self.definition_of(kind) for kind in FAR_QUEUES}
                 if self.faults.has_moves
                 else {}
             )

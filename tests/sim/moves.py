@@ -145,7 +145,7 @@ class Moves:
             cast("ReplicaHost", _MovesHost(replica)),
             REGION,
             Carrier(replica.host),
-            on_gone=lambda queue_id: None,
+            targets=QueuePlaces(REGION, replica.cell.find_queue, CellFormat()),
             on_settled=lambda source_key: None,
         )
 
@@ -168,7 +168,7 @@ class TaskMoves:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         cell = replica.cell
-        places = QueuePlaces(replica.journal_id, cell.find_queue, CellFormat())
+        places = QueuePlaces(REGION, cell.find_queue, CellFormat())
         self._moves = cell.bugs.variant(message_moves.MessageMoves)(
             cast("ReplicaHost", _TasksHost(replica)), REGION, places=places, carrier=Carrier(replica.host)
         )

@@ -782,7 +782,6 @@ class Replica:
                 )
             return  # somebody deleted it before it went
         record_type, flags, _, payload = record
-        is_here = letter.target_queue_id in self.journal.queues.definitions
         move = MoveMessage(
             letter.queue_id,
             letter.partition,
@@ -792,7 +791,7 @@ class Replica:
             flags,
             payload,
             None,
-            target_journal_id=None if is_here else self.cell.journal_of(letter.target_queue_id),
+            target=self.cell.definition_of(self.cell.kinds[letter.target_queue_id]),
         )
         self.journal.propose(move, letter, self.time_ms())
 

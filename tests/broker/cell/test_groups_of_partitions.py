@@ -1,4 +1,4 @@
-"""The order of message groups over the partitions of a FIFO queue: children ask parents, wherever these are led."""
+"""The order of message groups over the partitions of a FIFO queue, wherever these are led, and of what moves there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.broker_support import define, message, numbers, running
+from harness.broker_support import define, message, number_of, numbers, running
 
 from broker.cell.test_broker_service import until
-from broker.cell.test_moves_between_journals import SOURCE_JOURNAL, TARGET_JOURNAL, TwoJournals, two_journals
+from broker.cell.test_moves_between_journals import (
+    SOURCE_JOURNAL,
+    STEPS,
+    STEPS_DEAD,
+    TARGET_JOURNAL,
+    TwoJournals,
+    two_journals,
+)
 from quaymaster.broker.replica import group_questions
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
@@ -20,6 +27,8 @@ from quaymaster.core.values.commands import (
     Delete,
     Delivery,
     GroupsOutcome,
+    Peek,
+    PeekOutcome,
     Receipt,
     Receive,
     ReceiveOutcome,
@@ -33,7 +42,12 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queue_definitions import (
+    KEY_MAX,
+    QueueDefinition,
+    one_partition,
+    replace_definition,
+)
 
 ORDERS = 9
 LONG_MS = 20_000
@@ -228,3 +242,43 @@ def test_move_task_waits_for_groups_that_older_partitions_have(tmp_path: Path) -
             assert queues.partition(1, 0).alive == 1
 
     asyncio.run(scenario())
+
+
+def test_dead_letters_keep_their_order_while_the_partition_they_go_to_is_sealed(tmp_path: Path) -> None:
+    """Of two groups, from a queue whose journal gets the new partition of its dead-letter queue."""
+
+    async def scenario() -> None:
+        async with two_journals(tmp_path, cell_format=7) as cell:
+            before = cell.queues["steps-x.fifo"]
+            after = with_children_open(
+                with_children(before, before.partitions, [(0, KEY_MAX)], [SOURCE_JOURNAL])
+            )
+            worn = [message(number, group=2 - number % 2) for number in range(1, 31)]
+            await cell.wear_out(STEPS, worn)
+            await cell.move_all(STEPS, STEPS_DEAD, 5)
+            await cell.tell(SOURCE_JOURNAL, SetQueue(after, SOURCE_JOURNAL))
+            await cell.tell(TARGET_JOURNAL, SetQueue(after, TARGET_JOURNAL))
+            for broker in cell.brokers.values():
+                queues = broker.journals[TARGET_JOURNAL].host.replica.queues
+                queues.partition(STEPS_DEAD, 0).sealed_ms = 1
+            cell.queues["steps-x.fifo"] = after
+            first: list[int] = []
+            second: list[int] = []
+            while len(first) + len(second) < 30:
+                await cell.receive(SOURCE_JOURNAL, STEPS)
+                first = await numbers_of(cell, TARGET_JOURNAL, 0)
+                second = await numbers_of(cell, SOURCE_JOURNAL, 1)
+
+            for remainder in (0, 1):
+                of_group = [number for number in first + second if number % 2 == remainder]
+                assert of_group == [number for number in range(1, 31) if number % 2 == remainder]
+            assert len(first) < 30
+
+    asyncio.run(scenario())
+
+
+async def numbers_of(cell: TwoJournals, journal: int, partition: int) -> list[int]:
+    """Return the messages of a partition of the dead-letter queue, in their order."""
+    peeked = await cell.tell(journal, Peek(STEPS_DEAD, partition, 1, 1_000))
+    assert isinstance(peeked, PeekOutcome)
+    return [number_of(one.flags, one.payload)[0] for one in peeked.messages]

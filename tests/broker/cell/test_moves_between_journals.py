@@ -344,6 +344,7 @@ def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
             monkeypatch.setattr(queue_places, "ABSENT_S", 0.0)
             gone = await cell.redrive()
             monkeypatch.setattr(queue_places, "ABSENT_S", 600.0)
+            monkeypatch.setattr(queue_places, "DOUBTED_S", 0.0)
             cell.queues["jobs"] = jobs  # as if metadata had not heard of it
             again = await cell.redrive("jobs", JOBS)
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from harness.replica_host import Host, arn, message, queue
+from harness.replica_host import Host, arn, far_queue, message, queue
 from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.replica import moves_out
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.record_bodies import Body
-from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import (
     Command,
@@ -28,12 +28,14 @@ from quaymaster.core.values.commands import (
     SetQueue,
     TakenOutcome,
 )
-from quaymaster.core.values.errors import NotLeader, TooFewReplicas
+from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
 
 JOBS, OTHERS, DEAD = 1, 2, 3
 THERE = 7
+FAR = far_queue(DEAD, "dead", THERE)
 JOBS_KEY, DEAD_KEY = partition_key(JOBS, 0), partition_key(DEAD, 0)
 
 
@@ -55,7 +57,7 @@ class Leader:
         self.records = self
         self.refusal: Exception | None = None
         places = QueuesElsewhere(CellFormat(2))
-        places.places[arn("dead")] = JournalPlace(DEAD, THERE)
+        places.places[arn("dead")] = FAR
         self.core.states.elsewhere = places
         policy = {"RedrivePolicy": f'{{"deadLetterTargetArn":"{arn("dead")}","maxReceiveCount":1}}'}
         for queue_id in (JOBS, OTHERS):
@@ -83,7 +85,7 @@ class Leader:
                     row.flags,
                     payload,
                     None,
-                    target_journal_id=THERE,
+                    target=FAR,
                 )
             )
             assert isinstance(outcome, MoveBegun)
@@ -126,12 +128,30 @@ class Carrier:
         return [len(command.messages) for command in self.sent]
 
 
-def away_of(leader: Leader, carrier: Carrier) -> tuple[MovesAway, list[int], list[int]]:
-    gone: list[int] = []
+class Targets:
+    """What is known of the target's queue: that it is gone, once it was `doubted` so often."""
+
+    def __init__(self) -> None:
+        self.noted: list[QueueDefinition] = []
+        self.gone: list[tuple[int, int, list[str]]] = []
+        self.doubted = 0
+
+    def note(self, queue: QueueDefinition) -> None:
+        self.noted.append(queue)
+
+    async def is_gone(self, target_key: int, journal_id: int, arns: list[str]) -> bool:
+        self.gone.append((target_key, journal_id, arns))
+        if len(self.gone) <= self.doubted:
+            raise NotNow
+        return True
+
+
+def away_of(leader: Leader, carrier: Carrier) -> tuple[MovesAway, Targets, list[int]]:
+    targets = Targets()
     settled: list[int] = []
     host: Any = leader
-    moves = MovesAway(host, "local", carrier, on_gone=gone.append, on_settled=settled.append)
-    return moves, gone, settled
+    moves = MovesAway(host, "local", carrier, targets=targets, on_settled=settled.append)
+    return moves, targets, settled
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -281,13 +301,14 @@ def test_a_target_that_is_gone_is_told_of_and_its_messages_come_back() -> None:
 
     async def scenario() -> None:
         leader, carrier = Leader(), Carrier(answer)
-        moves, gone, _ = away_of(leader, carrier)
+        moves, targets, _ = away_of(leader, carrier)
+        targets.doubted = 1
         for begun in leader.leave(JOBS, 1, 2):
             moves.begun(JOBS_KEY, begun)
         await until(lambda: bool(leader.ended))
         await moves.close()
 
-        assert gone == [DEAD]
+        assert targets.gone == [(DEAD_KEY, THERE, [arn("dead")])] * 2
         assert len(leader.ended[0].withdrawn) == 2
         assert leader.core.partition(JOBS).counts(leader.core.now_ms).visible == 2
 

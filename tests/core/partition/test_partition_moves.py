@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, records_of, snapshot_of
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    arn,
+    far_queue,
+    identity,
+    message,
+    queue,
+    records_of,
+    snapshot_of,
+)
 
-from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import (
     STATE_VERSION_WITHOUT_MOVES,
     load_partition,
@@ -54,6 +64,11 @@ from quaymaster.core.values.records import RecordType
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4
 HERE, THERE = 0, 7
 TASK = b"task-number-one-"
+FAR = {
+    JOBS: far_queue(JOBS, "jobs", THERE),
+    DEAD: far_queue(DEAD, "jobs-dead", THERE),
+    STEPS_DEAD: far_queue(STEPS_DEAD, "steps-dead.fifo", THERE),
+}
 DEAD_KEY, JOBS_KEY = partition_key(DEAD, 0), partition_key(JOBS, 0)
 
 
@@ -64,8 +79,8 @@ def source_host(*, epoch: int = 1, cell_format: int = 2, **attributes: object) -
     for queue_id, name, dead in ((JOBS, "jobs", "jobs-dead"), (STEPS, "steps.fifo", "steps-dead.fifo")):
         policy = f'{{"deadLetterTargetArn":"{arn(dead)}","maxReceiveCount":1}}'
         host.ask(SetQueue(queue(queue_id, name, attributes={"RedrivePolicy": policy, **attributes})))
-    host.states.elsewhere.places[arn("jobs-dead")] = JournalPlace(DEAD, THERE)
-    host.states.elsewhere.places[arn("steps-dead.fifo")] = JournalPlace(STEPS_DEAD, THERE)
+    host.states.elsewhere.places[arn("jobs-dead")] = FAR[DEAD]
+    host.states.elsewhere.places[arn("steps-dead.fifo")] = FAR[STEPS_DEAD]
     return host
 
 
@@ -108,7 +123,7 @@ def leave(host: Host, letter: DeadLetter, *, task_id: bytes | None = None) -> Mo
             None,
             new_message_id=None if task_id is None else identity(99),
             task_id=task_id,
-            target_journal_id=THERE,
+            target=FAR[letter.target_queue_id],
         )
     )
     assert isinstance(outcome, MoveBegun)
@@ -280,9 +295,7 @@ def test_a_message_whose_leaving_was_not_durable_is_visible_at_the_next_leader()
     source.is_slow = True
     row, payload = source.payload(letter.offset)
     source.propose(
-        MoveMessage(
-            JOBS, 0, letter.sequence, DEAD, row.type, row.flags, payload, None, target_journal_id=THERE
-        )
+        MoveMessage(JOBS, 0, letter.sequence, DEAD, row.type, row.flags, payload, None, target=FAR[DEAD])
     )
 
     source = Host(batches=source.durable_batches(), epoch=2, states=replayed_durable(source))
@@ -466,7 +479,7 @@ def test_a_message_that_cannot_be_read_does_not_begin_to_leave() -> None:
     source = source_host()
     (letter,) = dead_letters(source, JOBS, 5)
 
-    source.ask(MoveMessage(JOBS, 0, letter.sequence, DEAD, 0, 0, None, None, target_journal_id=THERE))
+    source.ask(MoveMessage(JOBS, 0, letter.sequence, DEAD, 0, 0, None, None, target=FAR[DEAD]))
 
     assert counts(source, JOBS) == (1, 0)
 

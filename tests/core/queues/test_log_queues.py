@@ -6,13 +6,23 @@ from array import array
 from unittest.mock import patch
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    arn,
+    far_queue,
+    identity,
+    message,
+    queue,
+    replay,
+    snapshot_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.partition.expiry import is_over_size
-from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
 from quaymaster.core.queues.queue_states import QueueStates
@@ -571,7 +581,7 @@ def test_messages_that_leave_for_another_journal_are_the_groups_alone() -> None:
     host = log_host(RedrivePolicy=policy)
     host.ask(SetQueue(group(A, "log@a")))
     host.states.elsewhere = QueuesElsewhere(CellFormat())
-    host.states.elsewhere.places[arn("far")] = JournalPlace(9, 5)
+    host.states.elsewhere.places[arn("far")] = far_queue(9, "far", 5)
     send(host, 1, 2, 3)
     older = snapshot(host, A)
     receive(host, A, timeout_ms=0)
@@ -580,7 +590,9 @@ def test_messages_that_leave_for_another_journal_are_the_groups_alone() -> None:
     begun = []
     for letter in outcome.dead_letters:
         row, payload = host.payload(letter.offset)
-        move = MoveMessage(A, 0, letter.sequence, 9, row.type, row.flags, payload, None, target_journal_id=5)
+        move = MoveMessage(
+            A, 0, letter.sequence, 9, row.type, row.flags, payload, None, target=far_queue(9, "far", 5)
+        )
         answer = host.ask(move)
         assert isinstance(answer, MoveBegun)
         begun.append(answer)

@@ -14,13 +14,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    arn,
+    far_queue,
+    identity,
+    message,
+    queue,
+    replay,
+    snapshot_of,
+)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
@@ -74,7 +84,7 @@ class Journal:
 
     journal_id: int
     definition: QueueDefinition
-    other: JournalPlace
+    other: QueueDefinition
     host: Host
     incarnation: int = 0
     committed: int = 0
@@ -160,7 +170,7 @@ class Journal:
                 None,
                 new_message_id=identity(9) if task_id else None,
                 task_id=task_id,
-                target_journal_id=self.other.journal_id,
+                target=self.other,
             )
         )
         self.begun[token] = None
@@ -216,8 +226,10 @@ class Moves(RuleBasedStateMachine):
     def start(self) -> None:
         source, dead = f"jobs{self.suffix}", f"dead{self.suffix}"
         policy = {"RedrivePolicy": f'{{"deadLetterTargetArn":"{arn(dead)}","maxReceiveCount":1}}'}
-        self.source = Journal(1, queue(1, source, attributes=policy), JournalPlace(2, 2), Host(is_slow=True))
-        self.target = Journal(2, queue(2, dead), JournalPlace(1, 1), Host(is_slow=True))
+        self.source = Journal(
+            1, queue(1, source, attributes=policy), far_queue(2, dead, 2), Host(is_slow=True)
+        )
+        self.target = Journal(2, queue(2, dead), far_queue(1, source, 1), Host(is_slow=True))
         self.both = self.source, self.target
         for journal, other in ((self.source, dead), (self.target, source)):
             journal.host.ask(SetQueue(journal.definition))

@@ -241,7 +241,7 @@ class JournalService:
         )
         places = None
         if peers is not None:
-            places = QueuePlaces(options.journal_id, peers.find_queue, options.cell_format)
+            places = QueuePlaces(options.region, peers.find_queue, options.cell_format)
         self._moves = MessageMoves(self.host, options.region, places=places, carrier=peers)
         self._answers = GroupAnswers(self.host)
         self._questions = GroupQuestions(self.host, self._answers, peers)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.core.partition.partition_moves import UNKNOWN, JournalPlace
+from quaymaster.core.partition.partition_moves import UNKNOWN
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key, parts_of_key
 from quaymaster.core.queues.move_tasks import looks_in_vain_max
 from quaymaster.core.values.commands import (
@@ -34,6 +34,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.messages import decode_moved, split_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -64,9 +65,6 @@ LOOK_ON_S = 0.001
 UNREADABLE_RETRY_S = 30.0
 """A dead letter whose record cannot be read is left alone for so long before it is tried again."""
 
-HERE = -1
-"""Stands for this journal where others go by their number."""
-
 AWAY_RETRY_S = 1.0
 """So long passes before it is asked again where a queue is, or proposed again what was refused."""
 
@@ -95,7 +93,7 @@ class MessageMoves:
         self._places = places
         self._away: MovesAway | None = None
         if places is not None and carrier is not None:
-            self._away = MovesAway(host, region, carrier, on_gone=places.forget, on_settled=self._wake)
+            self._away = MovesAway(host, region, carrier, targets=places, on_settled=self._wake)
         self._unlocated: dict[str, list[tuple[DeadLetter, Body]]] = {}
         self._locating: set[asyncio.Task[None]] = set()
         self._region = region
@@ -126,7 +124,7 @@ class MessageMoves:
             if body is None:
                 self._leave_alone(letter, UNREADABLE_RETRY_S)
                 self._progressed()
-            elif self._places is None or letter.target_queue_id in self._host.replica.queues.definitions:
+            elif self._places is None:
                 self._propose_dead_letter(letter, body, self._progressed)
             else:
                 self._propose_to_leave(letter, body, self._places)
@@ -138,7 +136,10 @@ class MessageMoves:
         arn = str(policy.target) if policy is not None else ""
         waiting = self._unlocated.get(arn)
         place = places.elsewhere.find(arn)
-        if waiting is not None:
+        if letter.target_queue_id in self._host.replica.queues.definitions:
+            is_same = place is not None and place.queue_id == letter.target_queue_id
+            self._propose_dead_letter(letter, body, self._progressed, place if is_same else None)
+        elif waiting is not None:
             waiting.append((letter, body))
         elif place is UNKNOWN:
             self._unlocated[arn] = [(letter, body)]
@@ -226,9 +227,9 @@ class MessageMoves:
         letter: DeadLetter,
         body: Body | None,
         done: Callable[[], None],
-        place: JournalPlace | None = None,
+        target: QueueDefinition | None = None,
     ) -> None:
-        """Propose that a message moves, to another journal if `place` says so; without `body`: back."""
+        """Propose that a message moves, to `target` as far as that is known; without `body`: back."""
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
         if definition is None:
             done()
@@ -249,12 +250,12 @@ class MessageMoves:
             letter.queue_id,
             letter.partition,
             letter.sequence,
-            letter.target_queue_id if place is None else place.queue_id,
+            letter.target_queue_id if target is None else target.queue_id,
             record_type,
             flags,
             payload,
             arn,
-            target_journal_id=None if place is None else place.journal_id,
+            target=target,
         )
         self._host.submit(command, moved)
 
@@ -370,7 +371,7 @@ class MessageMoves:
         commands: list[MoveMessage] = []
         for message in taken:
             body = bodies.get(message.offset)
-            target = JournalPlace(0, HERE)
+            target: QueueDefinition | None = None
             if body is not None and failure is None:
                 found = await self._target_of(key, task, body)
                 if isinstance(found, str):
@@ -383,14 +384,14 @@ class MessageMoves:
                     queue_id,
                     number,
                     message.sequence,
-                    target.queue_id,
+                    target.queue_id if target is not None else 0,
                     record_type,
                     flags,
                     payload if failure is None else None,
                     None,
                     new_message_id=uuid.uuid4().bytes,
                     task_id=task.task_id,
-                    target_journal_id=None if target.journal_id == HERE else target.journal_id,
+                    target=target,
                 )
             )
         await asyncio.gather(*(loop.create_task(self._move_one(key, task, command)) for command in commands))
@@ -416,8 +417,8 @@ class MessageMoves:
                 self._away.begun(partition_key(command.queue_id, command.partition), outcome)
             return
 
-    async def _target_of(self, key: int, task: MoveTask, body: Body) -> JournalPlace | str:
-        """Return where a task moves a message, or why it cannot go on. HERE is this journal."""
+    async def _target_of(self, key: int, task: MoveTask, body: Body) -> QueueDefinition | str:
+        """Return the queue that a task moves a message to, or why it cannot go on."""
         target_id, arn = task.target_queue_id, task.target_arn
         if target_id is None:
             origin = _queue_it_came_from(body)
@@ -426,7 +427,7 @@ class MessageMoves:
             target_id, arn = origin
         known = self._host.replica.queues.definitions.get(target_id)
         if known is not None:
-            return INTO_A_LOG if known.keeps_all else JournalPlace(target_id, HERE)
+            return INTO_A_LOG if known.keeps_all else known
         if self._places is None:
             return NO_TARGET
         if arn is None:

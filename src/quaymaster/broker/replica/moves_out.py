@@ -21,8 +21,16 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import MovesOut, OpenMove
 from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
-from quaymaster.core.values.commands import EndMoves, MoveBegun, MovedMessage, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands import (
+    EndMoves,
+    MoveBegun,
+    MovedMessage,
+    MoveIn,
+    MoveInOutcome,
+    MovesGoOn,
+)
 from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
@@ -57,6 +65,16 @@ class MoveCarrier(Protocol):
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
 
 
+class TargetQueues(Protocol):
+    """What is known of the queues that messages leave for."""
+
+    def note(self, queue: QueueDefinition) -> None:
+        """See `QueuePlaces`."""
+
+    async def is_gone(self, target_key: int, journal_id: int, arns: list[str]) -> bool:
+        """See `QueuePlaces`."""
+
+
 class MovesAway:
     """Carries what leaves one journal, while it is led here."""
 
@@ -66,14 +84,14 @@ class MovesAway:
         region: str,
         carrier: MoveCarrier,
         *,
-        on_gone: Callable[[int], None],
+        targets: TargetQueues,
         on_settled: Callable[[int], None],
     ) -> None:
-        """`on_gone` is told the id of a queue that is no more, `on_settled` the key of a source partition."""
+        """`on_settled` is told the key of a source partition."""
         self._host = host
         self._region = region
         self._carrier = carrier
-        self._on_gone = on_gone
+        self._targets = targets
         self._on_settled = on_settled
         self._committed: dict[Pair, int] = {}
         self._carrying: dict[Pair, asyncio.Task[None]] = {}
@@ -213,11 +231,22 @@ class MovesAway:
         """Note what the target has decided; returns when that is committed."""
         numbers = [message.number for message in command.messages]
         if outcome.is_gone:
-            self._on_gone(command.queue_id)
+            await self._targets.is_gone(to.target_key, to.journal_id, self._names_of(command))
+        elsewhere = outcome.definition if outcome.is_sealed else None
+        if elsewhere is not None:
+            self._targets.note(elsewhere)
         withdrawn = numbers if outcome.is_gone else outcome.withdrawn
         taken = [] if outcome.is_gone else [number for number in numbers if number not in withdrawn]
-        await self._host.ask(
-            EndMoves(command.source_queue_id, command.source_partition, to.target_key, taken, list(withdrawn))
-        )
+        source_key = partition_key(command.source_queue_id, command.source_partition)
+        ended = EndMoves(*parts_of_key(source_key), to.target_key, taken, list(withdrawn), elsewhere)
+        answer: object = await self._host.ask(ended)
+        for begun in answer.begun if isinstance(answer, MovesGoOn) else ():
+            self.begun(source_key, begun)
         self._note_settled()
-        self._on_settled(partition_key(command.source_queue_id, command.source_partition))
+        self._on_settled(source_key)
+
+    def _names_of(self, command: MoveIn) -> list[str]:
+        """Return the ARNs that the queue may have which these messages are for, as far as their source says."""
+        source = self._host.replica.queues.definitions.get(command.source_queue_id)
+        policy = source.redrive_policy if source is not None else None
+        return [str(policy.target)] if policy is not None else []

@@ -1,7 +1,8 @@
-"""Where queues of other journals are: read from what metadata keeps of them, and remembered by the leader of a journal.
+"""Queues with partitions in other journals: read from what metadata keeps of them, remembered by a journal's leader.
 
-A queue never changes its journal, so what was found stays true until the queue is deleted. When its journal says that
-it is gone, there is none for a while; then whoever asks finds the queue that has its name now, or none.
+What was found stays in use until it proves wrong. A partition that is sealed tells the table that sealed it. When a
+journal says that a partition is gone, the queue is looked for again: only if metadata does not have it there is it
+believed. Then there is none for a while; whoever asks later finds the queue that has its name now, or none.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from quaymaster.core.partition.partition_moves import UNKNOWN, JournalPlace, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import UNKNOWN, QueuesElsewhere
+from quaymaster.core.queues.applied_queues import parts_of_key
+from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.partition_tables import entry_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import parse_queue_arn
+from quaymaster.core.values.queue_names import QueueArn, parse_queue_arn
 
 ABSENT_S: Final = 5.0
 """So long a queue that was not found, or has gone, is not looked for again."""
+
+DOUBTED_S: Final = 30.0
+"""So long a journal is not believed that a queue is gone which metadata has: one of them has not heard yet."""
 
 PLACES_MAX: Final = 10_000
 
@@ -25,42 +32,59 @@ FindQueue = Callable[[str, str], Awaitable[QueueDefinition | None]]
 
 
 class QueuePlaces:
-    """The places of queues for one journal's leader; its decisions look at `elsewhere`."""
+    """The queues of other journals for one journal's leader; its decisions look at `elsewhere`."""
 
-    def __init__(self, journal_id: int, find_queue: FindQueue, cell_format: CellFormat) -> None:
+    def __init__(self, region: str, find_queue: FindQueue, cell_format: CellFormat) -> None:
         self.elsewhere = QueuesElsewhere(cell_format)
-        self._journal_id = journal_id
+        self._region = region
         self._find_queue = find_queue
+        self._doubted: dict[int, float] = {}
+        """Since when it is doubted that a partition is gone, by its key."""
 
-    async def locate(self, arn: str) -> JournalPlace | None:
-        """Return where a queue is, None when there is none in another journal that messages may go to.
-
-        Raises NotNow when nobody can say.
-        """
+    async def locate(self, arn: str) -> QueueDefinition | None:
+        """Return a queue, None when there is none that messages may go to; raises NotNow when nobody can say."""
         place = self.elsewhere.find(arn)
-        if place is not UNKNOWN:
-            return place
+        return await self._look(arn) if place is UNKNOWN else place
+
+    def note(self, queue: QueueDefinition) -> None:
+        """A journal has told a newer table of a queue."""
+        arn = str(QueueArn(self._region, queue.account_id, queue.name))
+        known = self.elsewhere.find(arn)
+        if known is None or known.queue_id != queue.queue_id or known.table_version < queue.table_version:
+            self._remember(arn, queue)
+
+    async def is_gone(self, target_key: int, journal_id: int, arns: list[str]) -> bool:
+        """Return whether to believe a journal that a partition is gone; `arns`: names its queue may have.
+
+        Raises NotNow while metadata cannot say, or has the partition there.
+        """
+        queue_id, number = parts_of_key(target_key)
+        known = [arn for arn, place in self.elsewhere.places.items() if place and place.queue_id == queue_id]
+        for arn in dict.fromkeys([*known, *arns]):
+            queue = await self._look(arn)
+            entry = entry_of(queue, number) if queue is not None and queue.queue_id == queue_id else None
+            if entry is not None and entry.journal_id == journal_id:
+                now_s = asyncio.get_running_loop().time()
+                if now_s - self._doubted.setdefault(target_key, now_s) < DOUBTED_S:
+                    raise NotNow("The journal does not know the partition yet.")
+                self._remember(arn, None)
+        self._doubted.pop(target_key, None)
+        return True
+
+    async def _look(self, arn: str) -> QueueDefinition | None:
         parsed = parse_queue_arn(arn)
-        definition = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
-        place = None
-        if definition is not None and definition.state == "active" and not definition.keeps_all:
-            journal_id = definition.partitions[0].journal_id
-            place = JournalPlace(definition.queue_id, journal_id) if journal_id != self._journal_id else None
-        self._remember(arn, place)
-        return place
+        queue = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
+        if queue is not None and (queue.state != "active" or queue.keeps_all):
+            queue = None
+        self._remember(arn, queue)
+        return queue
 
-    def forget(self, queue_id: int) -> None:
-        """A queue is gone."""
-        places = self.elsewhere.places
-        for arn in [arn for arn, place in places.items() if place is not None and place.queue_id == queue_id]:
-            self._remember(arn, None)
-
-    def _remember(self, arn: str, place: JournalPlace | None) -> None:
+    def _remember(self, arn: str, queue: QueueDefinition | None) -> None:
         places = self.elsewhere.places
         if len(places) >= PLACES_MAX:
             places.clear()
-        places[arn] = place
-        if place is None:
+        places[arn] = queue
+        if queue is None:
             asyncio.get_running_loop().call_later(ABSENT_S, self._look_again, arn)
 
     def _look_again(self, arn: str) -> None:

@@ -66,6 +66,7 @@ from quaymaster.core.values.errors import (
     Overloaded,
 )
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.partition_tables import journals_of
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.routing.broker_client import Reply
 
@@ -341,7 +342,7 @@ class ReplicaHost:
         if loads is not None:
             loads.begin()
         for command, token in inbox:
-            if refused is not None and _stores(command):
+            if refused is not None and _stores(command, self.files.journal_id):
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
                 self._pass_on(token)
@@ -661,10 +662,12 @@ class ReplicaHost:
         self.waiters.park(waiter, partition, wait_ms)
 
 
-def _stores(command: Command | InternalCommand) -> bool:
+def _stores(command: Command | InternalCommand, journal_id: int) -> bool:
     """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
     if type(command) is MoveMessage:
-        return command.payload is not None and command.target_journal_id is None
+        return command.payload is not None and (
+            command.target is None or journal_id in journals_of(command.target)
+        )
     return type(command) in _STORING
 
 

@@ -14,16 +14,22 @@ A number is withdrawn when its message cannot be sent any more: it was deleted m
 alone says what becomes of a number, because an earlier sending of it may have arrived. It remembers which ones were
 withdrawn until their source has noted it. The source sends a batch only when the one before is settled, durably: so
 the first number of a batch says that all lower ones are.
+
+A sealed target takes no new numbers. All moves to it then go on to other partitions of the queue, under new numbers and
+in their order. A message of a group goes where the one of its group goes that left before it and is not settled: the
+tables that both go by may differ, their order must not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Final
 
 import msgspec
 
 from quaymaster.core.values.formats import CellFormat, Versions
+from quaymaster.core.values.queue_definitions import QueueDefinition
 
 NUMBERED_MOVES: Versions = {1: 0, 2: 1}
 """Since which cell format messages move between journals: 0 stands for not at all."""
@@ -34,31 +40,36 @@ AWAY_MAX = 10_000
 EPOCH_SHIFT = 32
 
 
-class JournalPlace(msgspec.Struct, frozen=True, gc=False):
-    """Where a queue of another journal is."""
-
-    queue_id: int
-    journal_id: int
-
-
-UNKNOWN = JournalPlace(0, 0)
-"""Nobody has asked yet."""
+UNKNOWN: Final = QueueDefinition(
+    queue_id=0,
+    account_id="",
+    name="",
+    state="deleting",
+    revision=0,
+    created_ms=0,
+    modified_ms=0,
+    attributes={},
+    tags={},
+    data_key_id=0,
+    partitions=(),
+)
+"""Stands for a queue that nobody has asked for yet."""
 
 
 class QueuesElsewhere:
-    """Where queues of other journals are, by ARN, as far as a leader has asked; None: there is no such queue."""
+    """Queues with partitions in other journals, by ARN, as far as a leader has asked; None: there is no such queue."""
 
     def __init__(self, cell_format: CellFormat) -> None:
         self._cell_format = cell_format
-        self.places: dict[str, JournalPlace | None] = {}
+        self.places: dict[str, QueueDefinition | None] = {}
 
     @property
     def is_reachable(self) -> bool:
         """Whether messages may go there: all processes of the cell know how that is written."""
         return self._cell_format.version_of(NUMBERED_MOVES) > 0
 
-    def find(self, arn: str) -> JournalPlace | None:
-        """Return where a queue is, UNKNOWN if that is not known, None if messages cannot go there."""
+    def find(self, arn: str) -> QueueDefinition | None:
+        """Return a queue, UNKNOWN if it is not known, None if messages cannot go there."""
         return self.places.get(arn, UNKNOWN) if self.is_reachable else None
 
 
@@ -96,13 +107,15 @@ class _MovesState(msgspec.Struct, array_like=True):
 class PartitionMoves:
     """The moves of one partition, out and in."""
 
-    __slots__ = ("into", "leaving", "out")
+    __slots__ = ("into", "last_of_group", "leaving", "out")
 
     def __init__(self) -> None:
         self.out: dict[int, MovesOut] = {}
         self.into: dict[int, MovesIn] = {}
         self.leaving: dict[int, OpenMove] = {}
         """What is leaving and exists, by sequence."""
+        self.last_of_group: dict[tuple[int, int], tuple[int, int]] = {}
+        """Of a leader: target and number of the last message of a group that left for a queue, by queue and group."""
 
     def next_number(self, target_key: int, epoch: int) -> int:
         """Return the number that the next move to a partition gets."""
@@ -117,6 +130,10 @@ class PartitionMoves:
         pair.last = number
         pair.open[number] = move
         self.leaving[move.sequence] = move
+
+    def go_on(self, target_key: int, number: int, to: tuple[int, int, int]) -> None:
+        """A move has another target: its key, journal and number are `to`."""
+        self.begin(*to, self.out[target_key].open.pop(number))
 
     def end(self, target_key: int, number: int) -> OpenMove | None:
         """A move is settled: return it, if its message still exists."""
@@ -149,6 +166,13 @@ class PartitionMoves:
         for sequence in gone:
             del self.leaving[sequence]
         return gone
+
+    def forget_settled_groups(self) -> None:
+        """Forget what groups no longer follow."""
+        last = self.last_of_group
+        self.last_of_group = {
+            group: (key, number) for group, (key, number) in last.items() if number in self.out[key].open
+        }
 
     def to_bytes(self) -> bytes:
         """Return everything as it is now, for a snapshot."""

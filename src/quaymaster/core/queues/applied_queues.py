@@ -15,7 +15,8 @@ Records and what their payloads hold, all integers little-endian:
                        with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
     QUEUE_DELETE       nothing
     MOVE_TASK          the task, MessagePack
-    MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8
+    MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8; with GOES_ON: its move to
+                       another partition of the queue is over: partition u16 · number u64
     MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
     GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
@@ -90,6 +91,9 @@ IS_NEW = 1
 HAS_STARTS = 2
 """Flag of a QUEUE_SET of a new consumer group: it says where the group starts."""
 
+GOES_ON = 1
+"""Flag of a MOVE_OUT of a message that was leaving already, for a partition that was sealed."""
+
 PREFIX_FLAGS = 7
 
 PAIR = struct.Struct("<QI")
@@ -101,6 +105,8 @@ MOVE_HEAD = struct.Struct("<QQIB")
 MOVE_HEAD_BYTES = MOVE_HEAD.size
 MOVE_OUT = struct.Struct("<QHQQB")
 """Target's queue, partition and journal, number and whether a task moved it, in a MOVE_OUT."""
+GONE_ON = struct.Struct("<HQ")
+"""Partition and number of the move that is over, in a MOVE_OUT with GOES_ON."""
 OTHER_END = struct.Struct("<QH")
 """Queue and partition of the other end, in a MOVE_WITHDRAWN or MOVE_END."""
 SETTLED_BELOW = struct.Struct("<Q")
@@ -399,10 +405,16 @@ class AppliedQueues:
     def _apply_move_out(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack(payload)
+            queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack_from(payload)
             move = OpenMove(row.sequence, bool(is_redrive))
             target_key = partition_key(queue_id, target_partition)
-            apply_move_out(partition, target_key, journal_id, number, move, row.time_ms, taken=False)
+            moves = opened_moves(partition)
+            if row.flags & GOES_ON:
+                before, number_before = GONE_ON.unpack_from(payload, MOVE_OUT.size)
+                to = target_key, journal_id, number
+                moves.go_on(partition_key(queue_id, before), number_before, to)
+            else:
+                apply_move_out(partition, target_key, journal_id, number, move, row.time_ms, taken=False)
             self.sending_away.add(partition.key)
 
     def _apply_move_withdrawn(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:

@@ -195,15 +195,16 @@ class ConsumedQueues(AppliedQueues):
         if policy is None:
             return None
         target_id = self.queue_of_arn(policy.target)
-        if target_id is not None and self.definitions[target_id].keeps_all:
+        queue = self.definitions[target_id] if target_id is not None else None
+        if queue is None:
+            queue = self.elsewhere.find(str(policy.target)) if self.elsewhere is not None else None
+        if queue is None or queue.keeps_all:
             return None
-        if target_id is not None or self.elsewhere is None:
-            return target_id
-        place = self.elsewhere.find(str(policy.target))
-        leaving = len(partition.moves.leaving) if partition.moves is not None else 0
-        if place is None or len(partition.moving) + leaving >= AWAY_MAX:
-            return None
-        return place.queue_id
+        if any(entry.journal_id != self.journal_id for entry in queue.partitions) or not queue.queue_id:
+            leaving = len(partition.moves.leaving) if partition.moves is not None else 0
+            if len(partition.moving) + leaving >= AWAY_MAX:
+                return None
+        return queue.queue_id
 
     def _hand_out(
         self,

@@ -4,17 +4,24 @@
     to another journal      `begin_move`; the host carries `message_to_move` there ──▶ `take_in` ──▶ END of the move
 
 What each end remembers of moves between journals is in `core/partition/partition_moves`.
+
+Which partition of a queue a message goes to is chosen here, by the table (`core/values/partition_tables`): the oldest
+one that takes messages of its key, but none that is known to be sealed.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection
+from typing import Final
 
 from quaymaster.core.partition.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.partition.partition_moves import OpenMove
+from quaymaster.core.partition.partition_moves import AWAY_MAX, MovesOut, OpenMove
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.applied_queues import (
+    GOES_ON,
+    GONE_ON,
     MOVE_HEAD,
     MOVE_HEAD_BYTES,
     MOVE_OUT,
@@ -22,10 +29,20 @@ from quaymaster.core.queues.applied_queues import (
     PREFIX_FLAGS,
     SETTLED_BELOW,
     partition_key,
+    parts_of_key,
 )
+from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.values.commands import MoveBegun, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.messages import encode_moved, prefix_bytes, split_prefix
+from quaymaster.core.values.partition_tables import taking
+from quaymaster.core.values.queue_definitions import KEY_MAX, PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
+
+SPREAD: Final = 0x9E37_79B9_7F4A_7C15
+"""Multiples of it are spread evenly over the keys."""
+GROUPS_NOTED_MAX: Final = 2 * AWAY_MAX
+"""Of so many groups it is noted where their last message went, settled or not."""
 
 
 def message_to_move(
@@ -94,30 +111,142 @@ def store_moved(
     proposal.note_sent(target, sequence, target.next_sequence)
 
 
-def begin_move(source: Partition, command: MoveMessage, now_ms: int, proposal: Proposal) -> MoveBegun:
+def find_place(
+    source: Partition,
+    sequence: int,
+    queue: QueueDefinition,
+    takes_moves: Callable[[PartitionPlacement], bool],
+    *,
+    after: int = -1,
+) -> PartitionPlacement | None:
+    """Return which partition of a queue a message goes to, among those numbered above `after`; None: there is none.
+
+    A message of a FIFO queue goes by its group. Others are spread by where they come from: that is the same whenever
+    it is asked, and needs no look at the message.
+    """
+    if queue.is_fifo:
+        key = source.index.group(sequence)
+    else:
+        key = (source.key + sequence * SPREAD) & KEY_MAX
+    for entry in taking(queue, key):
+        if entry.number > after and takes_moves(entry):
+            return entry
+    return None
+
+
+def followed_move(source: Partition, sequence: int, queue_id: int) -> tuple[int, int] | None:
+    """Return key and journal of the partition that the message of a group left for before, if that is not settled.
+
+    Until then the group gives no more: so all of them were taken at once, by this leader.
+    """
+    moves = source.moves
+    if moves is None or not source.definition.is_fifo:
+        return None
+    last = moves.last_of_group.get((queue_id, source.index.group(sequence)))
+    pair = moves.out[last[0]] if last is not None else None
+    if last is None or pair is None or last[1] not in pair.open:
+        return None
+    return pair.target_key, pair.journal_id
+
+
+def _note_last_of_group(source: Partition, sequence: int, target_key: int, number: int) -> None:
+    moves = opened_moves(source)
+    if not source.definition.is_fifo:
+        return
+    if len(moves.last_of_group) >= GROUPS_NOTED_MAX:
+        moves.forget_settled_groups()
+    moves.last_of_group[target_key >> 16, source.index.group(sequence)] = target_key, number
+
+
+def is_overtaking(source: Partition, sequence: int) -> bool:
+    """Return whether an earlier message of the group stays, or is not decided upon: this one must not go before it."""
+    order = source.order
+    if not isinstance(order, FIFOOrder):
+        return False
+    key = source.index.group(sequence)
+    group = order.groups.get(key)
+    if group is not None and group.waiting and group.waiting.first() < sequence:
+        return True
+    return any(other < sequence and source.index.group(other) == key for other in source.moving)
+
+
+def begin_move(
+    source: Partition,
+    command: MoveMessage,
+    target_key: int,
+    journal_id: int,
+    now_ms: int,
+    proposal: Proposal,
+) -> MoveBegun:
     """Let a message leave for another journal."""
-    target_key = partition_key(command.target_queue_id, 0)
-    journal_id = command.target_journal_id
-    assert journal_id is not None, "who leaves the journal goes to another one"
     move = OpenMove(command.sequence, command.task_id is not None)
     number = opened_moves(source).next_number(target_key, proposal.epoch)
-    payload = MOVE_OUT.pack(command.target_queue_id, 0, journal_id, number, move.is_redrive)
+    payload = MOVE_OUT.pack(*parts_of_key(target_key), journal_id, number, move.is_redrive)
     proposal.add(RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload)
     apply_move_out(source, target_key, journal_id, number, move, now_ms, taken=True)
+    _note_last_of_group(source, command.sequence, target_key, number)
     return MoveBegun(target_key, number)
 
 
+def go_on(
+    source: Partition,
+    pair: MovesOut,
+    queue: QueueDefinition,
+    takes_moves: Callable[[PartitionPlacement], bool],
+    now_ms: int,
+    proposal: Proposal,
+    *,
+    settled: Collection[int],
+) -> list[MoveBegun]:
+    """Let all moves to a sealed partition but `settled` ones go on to others, in their order.
+
+    Those whose message is gone are left.
+
+    All of them, also those that began since it was asked: left behind, they would be overtaken by what follows them.
+    Raises NotNow if the table has no partition for one of them.
+    """
+    moves = opened_moves(source)
+    queue_id, before = parts_of_key(pair.target_key)
+    going: list[tuple[int, OpenMove, PartitionPlacement]] = []
+    for number, move in pair.open.items():
+        if move.sequence in moves.leaving and number not in settled:
+            entry = find_place(source, move.sequence, queue, takes_moves, after=before)
+            if entry is None:
+                raise NotNow("The partitions that follow a sealed one are not known yet.")
+            going.append((number, move, entry))
+    last: dict[int, int] = {}
+    for number, move, entry in going:
+        key = partition_key(queue_id, entry.number)
+        new_number = last[key] = moves.next_number(key, proposal.epoch)
+        payload = MOVE_OUT.pack(queue_id, entry.number, entry.journal_id, new_number, move.is_redrive)
+        payload += GONE_ON.pack(before, number)
+        proposal.add(
+            RecordType.MOVE_OUT, source, now_ms, sequence=move.sequence, flags=GOES_ON, payload=payload
+        )
+        moves.go_on(pair.target_key, number, (key, entry.journal_id, new_number))
+        _note_last_of_group(source, move.sequence, key, new_number)
+    return [MoveBegun(key, number) for key, number in last.items()]
+
+
 def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal) -> MoveInOutcome:
-    """Take what is new of the messages that another journal sends; its answer rests on all that was decided."""
+    """Take what is new of the messages that another journal sends; its answer rests on all that was decided.
+
+    A sealed partition takes none of them. That it does not needs no record: it never will.
+    """
     source_key = partition_key(command.source_queue_id, command.source_partition)
     known = target.moves.into.get(source_key) if target.moves is not None else None
     last = known.last if known is not None else 0
     withdrawn: list[int] = []
+    is_sealed = False
     for message in command.messages:
         number = message.number
         if number <= last:
             if known is not None and number in known.withdrawn:
                 withdrawn.append(number)
+            continue
+        if target.is_sealed:
+            withdrawn.append(number)
+            is_sealed = True
             continue
         last = number
         if message.payload is None:
@@ -126,7 +255,7 @@ def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal)
         else:
             store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
             opened_moves(target).came(source_key).last = number
-    return MoveInOutcome(withdrawn)
+    return MoveInOutcome(withdrawn, is_sealed=is_sealed)
 
 
 def _withdraw(target: Partition, command: MoveIn, number: int, now_ms: int, proposal: Proposal) -> None:

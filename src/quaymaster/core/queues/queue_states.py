@@ -7,6 +7,7 @@ So the state runs ahead to the journal's end. What a record does, for whoever ap
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from quaymaster.core.partition.consumer_groups import follow_send
@@ -14,6 +15,7 @@ from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_o
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import (
     IN_FLIGHT_MAX,
+    Partition,
 )
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.partition.slices import Work
@@ -37,7 +39,16 @@ from quaymaster.core.queues.move_tasks import (
     running_task,
     start_task,
 )
-from quaymaster.core.queues.moved_messages import begin_move, message_to_move, store_moved, take_in
+from quaymaster.core.queues.moved_messages import (
+    begin_move,
+    find_place,
+    followed_move,
+    go_on,
+    is_overtaking,
+    message_to_move,
+    store_moved,
+    take_in,
+)
 from quaymaster.core.queues.transactions import (
     abort_transaction,
     check_begins_no_stage,
@@ -74,9 +85,11 @@ from quaymaster.core.values.commands import (
     ListDataKeys,
     ListMoveTasks,
     LogBounds,
+    MoveBegun,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
+    MovesGoOn,
     MoveTask,
     MoveTasksOutcome,
     Peek,
@@ -98,10 +111,12 @@ from quaymaster.core.values.commands import (
     WriteBarrier,
 )
 from quaymaster.core.values.errors import (
+    NotNow,
     OverLimit,
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
 ACTIVE_TASKS_MAX = 100
@@ -358,17 +373,18 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             return Done(), Wait.NOTHING
         if len(source.moving) == 1:
             self._undecided.discard(source.key)
-        target = self.partitions.get(partition_key(command.target_queue_id, 0))
+        queue = self._newest(command.target_queue_id, command.target)
         is_over = command.task_id is not None and not any(
             task.task_id == command.task_id and task.status == "RUNNING" for task in source.tasks
         )
-        is_elsewhere = command.target_journal_id is not None
-        if (target is None and not is_elsewhere) or command.payload is None or is_over:
+        if queue is None or command.payload is None or is_over or is_overtaking(source, sequence):
             source.put_back(sequence, now_ms)
             return Done(), Wait.NOTHING
-        if target is None:
+        target_key, journal_id = self._place_of(source, sequence, queue)
+        if journal_id is not None:
             self.sending_away.add(source.key)
-            return begin_move(source, command, now_ms, proposal), Wait.COMMIT
+            return begin_move(source, command, target_key, journal_id, now_ms, proposal), Wait.COMMIT
+        target = self.partitions[target_key]
         message = message_to_move(
             source,
             sequence,
@@ -386,19 +402,60 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             count_moved(source)
         return Done(), Wait.COMMIT
 
+    def _newest(self, queue_id: int, other: QueueDefinition | None) -> QueueDefinition | None:
+        """Return a queue as the journal knows it, or as `other` says if that has a newer table."""
+        known = self.definitions.get(queue_id)
+        if known is None or (other is not None and other.table_version > known.table_version):
+            return other
+        return known
+
+    def _place_of(self, source: Partition, sequence: int, queue: QueueDefinition) -> tuple[int, int | None]:
+        """Return the key of the partition that a message goes to, and its journal, None if it is this one.
+
+        Raises NotNow if it is here, and the journal does not know it yet.
+        """
+        followed = followed_move(source, sequence, queue.queue_id)
+        if followed is not None:
+            return followed
+        entry = find_place(source, sequence, queue, partial(self._takes_moves, queue.queue_id))
+        key = partition_key(queue.queue_id, entry.number) if entry is not None else 0
+        if entry is not None and entry.journal_id != self.journal_id:
+            return key, entry.journal_id
+        if key not in self.partitions:
+            raise NotNow("The journal does not know the partition yet that the message goes to.")
+        return key, None
+
+    def _takes_moves(self, queue_id: int, entry: PartitionPlacement) -> bool:
+        """Return whether messages may be moved to a partition, as far as is known here."""
+        target = self.partitions.get(partition_key(queue_id, entry.number))
+        return entry.journal_id != self.journal_id or target is None or not target.is_sealed
+
     def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         target = self.partitions.get(partition_key(command.queue_id, command.partition))
         if target is None:
+            if command.queue_id > self.marks.queue_id:
+                raise NotNow("The journal does not know the queue yet.")
             return MoveInOutcome([], is_gone=True), Wait.COMMIT
-        return take_in(target, command, now_ms, proposal), Wait.COMMIT
+        outcome = take_in(target, command, now_ms, proposal)
+        if outcome.is_sealed:
+            outcome.definition = self._newest(command.queue_id, target.definition)
+        return outcome, Wait.COMMIT
 
     def _end_moves(self, command: EndMoves, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         source = self.partitions.get(partition_key(command.queue_id, command.partition))
         pair = source.moves_to(command.target_key) if source is not None else None
         if source is None or pair is None:
             return Done(), Wait.NOTHING  # the queue was deleted
+        begun: list[MoveBegun] = []
+        withdrawn = command.withdrawn
+        if command.elsewhere is not None:
+            queue_id, _ = parts_of_key(command.target_key)
+            queue = self._newest(queue_id, command.elsewhere) or command.elsewhere
+            takes_moves = partial(self._takes_moves, queue_id)
+            begun = go_on(source, pair, queue, takes_moves, now_ms, proposal, settled=command.taken)
+            withdrawn = [number for number in pair.open if number not in command.taken]
         ended = [(number, 1) for number in command.taken if number in pair.open]
-        ended += [(number, 0) for number in command.withdrawn if number in pair.open]
+        ended += [(number, 0) for number in withdrawn if number in pair.open]
         if ended:
             other_end = OTHER_END.pack(*parts_of_key(command.target_key))
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
@@ -408,7 +465,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
                 self.messages_gone += arrived
             self.messages_moved += arrived
             proposal.awake.add(source)
-        return Done(), Wait.COMMIT
+        return MovesGoOn(begun) if begun else Done(), Wait.COMMIT
 
     def _write_barrier(self, command: WriteBarrier, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, now_ms, 0, b""))

@@ -563,7 +563,9 @@ class MoveMessage(msgspec.Struct, gc=False):
     (a dead letter); else it starts afresh, with this id and the present time (a redrive). With `payload` None
     the message could not be read: it goes back to where it was.
 
-    With `target_journal_id` the queue is in another journal: the message begins to leave, with a number of its own.
+    It goes to the partition that takes messages of its group or, in a standard queue, of its own key: by `target` or by
+    what the journal knows of the queue, whichever is newer. Into another journal it begins to leave, with a number of
+    its own. `target` None: only the journal's definition counts.
     """
 
     queue_id: int
@@ -576,7 +578,7 @@ class MoveMessage(msgspec.Struct, gc=False):
     source_arn: str | None
     new_message_id: bytes | None = None
     task_id: bytes | None = None
-    target_journal_id: int | None = None
+    target: QueueDefinition | None = None
 
 
 class MoveBegun(msgspec.Struct, gc=False):
@@ -617,23 +619,34 @@ class MoveIn(msgspec.Struct, gc=False, array_like=True, tag=13):
 class MoveInOutcome(msgspec.Struct, gc=False, array_like=True, tag=8):
     """All were taken, now or before, but for those `withdrawn`, which never will be; none when the queue `is_gone`.
 
-    `is_sealed`: those withdrawn now are so because the partition takes no messages any more; by the newest table they
-    go to another one.
+    `is_sealed`: those withdrawn now are so because the partition takes no messages any more; by the table of
+    `definition` they go to another one.
     """
 
     withdrawn: list[int]
     is_gone: bool = False
     is_sealed: bool = False
+    definition: QueueDefinition | None = None
 
 
 class EndMoves(msgspec.Struct, gc=False):
-    """The target has decided on these numbers. The broker asks this of itself."""
+    """The target has decided on these numbers. The broker asks this of itself.
+
+    With `elsewhere` the target is sealed: all other moves to it go on to partitions that this table names.
+    """
 
     queue_id: int
     partition: int
     target_key: int
     taken: list[int]
     withdrawn: list[int]
+    elsewhere: QueueDefinition | None = None
+
+
+class MovesGoOn(msgspec.Struct, gc=False):
+    """Moves that have other targets, and new numbers, now."""
+
+    begun: list[MoveBegun]
 
 
 class WriteBarrier(msgspec.Struct, gc=False):
@@ -818,6 +831,7 @@ Decided = (
     | FoundOffset
     | MoveTasksOutcome
     | MoveBegun
+    | MovesGoOn
     | MoveInOutcome
     | StagedOutcome
     | CommittedOutcome
