@@ -65,6 +65,10 @@ class Poll:
             asking.cancel()
         self._board.take_back(self)
 
+    def withdraw(self) -> bool:
+        """Brokers have been asked for it."""
+        return False
+
     def answer(self, outcome: Outcome | Exception) -> None:
         """End it."""
         reply, self._reply = self._reply, None

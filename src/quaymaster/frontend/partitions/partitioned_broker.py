@@ -164,3 +164,7 @@ class _Scheduled:
 
     def cancel(self) -> None:
         self._work.cancel()
+
+    def withdraw(self) -> bool:
+        """It may have been carried out."""
+        return False

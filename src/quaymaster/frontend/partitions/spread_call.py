@@ -37,6 +37,8 @@ class SpreadCall:
         self._spread = spread
         self._reply: Reply | None = reply
         self._submitted: dict[int, Submitted] = {}
+        self._has_outcomes = False
+        """Whether a part was answered: it may have been carried out."""
         self._timers: list[asyncio.TimerHandle] = []
         self._looking: set[asyncio.Task[None]] = set()
 
@@ -52,6 +54,16 @@ class SpreadCall:
         """Forget it: who asked has gone."""
         self._reply = None
         self._let_go()
+
+    def withdraw(self) -> bool:
+        """Take it back if it has one part, which no broker got; see `Submitted`."""
+        if self._has_outcomes or len(self._submitted) != 1:
+            return False
+        (only,) = self._submitted.values()
+        if not only.withdraw():
+            return False
+        self.cancel()
+        return True
 
     def _let_go(self) -> None:
         submitted, self._submitted = self._submitted, {}
@@ -77,6 +89,7 @@ class SpreadCall:
     def _on_outcome(self, part: Part, version: int, outcome: Outcome | Exception) -> None:
         if self._submitted.pop(id(part), None) is None or self._reply is None:
             return
+        self._has_outcomes = True
         if isinstance(outcome, Elsewhere):
             self._tables.meet(outcome.definition)
             if isinstance(part.command, Send):
