@@ -62,7 +62,7 @@ NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id", "keys_url"),
-    *("key_id", "created_ms", "deletion_ms", "last_used_ms"),
+    *("key_id", "created_ms", "deletion_ms", "last_used_ms", "first_key", "last_key", "sealed_for_ms"),
     # Fields of the slow-request log line.
     *("queued_ms", "auth_ms", "parse_ms", "control_ms", "prepare_ms", "broker_ms", "render_ms"),
     # Of the clock, in the status of the admin API and of `cell status`.

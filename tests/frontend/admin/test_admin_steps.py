@@ -15,6 +15,10 @@ from metadata.keys.test_issuers import KEYS
 from frontend.admin.test_admin import Port, administered
 from frontend.support import ACCOUNT
 from frontend.test_steps import FEW, MANY, add_others
+from quaymaster.coordination.interface import Put
+from quaymaster.core.values.partition_tables import spread_table
+from quaymaster.core.values.queue_definitions import encode_queue_definition, replace_definition
+from quaymaster.metadata.store.rows import QUEUES
 
 OTHER = "111111111112"
 KEY = "KEY"
@@ -48,6 +52,10 @@ REQUESTS = [
     Asked("GET", "settings"),
     Asked("GET", "queues", query="?limit=1"),
     Asked("GET", "queues/*/messages", "jobs"),
+    Asked("GET", "queues/*/partitions", "jobs"),
+    Asked("POST", "queues/*/split", "split", fields={"into": 2}),
+    Asked("POST", "queues/*/move", "moved"),
+    Asked("POST", "queues/*/merge", "merged"),
     Asked("GET", "queues/*/policy", "jobs"),
     Asked("GET", "policies", query="?limit=1"),
     Asked("DELETE", "queues/*/policy", "jobs"),
@@ -126,6 +134,9 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
     async with administered() as port:
         jobs = await port.service.add_queue("jobs")
         await port.service.add_queue("log", RetentionMode="Log")
+        for name in ("split", "moved"):
+            await port.service.add_queue(name)
+        await add_two_partitions(port, "merged")
         key = await port.service.metadata.accounts.create_access_key(ACCOUNT, "key")
         mine = await port.service.metadata.local_keys.create(ACCOUNT)
         add_others(port.service, jobs, count)
@@ -145,6 +156,15 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
                 assert len(answer.json["accounts"]) == 20
         assert {(asked.method, *asked.route.split("/")) for asked in REQUESTS} == set(port.admin._routes)
     return statuses, calls
+
+
+async def add_two_partitions(port: Port, name: str) -> None:
+    """Create a queue that has two open partitions."""
+    queue = await port.service.add_queue(name)
+    partitions, next_partition = spread_table([0, 0])
+    changed = replace_definition(queue, partitions=partitions, next_partition=next_partition)
+    row = Put(f"{QUEUES}{ACCOUNT}/{name}", encode_queue_definition(changed))
+    await port.service.metadata.registry.mirror.transact([], [row])
 
 
 def watch(port: Port, count: int) -> None:

@@ -52,6 +52,10 @@ class Asked:
     def partition(self) -> int:
         return getattr(self.command, "partition", 0)
 
+    def withdraw(self) -> bool:
+        """A broker may have it."""
+        return False
+
     def cancel(self) -> None:
         self.is_cancelled = True
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quaymaster.cli.queues.queue import name_of
+from quaymaster.cli.queues.named_queues import name_of
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import find_connection
 from quaymaster.cli.shared.failures import CommandRefused

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quaymaster.cli.queues import partitions
+from quaymaster.cli.queues.named_queues import account_of, name_of, other_account
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import ServerConnection, find_connection
 from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
@@ -33,14 +35,11 @@ POLL_INTERVAL_S = 0.5
 app = options.new_group("Create, look at, change and delete queues.")
 redrive_app = options.new_group("Move dead letters back, or to another queue.")
 app.add_typer(redrive_app, name="redrive")
+partitions.add_to(app)
 
 Assignments = Annotated[
     list[str] | None,
     typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE"),
-]
-OfAccount = Annotated[
-    str | None,
-    typer.Option("--account", help="Account of the queues; otherwise the caller's own.", metavar="ID"),
 ]
 DeadLetterQueue = Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")]
 
@@ -49,29 +48,6 @@ def _open(data: options.Data, endpoint_url: options.EndpointURL) -> SQSClient:
     from quaymaster.cli.shared.client import SQSClient
 
     return SQSClient(find_connection(data, endpoint_url))
-
-
-def name_of(queue: str) -> str:
-    """Return the name of a queue given by name or URL."""
-    return queue.rstrip("/").rpartition("/")[2]
-
-
-def account_of(queue: str) -> str | None:
-    """Return the account of a queue given by URL, None for a name."""
-    from quaymaster.core.values.errors import CallerError
-    from quaymaster.protocol.sqs.queue_urls import parse_queue_url
-
-    try:
-        return parse_queue_url(queue).account_id
-    except CallerError:
-        return None
-
-
-def _other_account(connection: ServerConnection, queue: str, account: str | None) -> str | None:
-    """Return the account of a queue; None where it is the caller's own, or is not known to be another."""
-    if account is None and connection.account_id is not None:
-        account = account_of(queue)
-    return None if account == connection.account_id else account
 
 
 def delete_queue(
@@ -130,7 +106,7 @@ def list_queues(
     names_only: Annotated[
         bool, typer.Option("--names-only", help="Don't ask each queue for its counts.")
     ] = False,
-    account: OfAccount = None,
+    account: options.QueueAccount = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     admin_url: options.AdminURL = None,
@@ -267,7 +243,7 @@ def delete(
         str | None,
         typer.Option("--confirm", help="The queue's name once more, instead of typing it.", metavar="NAME"),
     ] = None,
-    account: OfAccount = None,
+    account: options.QueueAccount = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     admin_url: options.AdminURL = None,
@@ -277,7 +253,7 @@ def delete(
     from quaymaster.cli.shared.client import SQSClient
 
     connection = find_connection(data, endpoint_url)
-    owner = _other_account(connection, queue, account)
+    owner = other_account(connection, queue, account)
     if owner is not None:
         _delete_of_account(connection, admin_url, owner, name_of(queue), confirm)
         if as_json:
@@ -390,7 +366,7 @@ def cancel_redrive(
 def policy(
     queue: options.QueueName,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the policy.")] = False,
-    account: OfAccount = None,
+    account: options.QueueAccount = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -403,7 +379,7 @@ def policy(
     from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
-    query = {"account_id": _other_account(connection, queue, account)}
+    query = {"account_id": other_account(connection, queue, account)}
     with AdminClient(connection, admin_url) as admin:
         method = "DELETE" if remove else "GET"
         result = admin.call(method, "queues", name_of(queue), "policy", query=query)
@@ -423,7 +399,7 @@ def peek(
     queue: options.QueueName,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=1000)] = 10,
     from_sequence: Annotated[int, typer.Option("--from", help="Sequence number to start at.", min=0)] = 0,
-    account: OfAccount = None,
+    account: options.QueueAccount = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -438,7 +414,7 @@ def peek(
     query = {
         "count": limit,
         "from": from_sequence or None,
-        "account_id": _other_account(connection, queue, account),
+        "account_id": other_account(connection, queue, account),
     }
     with AdminClient(connection, admin_url) as admin:
         result = admin.call("GET", "queues", name_of(queue), "messages", query=query)

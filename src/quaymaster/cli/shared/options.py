@@ -32,6 +32,10 @@ EndpointURL = Annotated[
 Account = Annotated[
     str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
 ]
+QueueAccount = Annotated[
+    str | None,
+    typer.Option("--account", help="Account of the queues; otherwise the caller's own.", metavar="ID"),
+]
 AdminURL = Annotated[
     str | None,
     typer.Option("--admin-url", help="Admin API, where --data does not say it.", metavar="URL"),

@@ -54,8 +54,11 @@ class Operation(StrEnum):
     LIST_LIMITS = "ListLimits"
     LIST_OIDC_ISSUERS = "ListOIDCIssuers"
     LIST_QUEUES = "ListQueues"
+    LIST_PARTITIONS = "ListPartitions"
     LIST_ROLES = "ListRoles"
     LIST_USERS = "ListUsers"
+    MERGE_QUEUE = "MergeQueue"
+    MOVE_QUEUE = "MoveQueue"
     PEEK_MESSAGES = "PeekMessages"
     PUT_ROLE_POLICY = "PutRolePolicy"
     PUT_USER_POLICY = "PutUserPolicy"
@@ -74,6 +77,7 @@ class Operation(StrEnum):
     SET_KMS_ALIAS = "SetKMSAlias"
     SET_LIMIT = "SetLimit"
     SET_OIDC_ISSUER = "SetOIDCIssuer"
+    SPLIT_QUEUE = "SplitQueue"
     UPDATE_ROLE = "UpdateRole"
 
 

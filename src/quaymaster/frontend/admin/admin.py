@@ -11,6 +11,7 @@
     GET    /admin/v1/policies                ?account_id= &limit= &next_token= : of queues
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
     GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
+    GET    /admin/v1/queues/NAME/partitions  and what is in them; POST .../split, merge, move
     POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
     GET    /admin/v1/accounts                ?limit= &next_token= &deleted= ; POST: a new one with a first key
     POST   /admin/v1/accounts/ID/enable      also disable
@@ -75,6 +76,7 @@ from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
 from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
+from quaymaster.frontend.admin.partition_admin import PartitionAdmin
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.admin.queue_admin import QueueAdmin
 from quaymaster.frontend.authentication import FindSession, Signed, Unjudged, too_many_connections
@@ -231,6 +233,7 @@ class Admin:
             ("GET", "pauses"): AdminRoute(self._show_pauses, looks_at=Operation.GET_PAUSES),
             ("GET", "settings"): AdminRoute(self._show_settings, looks_at=Operation.GET_SETTINGS),
             **QueueAdmin(broker, metadata, cipher).routes(),
+            **PartitionAdmin(broker, metadata).routes(),
             **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
             **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id, key_uses).routes(),
             **IdentityAdmin(metadata.identities, metadata.accounts, key_uses).routes(),

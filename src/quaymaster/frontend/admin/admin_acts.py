@@ -30,6 +30,7 @@ ANSWERED: Final = frozenset(
         *("name", "group", "queue", "queue_id", "deleted", "account_id", "access_key_id", "parent_id"),
         *("enabled", "created_ms", "expires_ms", "master_key_id", "previous_master_key_id", "receipt_key_id"),
         "session_key_id",
+        *("table_version", "parents", "children"),
         *("expiry_held", "path", "bytes", "incarnation", "state", "action", "requests"),
     }
 )

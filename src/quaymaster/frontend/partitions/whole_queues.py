@@ -23,7 +23,7 @@ from quaymaster.core.values.commands import (
     StartMoveTask,
 )
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.values.partition_tables import in_state, read_partitions
+from quaymaster.core.values.partition_tables import final_counts, read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.spread_call import Refresh
 from quaymaster.frontend.partitions.tables import PartitionTables
@@ -68,7 +68,7 @@ class WholeQueues:
                 for entry in read_partitions(definition)
             )
         )
-        ended = in_state(definition, "drained")
+        ended_sends, ended_deletions = final_counts(definition)
         return QueueCounts(
             visible=sum(counts.visible for counts in each),
             in_flight=sum(counts.in_flight for counts in each),
@@ -77,8 +77,8 @@ class WholeQueues:
                 (counts.oldest_sent_ms for counts in each if counts.oldest_sent_ms), default=0
             ),
             noisy_groups=sum(counts.noisy_groups for counts in each),
-            sends=sum(counts.sends for counts in each) + sum(entry.sends for entry in ended),
-            deletions=sum(counts.deletions for counts in each) + sum(entry.deletions for entry in ended),
+            sends=sum(counts.sends for counts in each) + ended_sends,
+            deletions=sum(counts.deletions for counts in each) + ended_deletions,
             counted_from=max((counts.counted_from for counts in each), default=0),
         )
 

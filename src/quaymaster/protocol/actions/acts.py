@@ -85,6 +85,9 @@ ACTS: Final = {
         OperatorAct("DeleteKMSKey", 89, ("noted",)),
         OperatorAct("DrainEdge", 90, ("noted",)),
         OperatorAct("ReloadEdge", 91, ("noted",)),
+        OperatorAct("SplitQueue", 92, ("admin",)),
+        OperatorAct("MergeQueue", 93, ("admin",)),
+        OperatorAct("MoveQueue", 94, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
