@@ -41,6 +41,7 @@ from .faults import (
     Fault,
     Nemesis,
 )
+from .partition_changes import PartitionChanges, wait_for_changes
 from .probes import Probes
 
 DRAIN_TIMEOUT_S = 600.0
@@ -48,6 +49,8 @@ CALL_TIMEOUT_S = 8.0
 """How long a client waits for an answer before it goes to the other front end: long polls here are a second at most."""
 ACKNOWLEDGED_MIN = 30
 """For each fault."""
+CHANGES_MIN = 4
+"""Of partitions, in each stretch."""
 PAUSE_S = 0.03
 """Between the operations of a worker; longer by as much as faults are shorter, which leave the cell more to do."""
 LEFT_OUT = frozenset({"memory", "short", "emptied", "remade-1", "remade-2"})
@@ -169,7 +172,13 @@ class NemesisResult(msgspec.Struct):
 class Storm:
     """One cell, one load after the other, faults all the time."""
 
-    def __init__(self, cell: Cell, *, seed: int, shorter: float = 1.0) -> None:
+    def __init__(
+        self, cell: Cell, *, seed: int, shorter: float = 1.0, changes_partitions: bool = False
+    ) -> None:
+        """`changes_partitions`: the load's queues are split, merged and moved all the time."""
+        self.changes: list[PartitionChanges] = []
+        """Of each stretch."""
+        self._changes_partitions = changes_partitions
         self.load: Load | None = None
         """That of the present stretch; with violations, that which showed them first."""
         self._cell = cell
@@ -214,6 +223,11 @@ class Storm:
             self.load = load
         load.create_queues()
         load.start()
+        changes = None
+        if self._changes_partitions:
+            changes = PartitionChanges(self._cell, [queue.facts.name for queue in load.queues], self._random)
+            self.changes.append(changes)
+            changes.start()
         faults = 0
         try:
             while may_go_on() and (kinds is None or kinds):
@@ -227,8 +241,14 @@ class Storm:
                 )
             # A slow machine takes longer for what means something.
             load.work_until(ACKNOWLEDGED_MIN * faults)
+            if changes is not None:
+                wait_for_changes(changes, CHANGES_MIN)
         finally:
+            if changes is not None:
+                changes.stop()
             load.stop()
+        if changes is not None:
+            changes.settle()
         began = time.monotonic()
         load.drain(DRAIN_TIMEOUT_S)
         verdict = check(load.history)
