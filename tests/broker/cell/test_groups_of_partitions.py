@@ -60,6 +60,14 @@ def moved(parent_journal: int, child_journal: int) -> tuple[QueueDefinition, Que
     return before, with_children_open(with_children(before, parents, ranges, [child_journal]))
 
 
+async def seal(cell: TwoJournals, journal: int, queue_id: int) -> None:
+    """Seal the first partition of a queue at all replicas of its journal."""
+    for broker in cell.brokers.values():
+        queues = broker.journals[journal].host.replica.queues
+        await until(lambda queues=queues: partition_key(queue_id, 0) in queues.partitions)  # type: ignore[misc]
+        queues.partition(queue_id, 0).sealed_ms = 1
+
+
 class MovedQueue:
     """A queue that was moved: its parent has messages 1 of group 1 and 2 of group 2, its child 3 and 4 of them."""
 
@@ -73,12 +81,8 @@ class MovedQueue:
         await self.send(0, 1, 2)
         for journal in self.journals:
             await self.cell.tell(journal, SetQueue(self.definition, journal))
-        self.seal()
+        await seal(self.cell, SOURCE_JOURNAL, ORDERS)
         await self.send(1, 3, 4)
-
-    def seal(self) -> None:
-        for broker in self.cell.brokers.values():
-            broker.journals[SOURCE_JOURNAL].host.replica.queues.partition(ORDERS, 0).sealed_ms = 1
 
     async def send(self, partition: int, *all_numbers: int) -> None:
         new = [message(number, group=2 - number % 2) for number in all_numbers]
@@ -258,9 +262,7 @@ def test_dead_letters_keep_their_order_while_the_partition_they_go_to_is_sealed(
             await cell.move_all(STEPS, STEPS_DEAD, 5)
             await cell.tell(SOURCE_JOURNAL, SetQueue(after, SOURCE_JOURNAL))
             await cell.tell(TARGET_JOURNAL, SetQueue(after, TARGET_JOURNAL))
-            for broker in cell.brokers.values():
-                queues = broker.journals[TARGET_JOURNAL].host.replica.queues
-                queues.partition(STEPS_DEAD, 0).sealed_ms = 1
+            await seal(cell, TARGET_JOURNAL, STEPS_DEAD)
             cell.queues["steps-x.fifo"] = after
             first: list[int] = []
             second: list[int] = []
