@@ -22,7 +22,13 @@ from quaymaster.core.values.commands import (
     QueueCounts,
     StartMoveTask,
 )
-from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, UnsupportedOperation
+from quaymaster.core.values.errors import (
+    CallerError,
+    NotNow,
+    QueueDoesNotExist,
+    Unreachable,
+    UnsupportedOperation,
+)
 from quaymaster.core.values.partition_tables import final_counts, read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.spread_call import Refresh
@@ -31,6 +37,9 @@ from quaymaster.net.routing.broker_client import BrokerClient, ask
 
 WholeCommand = CountMessages | Purge | StartMoveTask | CancelMoveTask | ListMoveTasks
 WHOLE_COMMANDS: Final = (CountMessages, Purge, StartMoveTask, CancelMoveTask, ListMoveTasks)
+TABLES_MAX: Final = 4
+"""Newer tables that a question may meet on its way."""
+_CHANGING: Final = "The partitions of the queue are changing. Try again."
 _UNFINISHED: Final = ("RUNNING", "CANCELLING")
 _STATUSES: Final = ("RUNNING", "CANCELLING", "FAILED", "CANCELLED", "COMPLETED")
 """Of a task's parts the first of these that one has is the task's."""
@@ -47,7 +56,18 @@ class WholeQueues:
         self._refresh = refresh
 
     async def ask(self, definition: QueueDefinition, command: WholeCommand) -> Outcome:
-        """Carry out a command about a queue of several partitions."""
+        """Carry out a command about a queue of several partitions. Those that are not known may be of an old table."""
+        for _ in range(TABLES_MAX):
+            try:
+                return await self._ask(definition, command)
+            except QueueDoesNotExist:
+                newer = await self._newest(definition)
+                if newer.table_version <= definition.table_version:
+                    break
+                definition = newer
+        raise Unreachable(_CHANGING)
+
+    async def _ask(self, definition: QueueDefinition, command: WholeCommand) -> Outcome:
         match command:
             case CountMessages():
                 return await self._count(definition)
@@ -102,9 +122,11 @@ class WholeQueues:
                 ]
             )
             if version > definition.table_version:
-                definition = await self._newer(definition)
+                definition = await self._newest(definition)
+                if version > definition.table_version:
+                    raise Unreachable(_CHANGING)
 
-    async def _newer(self, definition: QueueDefinition) -> QueueDefinition:
+    async def _newest(self, definition: QueueDefinition) -> QueueDefinition:
         await self._refresh(definition)
         found = self._tables.find(definition.queue_id)
         if found is None:
@@ -119,31 +141,38 @@ class WholeQueues:
         if any(task.status in _UNFINISHED for task in await self._tasks(definition)):
             raise UnsupportedOperation("There is already a task running. Only one active task is allowed.")
         rates = divide_rate(command.rate_per_s, len(entries))
-        started: list[int] = []
+        asked: list[int] = []
         outcome: Outcome = Done()
         try:
             for entry, rate_per_s in zip(entries, rates, strict=True):
                 part = msgspec.structs.replace(command, partition=entry.number, rate_per_s=rate_per_s)
+                asked.append(entry.number)
                 outcome = await ask(self._broker, part)
-                started.append(entry.number)
-        except (CallerError, NotNow):
-            await asyncio.gather(
-                *(
-                    ask(self._broker, CancelMoveTask(definition.queue_id, command.task_id, number))
-                    for number in started
-                ),
-                return_exceptions=True,
-            )
+        except (CallerError, NotNow) as error:
+            # The last one, too: it may have started its part without being able to say so.
+            cancels = [CancelMoveTask(definition.queue_id, command.task_id, number) for number in asked]
+            await asyncio.gather(*(ask(self._broker, cancel) for cancel in cancels), return_exceptions=True)
+            if isinstance(
+                error, QueueDoesNotExist
+            ):  # a partition is not known there; parts do not start twice
+                raise Unreachable(_CHANGING) from error
             raise
         return outcome
 
     async def _cancel(self, definition: QueueDefinition, command: CancelMoveTask) -> MoveTasksOutcome:
+        refused: CallerError | None = None
+        is_cancelled = False
         for entry in read_partitions(definition):
             part = msgspec.structs.replace(command, partition=entry.number)
             try:
                 await ask(self._broker, part)
-            except CallerError:  # this part has ended already
-                continue
+                is_cancelled = True
+            except QueueDoesNotExist:
+                raise
+            except CallerError as error:  # this part has ended already
+                refused = error
+        if refused is not None and not is_cancelled:
+            raise refused
         tasks = await self._tasks(definition)
         return MoveTasksOutcome([task for task in tasks if task.task_id == command.task_id])
 
