@@ -24,10 +24,17 @@ import msgspec
 
 from quaymaster.core.limits.bucket import Bucket
 from quaymaster.core.values.commands import Command, Elsewhere, Outcome, ReceiveOutcome
-from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
+from quaymaster.core.values.errors import (
+    CallerError,
+    InternalFailure,
+    NotNow,
+    NotYetKnown,
+    QueueDoesNotExist,
+    Timeout,
+)
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
-from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker, SubmittedCommand
+from quaymaster.frontend.partitions.partitioned_broker import GOES_ON, PartitionedBroker, SubmittedCommand
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
     CLIENT_GONE,
@@ -131,8 +138,7 @@ class Calls:
         for call, outcome in replied:
             if call.is_done:  # a late one is forgotten: the client was told that it is unknown
                 continue
-            if type(outcome) is Elsewhere:
-                call.go_on(outcome)
+            if (type(outcome) is Elsewhere or type(outcome) is QueueDoesNotExist) and call.go_on(outcome):
                 continue
             call.leave(now_ms)
             if isinstance(outcome, Exception):
@@ -267,6 +273,7 @@ class Call(msgspec.Struct, eq=False):
     load: AccountLoad | None = None
     """Of its account, while it waits for a broker."""
     command: SubmittedCommand | None = None
+    """What was submitted, until it has gone on."""
     submitted: Submitted | None = None
     render: Callable[[Outcome], Shape | None] = cannot_render
 
@@ -305,10 +312,19 @@ class Call(msgspec.Struct, eq=False):
         self.request.on_disconnect = self.on_disconnect
         self.request.hurry_by(self.on_hurry)
 
-    def go_on(self, outcome: Elsewhere) -> None:
-        """The queue has other partitions than was known: the command goes on to them."""
-        assert self.command is not None, "what is answered was submitted"
-        self.submitted = self.calls.broker.go_on(self.command, outcome, self.on_outcome)
+    def go_on(self, outcome: Elsewhere | QueueDoesNotExist) -> bool:
+        """Go on where the partition is now that the command was to go to; return false for what has gone on before.
+
+        A poll goes on for the rest of its wait.
+        """
+        command, self.command = self.command, None
+        if not isinstance(command, GOES_ON):
+            return False
+        if self.wait_ms:
+            left_ms = self.deadline_ms - self.calls.broker_timeout_ms - _monotonic() * 1000
+            command = msgspec.structs.replace(command, wait_ms=max(1, round(left_ms)))
+        self.submitted = self.calls.broker.go_on(command, outcome, self.on_outcome)
+        return True
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
         """Take the broker's answer."""
@@ -347,6 +363,8 @@ class Call(msgspec.Struct, eq=False):
     def _end_empty(self) -> None:
         if self.is_done:
             return
+        if self.submitted is not None:
+            self.submitted.cancel()  # it may have gone on meanwhile
         self.leave(0.0)
         assert self.action.output is not None, "only ReceiveMessage waits"
         self.succeed(self.action.output())

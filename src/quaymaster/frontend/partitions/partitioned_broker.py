@@ -1,6 +1,7 @@
 """What a front end submits commands to: those for queues of several partitions are spread, the rest go on as they are.
 
-A queue that is split while a command is on its way answers it with `Elsewhere`; `go_on` then takes it further.
+A queue that is split while a command is on its way answers it with `Elsewhere`, or does not know the partition any
+more; `go_on` then takes it further.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from quaymaster.core.spread.entries import HandledEntries, SpreadEntries
-from quaymaster.core.spread.parts import Spread
+from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
+from quaymaster.core.spread.parts import SEVERAL, Spread
 from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import PeerSend, SpreadSend
 from quaymaster.core.spread.transactions import SpreadTransaction
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    ChangeVisibility,
     Command,
     CommitTransaction,
+    Delete,
     Elsewhere,
     Outcome,
     Receive,
@@ -35,6 +38,8 @@ from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted,
 
 SubmittedCommand = Command | HandledEntries
 _SPREAD: Final = (Send, Receive, HandledEntries, StageMessages, CommitTransaction, AbortTransaction)
+GOES_ON: Final = (*_SPREAD, Delete, ChangeVisibility, *WHOLE_COMMANDS)
+"""Commands that may go on when the partition they went to sends them elsewhere, or is not known there."""
 
 
 class PartitionedBroker:
@@ -58,35 +63,45 @@ class PartitionedBroker:
             return self._submit_spread(command, reply)
         return self._broker.submit(command, reply)  # type: ignore[arg-type]  # HandledEntries have no one partition
 
-    def go_on(self, command: SubmittedCommand, outcome: Elsewhere, reply: Reply) -> Submitted:
-        """A command to a queue's only partition was answered so: go on by the newer table."""
-        self._tables.meet(outcome.definition)
-        definition = self._tables.find(outcome.definition.queue_id) or outcome.definition
+    def go_on(
+        self, command: SubmittedCommand, outcome: Elsewhere | QueueDoesNotExist, reply: Reply
+    ) -> Submitted:
+        """A command to a queue's only partition was answered so: go on by the newest table, if there is the queue."""
+        if isinstance(outcome, Elsewhere):
+            self._tables.meet(outcome.definition)
+        definition = self._tables.find(command.queue_id)  # type: ignore[union-attr]  # see GOES_ON
+        if definition is None:
+            return self._answer_later(reply, QueueDoesNotExist())
         return self._spread(definition, command, reply)
 
     async def ask(self, command: Command) -> Outcome:
         """Submit a command, and return its outcome. Raises as `net/routing/broker_client.ask` does."""
-        outcome = await ask(self, command)
-        if isinstance(outcome, Elsewhere):
-            outcome = await ask(_GoingOn(self, outcome), command)
-        return outcome
+        told: Elsewhere | QueueDoesNotExist
+        try:
+            outcome = await ask(self, command)
+            if not isinstance(outcome, Elsewhere):
+                return outcome
+            told = outcome
+        except QueueDoesNotExist as error:
+            if not isinstance(command, GOES_ON):
+                raise
+            told = error
+        return await ask(_GoingOn(self, told), command)
 
     def _submit_spread(self, command: SubmittedCommand, reply: Reply) -> Submitted:
         queue_id: int | None = getattr(command, "queue_id", None)
+        number: int = getattr(command, "partition", 0)
         definition = None if queue_id is None else self._tables.find(queue_id)
-        if definition is None:
-            if isinstance(command, HandledEntries) or getattr(command, "partition", 0) < -1:
-                return self._answer_later(reply, QueueDoesNotExist())
-            return self._broker.submit(command, reply)
-        if is_plain(definition) and not isinstance(command, HandledEntries):
-            return self._broker.submit(command, reply)
-        if isinstance(command, WHOLE_COMMANDS) and command.partition < 0:
-            return self._run(self._whole_answer(definition, command, reply))
-        if isinstance(command, _SPREAD):
+        if number == SEVERAL and definition is None:
+            return self._answer_later(reply, QueueDoesNotExist())
+        is_spread = isinstance(command, _SPREAD) or (number < 0 and isinstance(command, WHOLE_COMMANDS))
+        if is_spread and definition is not None and (number == SEVERAL or not is_plain(definition)):
             return self._spread(definition, command, reply)
-        return self._broker.submit(command, reply)
+        return self._broker.submit(command, reply)  # type: ignore[arg-type]  # HandledEntries are spread
 
     def _spread(self, definition: QueueDefinition, command: SubmittedCommand, reply: Reply) -> Submitted:
+        if isinstance(command, WHOLE_COMMANDS):
+            return self._run(self._whole_answer(definition, command, reply))
         self._turn += 1
         spread: Spread
         match command:
@@ -100,6 +115,8 @@ class PartitionedBroker:
                 spread = SpreadReceive(definition, command, self._turn)
             case HandledEntries():
                 spread = SpreadEntries(definition, command)
+            case Delete() | ChangeVisibility():
+                spread = SpreadEntries(definition, handled(command))
             case StageMessages() | CommitTransaction() | AbortTransaction():
                 spread = SpreadTransaction(definition, command)
             case _:
@@ -139,15 +156,15 @@ class PartitionedBroker:
         try:
             await self._refresh(definition)
         except (CallerError, NotNow):
-            pass  # it is met again, and looked at then
+            pass  # the row comes by itself, later
         finally:
             self._refreshing.discard(definition.queue_id)
 
 
 class _GoingOn:
-    """A `BrokerClient` for a command that was answered with a newer table."""
+    """A `BrokerClient` for a command that was sent elsewhere."""
 
-    def __init__(self, broker: PartitionedBroker, outcome: Elsewhere) -> None:
+    def __init__(self, broker: PartitionedBroker, outcome: Elsewhere | QueueDoesNotExist) -> None:
         self._broker = broker
         self._outcome = outcome
 
