@@ -29,8 +29,8 @@ RAISED = (
     ),
     (
         "broker/storage/state_store.py",
-        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}",
-        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 8: 6}",
+        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6}",
+        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6, 8: 7}",
     ),
     (
         "broker/storage/snapshots.py",

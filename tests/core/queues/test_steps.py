@@ -20,6 +20,7 @@ from quaymaster.core.values.commands import (
     AbortTransaction,
     AskGroups,
     AskMarks,
+    AskPartition,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -50,6 +51,7 @@ from quaymaster.core.values.commands import (
     StageMessages,
     StartMoveTask,
     TakeForMove,
+    Watch,
     WriteBarrier,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -63,6 +65,7 @@ TASK = b"task-number-one-"
 STEPS: list[Command | InternalCommand] = [
     SetQueue(queue(NEW, "new")),
     Send(JOBS, 0, [message(1), message(2, dedup=b"d" * 16), message(3)]),
+    Watch(JOBS, 0, 0),
     Receive(JOBS, 0, 2, 60_000),
     ChangeVisibility(JOBS, 0, [Receipt(1, 1, 1)], [30_000]),
     Delete(JOBS, 0, [Receipt(1, 1, 1)]),
@@ -93,6 +96,7 @@ STEPS: list[Command | InternalCommand] = [
     WriteBarrier(),
     AskMarks(0),
     AskGroups(JOBS, 0, bytes(8)),
+    AskPartition(JOBS, 0),
 ]
 
 

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from quaymaster.core.partition import staged_messages
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import (
-    STATE_VERSION,
     STATE_VERSION_WITHOUT_LOGS,
+    STATE_VERSION_WITHOUT_PARTITIONS,
     load_partition,
     state_version_min,
 )
@@ -728,7 +728,7 @@ def test_a_snapshot_of_transactions_takes_the_version_that_has_them() -> None:
 
     stage(host, plain([1]))
 
-    assert state_version_min(host.partition(QUEUE)) == STATE_VERSION
+    assert state_version_min(host.partition(QUEUE)) == STATE_VERSION_WITHOUT_PARTITIONS
 
 
 def test_account_has_as_many_open_stages_as_it_may_over_all_its_queues() -> None:

@@ -45,6 +45,7 @@ from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
     Decided,
+    Elsewhere,
     FetchedOffsets,
     InternalCommand,
     MoveIn,
@@ -52,11 +53,13 @@ from quaymaster.core.values.commands import (
     Outcome,
     PeekedOffsets,
     Receive,
-    ReceiveOutcome,
     Send,
+    SentElsewhere,
     SentOutcome,
     StageMessages,
     TakenOutcome,
+    Watch,
+    WatchOutcome,
 )
 from quaymaster.core.values.errors import (
     DiskFull,
@@ -237,7 +240,7 @@ class ReplicaHost:
     def submit(self, command: Command | InternalCommand, reply: Reply) -> _Sent | _Parked:
         """Take a command for the next turn; `reply` is called once, from a later one."""
         submitted: _Sent | _Parked
-        if type(command) is Receive:
+        if type(command) is Receive or type(command) is Watch:
             waiter = Waiter(command, reply)
             self._inbox.waiting.append((command, waiter))
             submitted = _Parked(self.waiters, waiter)
@@ -617,6 +620,8 @@ class ReplicaHost:
         reply = token.reply
         if kind is SentOutcome:
             self._replies.on_sent(reply, answer)  # type: ignore[arg-type]  # by its kind
+        elif kind is SentElsewhere:
+            self._replies.on_sent_elsewhere(reply, answer)  # type: ignore[arg-type]
         elif kind is PeekedOffsets:
             self._replies.on_peeked(reply, answer)  # type: ignore[arg-type]
         elif kind is FetchedOffsets:
@@ -631,6 +636,9 @@ class ReplicaHost:
                 waiter.reply(answer)
             self._pass_on(waiter)  # the queue may be gone: the others should hear it too
             return
+        if isinstance(answer, WatchOutcome | Elsewhere):
+            self._answer_watch(waiter, answer)
+            return
         assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
         if answer.dead_letters:
             self._links.dead_letters(answer.dead_letters)
@@ -642,6 +650,18 @@ class ReplicaHost:
         waiter.finish()
         self._pass_on(waiter)
         self._replies.on_taken(waiter.reply, answer)
+
+    def _answer_watch(self, waiter: Waiter, answer: WatchOutcome | Elsewhere) -> None:
+        """Answer what has taken nothing, or park it. What a watch has found is there for the next in line, too."""
+        if isinstance(answer, WatchOutcome) and not answer.has_messages:
+            if not waiter.is_done:
+                self._park(waiter, TakenOutcome(self.replica.epoch, [], [], False))
+            return
+        if not waiter.is_done:
+            waiter.finish()
+            waiter.reply(answer)
+        if isinstance(answer, WatchOutcome):
+            self._pass_on(waiter)
 
     def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:
         command = waiter.command
@@ -657,7 +677,7 @@ class ReplicaHost:
             partition = None
         if partition is None or (wait_ms <= 0 and not waiter.is_settling):
             waiter.finish()
-            waiter.reply(ReceiveOutcome(answer.epoch, []))
+            waiter.reply(waiter.nothing(answer.epoch))
             return
         self.waiters.park(waiter, partition, wait_ms)
 

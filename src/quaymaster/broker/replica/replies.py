@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from quaymaster.broker.replica.record_bodies import Body, RecordBodies
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
@@ -12,12 +13,14 @@ from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.values.commands import (
     Delivery,
     Duplicate,
+    Elsewhere,
     PeekedMessage,
     PeekedOffsets,
     PeekOutcome,
     ReceiveOutcome,
     SendOutcome,
     SendResult,
+    SentElsewhere,
     SentOutcome,
     Taken,
     TakenOutcome,
@@ -57,12 +60,28 @@ class Replies:
         else:
             reply(SendOutcome(results))  # type: ignore[arg-type]  # no duplicates in it
             return
-        offsets = [result.offset for result in results if isinstance(result, Duplicate)]
+
+        def done(found: list[SendResult | None]) -> None:
+            reply(SendOutcome([result for result in found if result is not None]))
+
+        self._resolve(reply, results, done)
+
+    def on_sent_elsewhere(self, reply: Reply, sent: SentElsewhere) -> None:
+        """Reply to a send to a sealed partition, in the same way."""
+        self._resolve(reply, sent.results, lambda found: reply(Elsewhere(sent.definition, found)))
+
+    def _resolve(
+        self,
+        reply: Reply,
+        results: Sequence[SendResult | Duplicate | None],
+        done: Callable[[list[SendResult | None]], None],
+    ) -> None:
+        """Have results, with those of the stored messages in place of duplicates."""
 
         def resolve(bodies: dict[int, Body]) -> None:
-            resolved: list[SendResult] = []
+            resolved: list[SendResult | None] = []
             for result in results:
-                if isinstance(result, SendResult):
+                if not isinstance(result, Duplicate):
                     resolved.append(result)
                     continue
                 body = bodies.get(result.offset)
@@ -73,9 +92,9 @@ class Replies:
                 sequence = self._replica.queues.sequence_of(result.partition_key, record_type, sequence)
                 message_id = message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :])
                 resolved.append(SendResult(sequence, message_id, duplicate=True))
-            reply(SendOutcome(resolved))
+            done(resolved)
 
-        self._records.read(offsets, resolve)
+        self._records.read([result.offset for result in results if isinstance(result, Duplicate)], resolve)
 
     def on_taken(self, reply: Reply, answer: TakenOutcome) -> None:
         """Reply to a receive that took messages."""

@@ -1,11 +1,12 @@
-"""Parked receives: who waits for messages of which partition, and when each is tried again.
+"""Parked receives and watches: who waits for messages of which partition, and when each is tried again.
 
     empty receive ──park──▶ in line ──wake──▶ decided again ──▶ messages: answered, and the next in line is woken
                               ▲                     └──▶ nothing: back to the front of the line
                               └── deadline: answered empty · client gone: forgotten · no leader any more: sent away
 
 First come, first served. A waiter is woken when messages were committed or came back, and at the partition's next
-due time; one at a time, because who is served wakes the next.
+due time; one at a time, because who is served wakes the next. When the queue gets another table of partitions, all
+are tried that know an older one: they are told of it instead of waiting on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.timers import round_up_to_slot_ms
-from quaymaster.core.values.commands import Receive, ReceiveOutcome
+from quaymaster.core.values.commands import ANY_TABLE, Receive, ReceiveOutcome, Watch, WatchOutcome
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.routing.broker_client import Reply
 
@@ -28,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class Waiter:
-    """One receive. Lives from its submission to its answer, parked or not."""
+    """One receive or watch. Lives from its submission to its answer, parked or not."""
 
     __slots__ = ("command", "deadline", "is_done", "is_settling", "partition", "reply", "timer", "was_woken")
 
-    def __init__(self, command: Receive, reply: Reply) -> None:
+    def __init__(self, command: Receive | Watch, reply: Reply) -> None:
         self.command = command
         self.reply = reply
         self.deadline = 0.0  # loop time, once it was parked
@@ -47,6 +48,10 @@ class Waiter:
         self.is_done = True
         self.stop_timer()
 
+    def nothing(self, epoch: int) -> ReceiveOutcome | WatchOutcome:
+        """Return what it is answered when there was no message."""
+        return WatchOutcome(False) if type(self.command) is Watch else ReceiveOutcome(epoch, [])
+
     def stop_timer(self) -> None:
         """Forget the deadline for now."""
         if self.timer is not None:
@@ -55,10 +60,12 @@ class Waiter:
 
 
 class _WaitingLine:
-    __slots__ = ("partition", "timer", "timer_at", "waiters")
+    __slots__ = ("partition", "table_version", "timer", "timer_at", "waiters")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
+        self.table_version = partition.definition.table_version
+        """None in line knows an older table than this, unless it does not go by tables."""
         self.waiters: deque[Waiter] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
@@ -115,18 +122,37 @@ class Waiters:
         line = self._lines.get(partition)
         if line is None:
             return
+        if line.table_version != partition.definition.table_version:
+            self._wake_older(line)
         waiters = line.waiters
         while waiters:
             waiter = waiters.popleft()
             self.parked -= 1
             if not waiter.is_done:
-                # While it is decided no deadline may end it: what it is given would go to nobody.
-                waiter.stop_timer()
-                waiter.was_woken = True
-                self._try_again(waiter)
+                self._wake(waiter)
                 break
         if not waiters:
             self._close(line)
+
+    def _wake_older(self, line: _WaitingLine) -> None:
+        """Let all try again that know an older table than the one of now."""
+        line.table_version = line.partition.definition.table_version
+        staying: deque[Waiter] = deque()
+        for waiter in line.waiters:
+            if waiter.is_done:
+                continue
+            if ANY_TABLE < waiter.command.table_version < line.table_version:
+                self._wake(waiter)
+            else:
+                staying.append(waiter)
+        self.parked -= len(line.waiters) - len(staying)
+        line.waiters = staying
+
+    def _wake(self, waiter: Waiter) -> None:
+        # While it is decided no deadline may end it: what it is given would go to nobody.
+        waiter.stop_timer()
+        waiter.was_woken = True
+        self._try_again(waiter)
 
     def cancel(self, waiter: Waiter) -> None:
         """The client has gone. An entry behind others in line is skipped when its turn comes."""
@@ -205,7 +231,7 @@ class Waiters:
 
     def _answer_empty(self, waiter: Waiter) -> None:
         waiter.finish()
-        waiter.reply(ReceiveOutcome(self._epoch(), []))
+        waiter.reply(waiter.nothing(self._epoch()))
 
     def _close(self, line: _WaitingLine) -> None:
         if line.timer is not None:

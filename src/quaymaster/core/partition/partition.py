@@ -38,7 +38,7 @@ from quaymaster.core.structures.sequences import SequenceSet, end_of_run
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import MoveTask, QueueCounts
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
@@ -62,6 +62,7 @@ class Partition:
         "dirty",
         "dirty_keys",
         "expiry_scan",
+        "first_sequence",
         "groups",
         "groups_left",
         "has_moved_in",
@@ -97,13 +98,16 @@ class Partition:
         *,
         retry_window_ms: int,
         retry_ids_max: int | None = None,
+        first_sequence: int = FIRST_SEQUENCE,
     ) -> None:
         self.definition = definition
         self.number = number
+        self.first_sequence = first_sequence
+        """What its first message has, or had."""
         self.index: SequenceIndex = (
             GroupIndex()
             if definition.group_of
-            else SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+            else SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number), first_sequence)
         )
         self.sizes = LogSizes() if definition.is_log else None
         """Of a log-retained queue's own partition, and only there."""
@@ -112,7 +116,7 @@ class Partition:
         self.log: Partition | None = None
         """The partition that a consumer group follows."""
         self.applied = 0
-        self.head = 1
+        self.head = first_sequence
         self.alive = 0
         self.deleted: BitMap64 = BitMap64()
         self.in_flight: RowTable[InFlight] = RowTable()
@@ -133,7 +137,7 @@ class Partition:
         self.moves: PartitionMoves | None = None
         self.staged: StagedMessages | None = None
         self.sealed_ms = 0
-        """When it was sealed; 0: it is not."""
+        """When it was sealed, in queue time; 0: it is not. A sealed partition takes no message any more."""
         # Only the leader's: what is not committed, what is on its way to another queue, who waits for messages.
         self.uncommitted_from = 0
         """The first of those that this leader decided to send and that are not committed; 0: all are."""
@@ -145,7 +149,7 @@ class Partition:
         self.watched = False
         self.groups_left: GroupsLeft | None = None
         """What was found for children that ask which groups are left."""
-        self.expiry_scan = 1
+        self.expiry_scan = first_sequence
         """Where the next look for single messages that have expired begins."""
         self.dirty = True
         """Whether it changed since it was last put into a snapshot."""
@@ -195,7 +199,9 @@ class Partition:
     @property
     def sends(self) -> int:
         """How many messages producers have stored here, ever: each took a number, and so did those moved here."""
-        return 0 if self.definition.group_of else self.index.next_sequence - 1 - self.moved_in
+        if self.definition.group_of:
+            return 0
+        return self.index.next_sequence - self.first_sequence - self.moved_in
 
     @property
     def is_sealed(self) -> bool:
@@ -223,6 +229,26 @@ class Partition:
     def moves_to(self, target_key: int) -> MovesOut | None:
         """Return the moves to a partition of another journal, None if there never was one."""
         return self.moves.out.get(target_key) if self.moves is not None else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to do: it has no message, none leaving, no open transaction and no running task."""
+        return (
+            not self.alive
+            and not self.is_sending_away
+            and not (self.staged is not None and self.staged.open)
+            and not any(task.status in ("RUNNING", "CANCELLING") for task in self.tasks)
+        )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it ever had anything."""
+        return (
+            self.index.next_sequence > self.first_sequence
+            or self.moves is not None
+            or self.staged is not None
+            or bool(self.tasks)
+        )
 
     def counts(self, now_ms: int) -> QueueCounts:
         """Return how many messages are visible, in flight and delayed, after `advance`; of a log, how many it has."""
@@ -333,6 +359,10 @@ class Partition:
         if order.next_due_ms is None:
             order.next_due_ms = due_ms
         return found
+
+    def has_visible(self, now_ms: int) -> bool:
+        """Return whether `take_visible` would find something, after `advance`; `order.unfinished`: not all was seen."""
+        return self.order.has_visible(now_ms, self.committed)
 
     def put_back(self, sequence: int, now_ms: int) -> None:
         """Undo `take_visible` for a message that is not handed out after all."""
@@ -600,6 +630,16 @@ class Partition:
         self.definition = definition
         self.note_change()
         self.order.change_delay(definition.delay_ms)
+
+    def apply_seal(self, time_ms: int) -> None:
+        """It takes no message from now on, but for open transactions; of a FIFO queue these are dropped."""
+        if self.sealed_ms:
+            return
+        self.note_change()
+        self.sealed_ms = max(1, time_ms)
+        if self.staged is not None and self.definition.is_fifo:
+            for sink, batch in list(self.staged.open):
+                self.staged.drop(sink, batch)
 
     def apply_task(self, task: MoveTask) -> None:
         """A move task began or changed its status."""

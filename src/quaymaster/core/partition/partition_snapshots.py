@@ -32,14 +32,16 @@ from quaymaster.core.structures.log_sizes import LogSizes, LogState
 from quaymaster.core.structures.sequences import SequenceSet
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.values.commands import MoveTask
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
-STATE_VERSION = 5
+STATE_VERSION = 6
+STATE_VERSION_WITHOUT_PARTITIONS = 5
+"""The same but for seals and first sequences, for cells whose programs know of one partition a queue only."""
 STATE_VERSION_WITHOUT_LOGS = 4
 """The same but for LOG and TRANSACTIONS, for cells whose programs know of neither."""
 STATE_VERSION_WITHOUT_MOVES = 3
 """The same but for MOVES, too."""
-_VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION_WITHOUT_LOGS, STATE_VERSION})
+_VERSIONS_READ = frozenset(range(STATE_VERSION_WITHOUT_MOVES, STATE_VERSION + 1))
 
 
 class Section(IntEnum):
@@ -81,6 +83,8 @@ class _State(msgspec.Struct, array_like=True):
     moved_in: int = 0
     deletions: int = 0
     counted_from: int = -1
+    sealed_ms: int = 0
+    first_sequence: int = FIRST_SEQUENCE
 
 
 PIECE_ROWS = 1_000
@@ -112,6 +116,8 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         moved_in=partition.moved_in,
         deletions=partition.deletions,
         counted_from=partition.counted_from,
+        sealed_ms=partition.sealed_ms,
+        first_sequence=partition.first_sequence,
     )
     groups: Iterator[list[GroupState]] = iter(())
     line: Iterator[list[tuple[int, int]]] = iter(())
@@ -150,8 +156,10 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
 
 def state_version_min(partition: Partition) -> int:
     """Return the first version of the state that can hold what there is."""
-    if partition.sizes is not None or partition.definition.group_of or partition.staged is not None:
+    if partition.number or partition.is_sealed or partition.first_sequence != FIRST_SEQUENCE:
         return STATE_VERSION
+    if partition.sizes is not None or partition.definition.group_of or partition.staged is not None:
+        return STATE_VERSION_WITHOUT_PARTITIONS
     return STATE_VERSION_WITHOUT_MOVES if partition.moves is None else STATE_VERSION_WITHOUT_LOGS
 
 
@@ -225,6 +233,8 @@ def _load_state(partition: Partition, data: memoryview, keeper: ChunkKeeper) -> 
     partition.has_moved_in = state.has_moved_in
     partition.moved_in = state.moved_in
     partition.deletions = state.deletions
+    partition.sealed_ms = state.sealed_ms
+    partition.first_sequence = state.first_sequence
     partition.counted_from = state.applied if state.counted_from < 0 else state.counted_from
     order = partition.order
     order.cursor = state.cursor

@@ -53,5 +53,6 @@ def partition_hash(partition: Partition, now_ms: int) -> int:
         # Replicas of an older state count from where each loaded it.
         [] if partition.counted_from else [partition.sends, partition.deletions],
         partition.staged.content() if partition.staged is not None else [],
+        partition.sealed_ms,
     ]
     return xxhash.xxh3_64_intdigest(_encoder.encode(content))

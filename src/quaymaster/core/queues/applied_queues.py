@@ -11,7 +11,8 @@ Records and what their payloads hold, all integers little-endian:
     DELETE             sequence u64 each
     EXPIRE             the same, for single ones; `sequence`: every message below it has expired
     PURGE              nothing; `sequence`: every message below it is gone
-    QUEUE_SET          the definition (core/values/queue_definitions); flag IS_NEW: the journal did not have the queue;
+    QUEUE_SET          the definition (core/values/queue_definitions), by whose table partitions begin and are sealed;
+                       flag IS_NEW: the journal did not have the queue;
                        with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
     QUEUE_DELETE       nothing
     MOVE_TASK          the task, MessagePack
@@ -69,6 +70,7 @@ from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.formats import UnknownFormat
 from quaymaster.core.values.messages import decode_moved, split_payload, split_prefix
+from quaymaster.core.values.partition_tables import entry_of, is_sealed_by
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
@@ -630,7 +632,7 @@ class AppliedQueues:
                 self._begin(definition, number, time_ms, applied, starts)
         for partition in before:
             if partition.applied < applied and partition.number not in listed:
-                if may_be_dropped(partition):
+                if not partition.is_used or (partition.is_sealed and partition.is_empty):
                     self._let_go(partition)
                 else:
                     self._follow_definition(partition, definition, time_ms, applied)
@@ -646,15 +648,20 @@ class AppliedQueues:
         applied: int,
         starts: Mapping[int, tuple[int, int]],
     ) -> None:
+        entry = entry_of(definition, number)
+        assert entry is not None, "who begins is listed"
         partition = Partition(
             definition,
             number,
             self._keeper,
             retry_window_ms=self.retry_window_ms,
             retry_ids_max=self.retry_ids_max,
+            first_sequence=entry.first_sequence,
         )
         self._keep(partition)
         partition.applied = applied
+        if is_sealed_by(entry):
+            partition.apply_seal(time_ms)
         if definition.group_of:
             log = self.partition(definition.group_of, number)
             begin_group(partition, log, *starts[number], time_ms)
@@ -662,9 +669,14 @@ class AppliedQueues:
     def _follow_definition(
         self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
     ) -> None:
-        if partition.applied < applied and partition.definition.revision < definition.revision:
-            partition.apply_definition(definition, time_ms)
-            partition.applied = applied
+        if partition.applied >= applied or partition.definition.revision >= definition.revision:
+            return
+        partition.apply_definition(definition, time_ms)
+        partition.applied = applied
+        entry = entry_of(definition, partition.number)
+        if entry is not None and entry.journal_id == self.journal_id and is_sealed_by(entry):
+            partition.apply_seal(time_ms)
+            self.open_stages.note(partition)
 
     def _note_unlisted(self, queue_id: int, partitions: list[Partition]) -> None:
         numbers = {partition.number for partition in partitions if partition.key in self.partitions}
@@ -700,17 +712,6 @@ class AppliedQueues:
         self.open_stages.forget(key)
         self.sending_away.discard(key)
         self.removed.add(key)
-
-
-def may_be_dropped(partition: Partition) -> bool:
-    """Return whether a partition that is listed no more may go: it never had anything."""
-    return (
-        not partition.sends
-        and not partition.moved_in
-        and partition.moves is None
-        and partition.staged is None
-        and not partition.tasks
-    )
 
 
 def _decided(steps: Iterator[None]) -> Slices:

@@ -20,18 +20,22 @@ from quaymaster.core.structures.groups_left import GroupsLeft
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import (
+    ANY_TABLE,
     AskGroups,
     ChangeVisibility,
     DeadLetter,
     Decided,
     Delete,
     Done,
+    Elsewhere,
     EntriesOutcome,
     ExpireMessages,
     GroupsOutcome,
     Receive,
     Taken,
     TakenOutcome,
+    Watch,
+    WatchOutcome,
 )
 from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
 from quaymaster.core.values.partition_tables import parents_of
@@ -94,20 +98,52 @@ class ConsumedQueues(AppliedQueues):
                 again = earlier.messages[: command.count_max]
                 found = self._hand_out(partition, again, now_ms, timeout_ms, command.attempt, proposal)
                 return TakenOutcome(proposal.epoch, found, [], False), Wait.COMMIT
+        if command.only_attempt:
+            return self._nothing(command, proposal)
         room = self._in_flight_max - len(partition.in_flight)
         if room <= 0:
             is_behind = partition.is_behind(now_ms)
+            if not is_behind and self._has_newer_table(command):
+                return self._nothing(command, proposal)
             if not is_fifo and not command.wait_ms and not is_behind:
                 raise OverLimit.in_flight(self._in_flight_max)
             return TakenOutcome(proposal.epoch, [], [], is_behind), Wait.NOTHING
         count_max = min(command.count_max, room)
         taken, dead_letters, unfinished = self._take(partition, count_max, now_ms, proposal)
         if not taken:
+            if not dead_letters and not unfinished:
+                return self._nothing(command, proposal)
             return TakenOutcome(proposal.epoch, [], dead_letters, unfinished), Wait.NOTHING
         attempt = command.attempt if is_fifo else None
         found = self._hand_out(partition, taken, now_ms, timeout_ms, attempt, proposal)
         outcome = TakenOutcome(proposal.epoch, found, dead_letters, unfinished)
         return outcome, Wait.COMMIT if is_fifo else Wait.NOTHING
+
+    def _watch(self, command: Watch, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        """Look whether a Receive would find something. A TakenOutcome, which is unfinished, says: look again."""
+        partition = self._consumed(command.queue_id, command.partition)
+        if self._advance(partition, now_ms):
+            proposal.awake.add(partition)
+        is_full = len(partition.in_flight) >= self._in_flight_max
+        if not is_full and self._has_visible(partition, now_ms):
+            return WatchOutcome(True), Wait.NOTHING
+        if partition.is_behind(now_ms) or (not is_full and partition.order.unfinished):
+            return TakenOutcome(proposal.epoch, [], [], True), Wait.NOTHING
+        return self._nothing(command, proposal)
+
+    def _nothing(self, command: Receive | Watch, proposal: Proposal) -> tuple[Decided, Wait]:
+        """Return what one that finds nothing is answered: where else to look, if its table is an older one.
+
+        That waits for commit: a table that is not committed may still be discarded.
+        """
+        if self._has_newer_table(command):
+            return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
+        if type(command) is Watch:
+            return WatchOutcome(False), Wait.NOTHING
+        return TakenOutcome(proposal.epoch, [], [], False), Wait.NOTHING
+
+    def _has_newer_table(self, command: Receive | Watch) -> bool:
+        return ANY_TABLE < command.table_version < self.definitions[command.queue_id].table_version
 
     def _take(
         self, partition: Partition, count_max: int, now_ms: int, proposal: Proposal
@@ -164,6 +200,23 @@ class ConsumedQueues(AppliedQueues):
         order = partition.order
         if not isinstance(order, FIFOOrder):
             return partition.take_visible(count_max, now_ms, stop)
+        self._follow_parents(partition, order, now_ms)
+        found = partition.take_visible(count_max, now_ms, stop)
+        self._note_held(partition, order)
+        return found
+
+    def _has_visible(self, partition: Partition, now_ms: int) -> bool:
+        """As `Partition.has_visible`; groups that an older partition may have messages of do not count."""
+        order = partition.order
+        if not isinstance(order, FIFOOrder):
+            return partition.has_visible(now_ms)
+        self._follow_parents(partition, order, now_ms)
+        found = partition.has_visible(now_ms)
+        self._note_held(partition, order)
+        return found
+
+    def _follow_parents(self, partition: Partition, order: FIFOOrder, now_ms: int) -> None:
+        """Hold what the parents of now may have, if the table has changed."""
         if order.held_by is not partition.definition:
             order.held_by = partition.definition
             parents = parents_of(partition.definition, partition.number)
@@ -172,10 +225,10 @@ class ConsumedQueues(AppliedQueues):
                 self.holding.add(partition.key)
             else:
                 self.holding.discard(partition.key)
-        found = partition.take_visible(count_max, now_ms, stop)
+
+    def _note_held(self, partition: Partition, order: FIFOOrder) -> None:
         if order.holds is not None and order.holds.is_waiting:
             self.asking.add(partition.key)
-        return found
 
     def _ask_groups(self, command: AskGroups, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions.get(partition_key(command.queue_id, command.partition))

@@ -11,10 +11,13 @@ from quaymaster.core.queues.applied_queues import HAS_STARTS, IS_NEW, AppliedQue
 from quaymaster.core.values.attributes import EARLIEST, GROUP_START
 from quaymaster.core.values.commands import (
     AskMarks,
+    AskPartition,
     Decided,
     Done,
+    Elsewhere,
     ForgetQueue,
     MarksOutcome,
+    PartitionOutcome,
     ResetGroup,
     SetGroupOffset,
     SetQueue,
@@ -28,7 +31,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
-from quaymaster.core.values.partition_tables import journals_of
+from quaymaster.core.values.partition_tables import is_newer_table, journals_of
 from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
 from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
 from quaymaster.core.values.queue_names import split_group
@@ -48,6 +51,8 @@ class DefinedQueues(AppliedQueues):
         definition = command.definition
         known = self.definitions.get(definition.queue_id)
         self._check_identity(known, identity_of(definition))
+        if known is not None and not definition.group_of and is_newer_table(known, definition):
+            return Elsewhere(known), Wait.COMMIT
         if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
             self._check_revision(known, definition)
         is_here = known is not None or self.journal_id in journals_of(definition) or definition.group_of
@@ -86,7 +91,11 @@ class DefinedQueues(AppliedQueues):
     @staticmethod
     def _check_revision(known: QueueDefinition, definition: QueueDefinition) -> None:
         """Refuse what would be left out though its caller was told that it counts; a group has its log's revisions."""
-        is_same = known.revision == definition.revision and known.attributes == definition.attributes
+        is_same = (
+            known.revision == definition.revision
+            and known.attributes == definition.attributes
+            and known.table_version == definition.table_version
+        )
         if known.revision >= definition.revision and not is_same and not definition.group_of:
             raise QueueRevisionTaken(known.revision)
 
@@ -147,6 +156,18 @@ class DefinedQueues(AppliedQueues):
                 proposal.awake.update(self.partitions_of(queue_id))
             self._forget(command.queue_id)
         return Done(), Wait.COMMIT
+
+    def _ask_partition(self, command: AskPartition, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        outcome = PartitionOutcome(
+            sealed_for_ms=now_ms - partition.sealed_ms if partition.is_sealed else None,
+            is_empty=partition.is_empty,
+            messages=partition.alive,
+            sends=partition.sends,
+            deletions=partition.deletions,
+            table_version=self.definitions[command.queue_id].table_version,
+        )
+        return outcome, Wait.COMMIT
 
     def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         # A leader that was deposed and does not know it has older marks. It can commit nothing, so it never answers.

@@ -13,10 +13,7 @@ from typing import Any
 from quaymaster.core.partition.consumer_groups import follow_send
 from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
-from quaymaster.core.partition.partition import (
-    IN_FLIGHT_MAX,
-    Partition,
-)
+from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.partition.slices import Work
 from quaymaster.core.queues.applied_queues import (
@@ -55,6 +52,7 @@ from quaymaster.core.queues.transactions import (
     check_has_transactions,
     commit_transaction,
     committed_before,
+    is_new_to,
     stage_messages,
     stages_to_commit,
 )
@@ -66,6 +64,7 @@ from quaymaster.core.values.commands import (
     AbortTransaction,
     AskGroups,
     AskMarks,
+    AskPartition,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -75,6 +74,7 @@ from quaymaster.core.values.commands import (
     Delete,
     Done,
     Duplicate,
+    Elsewhere,
     EndMoves,
     ExpireMessages,
     Fetch,
@@ -100,6 +100,7 @@ from quaymaster.core.values.commands import (
     ResetGroup,
     Send,
     SendResult,
+    SentElsewhere,
     SentOutcome,
     SetGroupOffset,
     SetQueue,
@@ -108,6 +109,7 @@ from quaymaster.core.values.commands import (
     TakeForMove,
     Taken,
     TakenForTask,
+    Watch,
     WriteBarrier,
 )
 from quaymaster.core.values.errors import (
@@ -156,6 +158,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided | Work, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
+            Watch: self._watch,
             Delete: self._delete,
             ChangeVisibility: self._change_visibility,
             Purge: self._purge,
@@ -182,6 +185,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             CommitTransaction: self._commit,
             AbortTransaction: self._abort,
             AskMarks: self._ask_marks,
+            AskPartition: self._ask_partition,
             AskGroups: self._ask_groups,
         }
 
@@ -219,6 +223,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             and partition.ids.retries is not None
             and partition.ids.retries.may_know_below(self.repeats_below)
         )
+        if partition.sealed_ms:
+            return self._send_to_sealed(partition, command, now_ms, may_be_late=may_be_late)
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late
@@ -263,6 +269,20 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         # What a duplicate was told is stored must be so, whatever this queue's durability.
         wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
+
+    def _send_to_sealed(
+        self, partition: Partition, command: Send, now_ms: int, *, may_be_late: bool
+    ) -> tuple[Decided, Wait]:
+        """Find what is stored already; the others go elsewhere, which is so for good once the seal is committed."""
+        results: list[Duplicate | None] = []
+        for message in command.messages:
+            is_sought = message.may_be_retry or may_be_late
+            found = partition.ids.find(message.dedup, message.retry if is_sought else None, now_ms)
+            results.append(None if found is None else Duplicate(found, partition.key))
+        duplicates = [result for result in results if result is not None]
+        if len(duplicates) == len(results):
+            return SentOutcome([*duplicates]), Wait.COMMIT
+        return SentElsewhere(self.definitions[command.queue_id], results), Wait.COMMIT
 
     def _purge(self, command: Purge, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         for partition in self.partitions_asked(command.queue_id, command.partition):
@@ -335,6 +355,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         check_has_transactions(partition, self.cell_format)
         if self.open_stages.of_account(partition.definition.account_id) >= self._account_stages_max:
             check_begins_no_stage(partition, command, self._account_stages_max)
+        if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
+            return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
         outcome = stage_messages(partition, command, now_ms, proposal)
         self.open_stages.note(partition)
         return outcome, Wait.COMMIT
@@ -347,6 +369,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         before = committed_before(partition, command)
         if before is not None:
             return before, Wait.COMMIT
+        if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
+            return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
         stages = stages_to_commit(partition, command)
         work = Work(
             self.family_of(command.queue_id),

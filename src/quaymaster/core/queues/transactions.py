@@ -181,6 +181,12 @@ def _store(
         )
 
 
+def is_new_to(partition: Partition, sink: str, batch: int) -> bool:
+    """Return whether a partition knows nothing of a transaction: neither that it is open nor that it is committed."""
+    staged = partition.staged
+    return staged is None or (staged.find(sink, batch) is None and staged.committed(sink, batch) is None)
+
+
 def committed_before(partition: Partition, command: CommitTransaction) -> CommittedOutcome | None:
     """Return what a commit is answered with that is not the first of its batch."""
     staged = partition.staged

@@ -254,6 +254,21 @@ class FIFOOrder:
             self._join_line(key, group, since_ms)
         return taken
 
+    def has_visible(self, now_ms: int, stop: int) -> bool:
+        """Return whether `take` would find something, and take nothing. Sets `unfinished` and `next_due_ms` as it."""
+        self.next_due_ms = None
+        fresh_since_ms, scanned = self._scan_to_free_group(now_ms, stop, SCAN_MAX)
+        self.unfinished = fresh_since_ms is None and scanned >= SCAN_MAX
+        if fresh_since_ms is not None:
+            return True
+        while self._front_of_line() is not None:
+            _, key, group = self._line.first()
+            if self.holds is None or self.holds.is_free(key):
+                return True
+            self._line.popleft()
+            group.in_line = False
+        return False
+
     def hold(self, parents: Collection[int], now_ms: int) -> None:
         """Give only groups that none of these parents has, by their numbers, from now on."""
         if self.holds is not None:

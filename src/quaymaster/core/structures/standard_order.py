@@ -180,6 +180,23 @@ class StandardOrder:
             self.unfinished = budget <= 0 and len(taken) < count_max
         return taken
 
+    def has_visible(self, now_ms: int, stop: int) -> bool:
+        """Return whether `take` would find something, and take nothing. Sets `unfinished` and `next_due_ms` as it."""
+        self.unfinished = False
+        self.next_due_ms = None
+        if self._is_plain():
+            return self.cursor < stop
+        if self.returned or any(self.tenants[group].has_held_below(stop) for group in self.held):
+            return True
+        if self.passed and self.passed.first() < stop:
+            return True
+        found = self._next_fresh(now_ms, stop)
+        if found > 0:
+            self.cursor = found
+            return True
+        self.unfinished = found < 0
+        return False
+
     def claim(self, sequence: int, now_ms: int) -> None:
         """Take a message because the journal says it was taken (replay, or a receipt of a lost receive)."""
         if sequence >= self.cursor and sequence not in self.own:
