@@ -26,6 +26,8 @@ from quaymaster.protocol.rpc.metadata_messages import (
     BeginPurge,
     BucketReport,
     CancelPurge,
+    ChangePartitions,
+    CheckTable,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -92,6 +94,13 @@ async def use_keys(pair: Pair) -> None:
     await accounts.delete_access_key(key.access_key_id)
 
 
+async def change_partitions(pair: Pair) -> None:
+    """Split a queue, and take the next step."""
+    await pair.front_end.queues.change(ChangePartitions(ACCOUNT, "jobs", "split", 2))
+    await pair.node.queues.partition_changes.step(f"{ACCOUNT}/jobs")
+    await pair.front_end.queues.change(CheckTable(ACCOUNT, "jobs"))
+
+
 async def use_accounts(pair: Pair) -> None:
     accounts = pair.front_end.accounts
     await accounts.create_account("old", "888888888888")
@@ -140,6 +149,7 @@ STEPS: list[Step] = [
     listed(ListDeadLetterSources(ACCOUNT, "jobs")),
     listed(ListGroups(ACCOUNT, "log")),
     ("BeginPurge and CancelPurge", purge),
+    ("ChangePartitions and CheckTable", change_partitions),
     ("look-ups of each request", look_up),
     ("keys and sessions", use_keys),
     ("accounts", use_accounts),
@@ -185,6 +195,7 @@ async def begin(stack: AsyncExitStack, keys: Path) -> Pair:
     node = await stack.enter_async_context(cell.node("one"))
     for upkeep in (node._upkeep, node.registry._upkeep):  # beats and upkeep are asked for
         await upkeep.close()
+    await node.queues.partition_changes.close()
     node._beat_interval_ms = PATIENT_MS
     front_end = await stack.enter_async_context(
         cell.front_end("a", nodes=("one",), lookup_ms=PATIENT_MS, change_ms=PATIENT_MS, staleness_ms=LONG_MS)

@@ -45,6 +45,7 @@ from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.protocol.rpc.metadata_messages import CheckTable, QueueChange
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
 
@@ -73,6 +74,8 @@ class KnowsPartitions(Protocol):
 
     @property
     def refresh(self) -> Callable[[QueueDefinition], Coroutine[Any, Any, None]]: ...
+
+    async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
 class Metadata(Protocol):
@@ -254,7 +257,11 @@ def tables_of(queues: KnowsPartitions) -> PartitionTables:
 
 def spread_over(broker: BrokerClient, tables: PartitionTables, queues: KnowsPartitions) -> PartitionedBroker:
     """Return what a front end submits its commands to, on the way to the brokers."""
-    return PartitionedBroker(broker, tables, queues.refresh)
+
+    async def check(definition: QueueDefinition) -> None:
+        await queues.change(CheckTable(definition.account_id, definition.name, queue_id=definition.queue_id))
+
+    return PartitionedBroker(broker, tables, queues.refresh, check)
 
 
 def make_opening_pool(settings: Settings) -> OpeningPool:

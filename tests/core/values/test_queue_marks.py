@@ -149,6 +149,15 @@ def test_what_one_side_lost_is_named() -> None:
     assert tell_contradictions(found[:1]) == "the journal does not have the queue queue-1"
 
 
+def test_other_partitions_under_the_same_revision_are_named() -> None:
+    there = replace_definition(queue(1), partitions=one_partition(4), table_version=3)
+
+    assert find_contradictions({1: there}, set(), {1: queue(1)}) == [
+        "the metadata has other partitions of the queue queue-1 (version 3) than the journal (version 1)"
+    ]
+    assert find_contradictions({1: there}, {1}, {1: queue(1)}) == []
+
+
 def test_a_record_of_a_type_that_is_not_known_is_named() -> None:
     row = RecordRow(0, 200, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 

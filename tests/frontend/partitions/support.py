@@ -115,7 +115,9 @@ class Rows:
     def __init__(self, shown: QueueDefinition | None = PLAIN) -> None:
         self.shown = shown
         self.stored = shown
-        self.refreshes = 0
+        self.refreshes = self.checks = 0
+        self.in_journals: QueueDefinition | None = None
+        """What a journal has that metadata asks; None: what the row has."""
         self.refusal: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.tables = PartitionTables(self.find, self.journal_of)
@@ -136,6 +138,12 @@ class Rows:
             raise self.refusal
         self.shown = self.stored
 
+    async def check(self, definition: QueueDefinition) -> None:
+        self.checks += 1
+        await asyncio.sleep(0)
+        if self.in_journals is not None:
+            self.show(self.in_journals)
+
     def show(self, definition: QueueDefinition | None) -> None:
         """Have memory and store show this."""
         self.shown = self.stored = definition
@@ -148,7 +156,7 @@ class Bench:
         self.rows = Rows(shown)
         self.tables = self.rows.tables
         self.broker = ScriptedBroker()
-        self.front = PartitionedBroker(self.broker, self.tables, self.rows.refresh)
+        self.front = PartitionedBroker(self.broker, self.tables, self.rows.refresh, self.rows.check)
 
 
 class Answer:

@@ -53,6 +53,36 @@ def test_a_request_that_needs_no_broker_is_answered_but_not_at_once() -> None:
     run(scenario())
 
 
+def test_a_table_that_the_row_does_not_know_is_reported_to_metadata() -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        bench.rows.in_journals = NEWER
+        answer, _ = submitted(bench, receive())
+
+        bench.broker.one(Receive).answer(Elsewhere(NEWER))
+
+        await settle()
+        assert (bench.rows.refreshes, bench.rows.checks) == (1, 1)
+        assert bench.rows.shown == NEWER
+        assert not answer.is_there
+
+    run(scenario())
+
+
+def test_a_row_that_has_the_table_by_now_is_enough() -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        bench.rows.stored = NEWER
+        submitted(bench, receive())
+
+        bench.broker.one(Receive).answer(Elsewhere(NEWER))
+
+        await settle()
+        assert (bench.rows.refreshes, bench.rows.checks) == (1, 0)
+
+    run(scenario())
+
+
 def test_a_request_that_needs_no_broker_can_be_taken_back() -> None:
     async def scenario() -> None:
         bench = Bench(queue(entry(0, "drained"), entry(1)))

@@ -30,6 +30,7 @@ from quaymaster.metadata.queues.partition_changes import PartitionChanges
 from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (
     ChangePartitions,
+    CheckTable,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -286,6 +287,24 @@ def test_a_restored_row_gives_no_number_that_a_journal_knows_again(tmp_path: Pat
 
         assert began.partitions[:3] == known.partitions
         assert [entry.number for entry in in_state(began, "new")] == [3, 4]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_row_takes_the_table_of_its_journals_when_a_front_end_met_it(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        first = table.queue
+        await table.change("split", into=2)
+        await table.closed()
+        known = table.queue
+        await restore_row(table, first)
+
+        checked = await table.service.queues.change(CheckTable(ACCOUNT, "orders"))
+
+        assert checked == table.queue
+        assert checked.partitions == known.partitions
+        assert [table.known(journal_id) for journal_id in (0, 1, 2)] == [checked] * 3
+        assert await table.service.queues.change(CheckTable(ACCOUNT, "orders")) == checked
 
     with_orders(scenario, tmp_path)
 

@@ -79,6 +79,11 @@ def find_contradictions(
                 f"the metadata has the queue {definition.name} as of revision {there.revision}, the journal as of "
                 f"{definition.revision}"
             )
+        elif there.revision == definition.revision and there.partitions != definition.partitions:
+            found.append(
+                f"the metadata has other partitions of the queue {definition.name} (version {there.table_version}) "
+                f"than the journal (version {definition.table_version})"
+            )
     return found
 
 

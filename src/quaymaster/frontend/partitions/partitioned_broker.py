@@ -45,7 +45,11 @@ GOES_ON: Final = (*_SPREAD, Delete, ChangeVisibility, *WHOLE_COMMANDS)
 class PartitionedBroker:
     """A `BrokerClient` that also takes commands whose partition is SEVERAL, and HandledEntries."""
 
-    def __init__(self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh) -> None:
+    def __init__(
+        self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh, check: Refresh
+    ) -> None:
+        """`refresh` looks at the row of a queue, `check` lets metadata ask its journals for later tables."""
+        self._check = check
         self._broker = broker
         self._tables = tables
         self._refresh = refresh
@@ -155,6 +159,11 @@ class PartitionedBroker:
     async def _look_at_row(self, definition: QueueDefinition) -> None:
         try:
             await self._refresh(definition)
+            self._tables.find(definition.queue_id)
+            if (
+                definition.queue_id in self._tables.met
+            ):  # the store is older than the journal: it was restored
+                await self._check(definition)
         except (CallerError, NotNow):
             pass  # the row comes by itself, later
         finally:

@@ -55,7 +55,7 @@ from quaymaster.metadata.store.rows import PENDING, QUEUES
 from quaymaster.metadata.upkeep import FAILS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.protocol.rpc.metadata_messages import ChangePartitions
+from quaymaster.protocol.rpc.metadata_messages import ChangePartitions, CheckTable
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +150,14 @@ class PartitionChanges:
                 self._look_at(suffix, 0)
                 return changed
             raise Overloaded
+
+    async def check(self, request: CheckTable) -> QueueDefinition:
+        """Have the row take what a journal has, if that is a later table, and return the queue as it then is."""
+        queues, suffix = self._queues, f"{request.account_id}/{request.name}"
+        async with queues.only_one(suffix):
+            current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
+            await self._settling.tell_again(current)
+            return queues.queue(request.account_id, request.name)
 
     def _plan(self, current: QueueDefinition, request: ChangePartitions) -> QueueDefinition:
         if current.group_of:

@@ -42,6 +42,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     BeginPurge,
     CancelPurge,
     ChangePartitions,
+    CheckTable,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -143,6 +144,8 @@ class Queues(StoredQueues):
                 return await self._creation.create_group(request)
             case ChangePartitions():
                 return await self.partition_changes.begin(request)
+            case CheckTable():
+                return await self.partition_changes.check(request)
 
     async def change_row(self, request: QueueChange) -> tuple[QueueDefinition, int]:
         """Do what is asked; return the queue's row of one moment, and that moment's revision.

@@ -32,6 +32,7 @@ from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import (
     CancelPurge,
     ChangedQueue,
+    CheckTable,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -44,7 +45,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 
-_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGroup)
+_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGroup, CheckTable)
 """Changes that may be asked of another node when one may have made them: made twice, they come to the same."""
 
 Asked = TypeVar("Asked", bound=QueueChange | QueueListing)

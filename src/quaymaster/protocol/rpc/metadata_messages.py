@@ -236,6 +236,18 @@ class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
     queue_id: int = 0
 
 
+class CheckTable(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """Ask the queue's journals whether they have a later partition table than its row, which then takes it.
+
+    So asks who met one: the store was restored. From cell format 7 on.
+    """
+
+    account_id: str
+    name: str
+    at_least: int = 0
+    queue_id: int = 0
+
+
 class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """An account's queues whose names start with `prefix`, up to 1000.
 
@@ -315,6 +327,7 @@ QueueChange = (
     | CancelPurge
     | CreateGroup
     | ChangePartitions
+    | CheckTable
 )
 """Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
