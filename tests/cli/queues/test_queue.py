@@ -372,5 +372,19 @@ def test_peek_shows_messages_without_receiving_them(run: Run, data: Path, server
     result = run("queue", "peek", "orders", "-n", "1", "--from", "16", "--data", data)
 
     assert result.out == "17\tin_flight\t2\t2023-11-14 22:13:20Z\tid-1\ttwo lines\n"
-    assert "--from 18" in result.err
+    assert "There are more: --from 18" in result.err
     assert server.called("ReceiveMessage") == []
+
+
+def test_peek_says_in_which_partition_there_are_more_messages(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    server.answers["GET /admin/v1/queues/orders/messages?count=10&partition=1"] = {
+        "messages": [],
+        "next_sequence": 18,
+        "next_partition": 2,
+    }
+
+    result = run("queue", "peek", "orders", "--partition", "1", "--data", data)
+
+    assert "There are more: --partition 2 --from 18" in result.err

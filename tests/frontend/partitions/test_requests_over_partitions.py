@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from core.spread.support import HIGH, LOW, entry
 
+from frontend.admin.test_admin import administered
 from frontend.support import FakeBroker, FakeQueue, Service, serving, until
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
@@ -377,5 +378,39 @@ def test_a_poll_that_goes_on_when_it_was_hurried_leaves_nothing_behind() -> None
 
             assert (answer.status, answer.json) == (200, {})
             assert service.calls.broker._polls._boards == {}
+
+    asyncio.run(scenario())
+
+
+# Operators
+
+
+def test_operators_look_at_the_messages_of_all_partitions_page_by_page() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            service = port.service
+            divide(service.broker)
+            queue = await service.add_queue("jobs")
+            younger = service.broker.queues[queue.queue_id + PEER] = FakeQueue(queue)
+            younger.last_sequence = (1 << 44) - 1
+            for number in (0, 1):
+                for n in range(3):
+                    body = f"{number}.{n}"
+                    await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": body})
+                show(service, queue, entry(0, "closed"), entry(1, first_sequence=1 << 44))
+
+            bodies: list[str] = []
+            pages: list[tuple[int, int]] = []
+            query = ""
+            while not pages or pages[-1][1]:
+                answer = await port.call("GET", f"queues/jobs/messages?count=3{query}")
+                page = answer.json
+                bodies += [message["body"] for message in page["messages"]]
+                pages.append((page["next_partition"], page["next_sequence"]))
+                query = f"&partition={page['next_partition']}&from={page['next_sequence']}"
+
+            assert bodies == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+            unknown = await port.call("GET", "queues/jobs/messages?partition=2")
+            assert unknown.status == 400
 
     asyncio.run(scenario())

@@ -399,6 +399,10 @@ def peek(
     queue: options.QueueName,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=1000)] = 10,
     from_sequence: Annotated[int, typer.Option("--from", help="Sequence number to start at.", min=0)] = 0,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", help="Partition to start at; the oldest one by default.", min=0),
+    ] = None,
     account: options.QueueAccount = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
@@ -414,6 +418,7 @@ def peek(
     query = {
         "count": limit,
         "from": from_sequence or None,
+        "partition": partition,
         "account_id": other_account(connection, queue, account),
     }
     with AdminClient(connection, admin_url) as admin:
@@ -437,7 +442,9 @@ def peek(
         ),
     )
     if result.get("next_sequence"):
-        note(f"There are more: --from {result['next_sequence']}")
+        number = result.get("next_partition")
+        where = "" if number is None else f"--partition {number} "
+        note(f"There are more: {where}--from {result['next_sequence']}")
 
 
 def _tasks(sqs: SQSClient, source_arn: str, count: int = 1) -> list[dict[str, Any]]:

@@ -94,9 +94,9 @@ class QueueAdmin:
         definition = self._queue(call)
         count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
         at = call.number("from", 0, largest=2**63, smallest=0)
-        numbers = [entry.number for entry in read_partitions(definition)]
-        number = call.number("partition", numbers[0], largest=NUMBERS_MAX, smallest=0)
-        if number not in numbers:
+        firsts = {entry.number: entry.first_sequence for entry in read_partitions(definition)}
+        number = call.number("partition", min(firsts), largest=NUMBERS_MAX, smallest=0)
+        if number not in firsts:
             raise InvalidParameterValue.of(
                 "partition", number, "The queue has no such partition with messages."
             )
@@ -114,10 +114,11 @@ class QueueAdmin:
                 rows.append(msgspec.Raw(row))
             at = outcome.next_sequence
             if not at:
-                younger = [other for other in numbers if other > number]
+                younger = [other for other in firsts if other > number]
                 if not younger:
                     return _peeked(definition, rows, number, 0)
-                number = younger[0]
+                number = min(younger)
+                at = firsts[number]
         return _peeked(definition, rows, number, at)
 
     def _message_row(self, message: PeekedMessage) -> dict[str, Any]:
