@@ -389,9 +389,10 @@ def _entries(
     queue_id = definition.queue_id
     number = partition_of(definition)
     receipts = [handle.receipt for handle in parsed]
-    numbers = [handle.partition for handle in parsed]
-    if numbers.count(number) != len(numbers):
-        return HandledEntries(queue_id, numbers, receipts, timeouts_ms)
+    for handle in parsed:
+        if handle.partition != number:
+            numbers = [handle.partition for handle in parsed]
+            return HandledEntries(queue_id, numbers, receipts, timeouts_ms)
     if timeouts_ms is None:
         return Delete(queue_id, number, receipts)
     return ChangeVisibility(queue_id, number, receipts, timeouts_ms)
