@@ -195,11 +195,14 @@ class Cell:
             self.table.set_address(broker.name, broker.address)
         self.doubts = 0
         self.rpc_limits = LIMITS
+        self.floor = 0
+        """The authorization floor that the front end follows."""
         self.router = BrokerRouter(
             self.table,
             self.journal_of,
             self._make_client,
             account_of=self.account_of,
+            follows=lambda: self.floor,
             limits=limits or RouterLimits(timeout_ms=10_000),
             on_doubt=self._on_doubt,
         )

@@ -45,6 +45,7 @@ def route_to_brokers(
         journal_of,
         lambda address: transport.connect(address, BROKER_ROLE, say_first=say_first),
         account_of=account_of,
+        follows=follows or (lambda: 0),
         limits=_limits(transport.settings),
         on_doubt=watch.refresh,
         cell_format=cell_format,

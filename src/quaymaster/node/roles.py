@@ -154,6 +154,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         account_of=queues.account_of,
         follows=lambda: floor.revision,
     )
+    floor.listeners.append(router.refuse_unsent)
     floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
     broker = spread_over(router, tables, queues)

@@ -952,6 +952,68 @@ def _waiting(cell: Cell) -> float:
     return sum(sample.value for sample in cell.router.samples() if _is_waiting(sample))
 
 
+def test_what_was_judged_under_an_older_floor_and_waited_for_a_leader_is_not_sent() -> None:
+    async def scenario(cell: Cell) -> None:
+        _, before = cell.start(send(1))
+        polling, polled = cell.start(poll())
+        cell.floor = 7
+        _, after = cell.start(send(2))
+
+        cell.lead(1, cell.brokers[0])
+        await until(lambda: before and after and cell.brokers[0].parked)
+
+        assert "Permissions have changed" in str(before[0])
+        assert isinstance(after[0], SendOutcome)
+        assert cell.log.bodies(1) == [b"body 2"]
+        assert not polled  # it is judged again before its answer
+        polling.cancel()
+
+    run(scenario)
+
+
+def test_what_was_judged_under_an_older_floor_and_waits_for_a_connection_is_not_sent() -> None:
+    async def scenario(cell: Cell) -> None:
+        (first, *_) = cell.brokers
+        cell.lead(1, first)
+        await cell.ask(send(0))
+        cell.network.cut(first.endpoint)
+        await until(lambda: not first.server.open)
+        _, answers = cell.start(send(1))
+        cell.router.refuse_unsent()
+        await asyncio.sleep(0.01)
+        assert not answers
+
+        cell.floor = 7
+        cell.router.refuse_unsent()
+        await until(lambda: answers)
+        cell.network.heal(first.endpoint)
+        await cell.ask(send(2))
+
+        assert "Permissions have changed" in str(answers[0])
+        assert cell.log.bodies(1) == [b"body 0", b"body 2"]
+
+    run(scenario)
+
+
+def test_what_may_have_been_carried_out_is_not_sent_again_under_another_floor() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        first.is_silent = True
+        _, answers = cell.start(send(1))
+        await until(lambda: first.unanswered)
+        await cell.kill(first)
+        cell.floor = 7
+
+        cell.lead(1, second)
+        await until(lambda: answers)
+
+        assert isinstance(answers[0], Timeout)
+        assert cell.log.bodies(1) == []
+
+    run(scenario)
+
+
 def test_what_no_broker_got_is_withdrawn_and_never_sent() -> None:
     async def scenario(cell: Cell) -> None:
         waiting, waited = cell.start(send(1))

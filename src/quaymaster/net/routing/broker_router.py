@@ -76,6 +76,8 @@ WITNESSES: Final = 3
 REPARKS_MAX: Final = 5
 """How often a long poll may lose its connection without a word. It may have been handed messages each time."""
 
+JUDGED_BEFORE: Final = "Permissions have changed while the request waited for a broker. Try again."
+
 log = logging.getLogger(__name__)
 
 _journal_bytes = Struct("<Q").pack
@@ -109,7 +111,8 @@ class BrokerRouter:
     `journal_of(queue_id, partition)` gives the journal, None when there is no such queue or partition. Commands about
     a whole queue that name no partition and no journal go to that of ALL_PARTITIONS, the oldest one's. `make_client`
     makes a client for a broker's address. `account_of(queue_id)` gives the account that owns a queue, "" when that is
-    not known. `on_doubt` is called when the table seems to be behind.
+    not known. `on_doubt` is called when the table seems to be behind. `follows` gives the authorization floor that this
+    process follows, and tells brokers: what was judged under an older one, and could not be sent at once, is not sent.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class BrokerRouter:
         make_client: MakeClient,
         *,
         account_of: Callable[[int], str] = lambda queue_id: "",
+        follows: Callable[[], int] = lambda: 0,
         limits: RouterLimits | None = None,
         on_doubt: Callable[[], None] = lambda: None,
         cell_format: CellFormat | None = None,
@@ -130,6 +134,7 @@ class BrokerRouter:
         self.events: dict[str, int] = {}
         self._journal_of = journal_of
         self._account_of = account_of
+        self._follows = follows
         self._room = self.limits.room()
         self._make_client = make_client
         self._routes: dict[int, Route] = {}
@@ -147,7 +152,7 @@ class BrokerRouter:
     def submit(self, command: Command, reply: Reply) -> Submission:
         """See `BrokerClient`."""
         now_s = self._now_s()
-        submission = Submission(self, command, reply, now_s + self._timeout_s)
+        submission = Submission(self, command, reply, now_s + self._timeout_s, floor=self._follows())
         kind = type(command)
         if kind is Receive or kind is Watch:
             wait_ms = command.wait_ms  # type: ignore[union-attr]  # by its kind
@@ -318,6 +323,9 @@ class BrokerRouter:
         command = submission.command
         wait_end_s = submission.wait_end_s
         if submission.is_late:
+            if self._was_judged_before(submission):
+                self._refuse(submission)
+                return
             if wait_end_s:
                 left_ms = max(0, round((wait_end_s - now_s) * 1000))
                 command = msgspec.structs.replace(command, wait_ms=left_ms)
@@ -337,6 +345,27 @@ class BrokerRouter:
         route.on_their_way.add(submission)
         deadline_ms = max(1, int((submission.deadline_s - now_s) * 1000))
         submission.call = pool.call(account_id, body, deadline_ms, submission.on_reply, is_poll=is_poll)
+
+    def _was_judged_before(self, submission: Submission) -> bool:
+        """Tell whether permissions may have been taken away since it was judged. Polls are judged again themselves."""
+        return not submission.is_poll and submission.floor != self._follows()
+
+    def _refuse(self, submission: Submission) -> None:
+        self.count("refused")
+        self._answer_later(submission, self._as_told(submission, NotNow(JUDGED_BEFORE)))
+
+    def refuse_unsent(self) -> None:
+        """Answer what waits for a connection; call when the floor has moved, before brokers are told.
+
+        On the connection they would be told the floor first, and take what was judged before it.
+        """
+        for route in self._routes.values():
+            for submission in list(route.on_their_way):
+                call = submission.call
+                if call is not None and call.is_unsent and self._was_judged_before(submission):
+                    call.cancel()
+                    self._leave(submission)
+                    self._refuse(submission)
 
     def _leave(self, submission: Submission) -> None:
         """It is not on its way any more."""

@@ -135,6 +135,8 @@ class Submission(msgspec.Struct, eq=False):
     is_done: bool = False
     is_waiting: bool = False
     """It waits for a leader."""
+    floor: int = 0
+    """The authorization floor that was followed when it was judged."""
     is_late: bool = False
     """It was not sent at once, or not once only: of a long poll's time some has passed."""
     fails_fast: bool = False
