@@ -206,16 +206,18 @@ def _listens(port: int) -> bool:
 
 
 class Cell(Cluster):
-    """etcd, three brokers, a manager, a metadata node and a front end."""
+    """etcd, three brokers, a manager, a metadata node and front ends, one unless told otherwise."""
 
-    def __init__(self, folder: Path, traces: Path | None = None) -> None:
-        ports = iter(free_ports(2 + 2 * (NODES + 3)))
+    def __init__(self, folder: Path, traces: Path | None = None, *, front_ends: int = 1) -> None:
+        ports = iter(free_ports(2 + 2 * (NODES + 2 + front_ends)))
+        self._ports: list[int] = []
+        """Of the front ends."""
         etcd = servers.run_script("etcd")
         self._member = EtcdMember("default", next(ports), next(ports), folder / "etcd" / "data")
         nodes = [Node("etcd", "etcd", etcd_command(etcd, self._member, [self._member]), folder / "etcd")]
         metadata_port = next(ports)
         self._admin: dict[str, int] = {}
-        for name, role, own in self._processes(ports, metadata_port):
+        for name, role, own in self._processes(ports, metadata_port, front_ends):
             self._admin[name] = next(ports)
             settings = {
                 "data_directory": str(folder / name),
@@ -243,23 +245,30 @@ class Cell(Cluster):
         self.wait_until(self._answers, "the cell's first answer")
 
     def _processes(
-        self, ports: Iterator[int], metadata_port: int
+        self, ports: Iterator[int], metadata_port: int, front_ends: int
     ) -> Iterator[tuple[str, str, dict[str, object]]]:
         for number in range(1, NODES + 1):
             listen = f"127.0.0.1:{next(ports)}"
             yield f"broker-{number}", "broker", {"broker_listen": listen, "zone": f"zone-{number}"}
         yield "manager-1", "manager", {"manager_listen": f"127.0.0.1:{next(ports)}"}
         yield "metadata-1", "metadata", {"metadata_listen": f"127.0.0.1:{metadata_port}"}
-        self._port = next(ports)
-        # A deleted queue's name is taken again by the next measurement.
-        yield "frontend-1", "frontend", {"listen": f"127.0.0.1:{self._port}", "queue_name_reuse_s": 0}
+        for number in range(1, front_ends + 1):
+            self._ports.append(next(ports))
+            # A deleted queue's name is taken again by the next measurement.
+            own = {"listen": f"127.0.0.1:{self._ports[-1]}", "queue_name_reuse_s": 0}
+            yield f"frontend-{number}", "frontend", own
 
     @property
     def endpoint(self) -> Endpoint:
+        """The first front end."""
+        return self.endpoints[0]
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All front ends."""
         facts = json.loads((self.folder / "frontend-1" / "client.json").read_text())
-        return Endpoint(
-            "127.0.0.1", self._port, facts["access_key_id"], facts["secret_access_key"], facts["region"]
-        )
+        key = facts["access_key_id"], facts["secret_access_key"], facts["region"]
+        return [Endpoint("127.0.0.1", port, *key) for port in self._ports]
 
     def create_queue(self, name: str) -> str:
         return str(call(self.endpoint, "CreateQueue", {"QueueName": name})["QueueUrl"])
