@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quaymaster.broker.cell.move_calls import ANSWER_MS
+from quaymaster.broker.replica.journal_service import ANSWER_MS
 from quaymaster.broker.replica.time_file import TIME_NAME
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,

@@ -24,7 +24,7 @@ import msgspec
 from quaymaster.broker.copies import snapshot_install
 from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.clock import wall_ms
-from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, Peers
+from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, OtherJournals, Peers
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full
 from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
@@ -56,9 +56,13 @@ class Broker:
         *,
         on_stopped: Callable[[Exception], None],
         peers: Peers | None = None,
+        others: OtherJournals | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """`options` hold for each journal; the id in them does not count. Without `peers` no replica has others."""
+        """`options` hold for each journal; the id in them does not count. Without `peers` no replica has others.
+
+        `others`: the journals that other brokers have; those of `peers` are known by them.
+        """
         self.directory = Path(options.directory)
         self.journals: dict[int, JournalService] = {}
         """The replicas that are open, by the number of their journal."""
@@ -68,6 +72,7 @@ class Broker:
         self.name = name
         self._coordination = coordination
         self._peers = peers
+        self._other_journals = others
         self.disk = disk or RealDisk()
         self._on_stopped = on_stopped
         self._without_room: set[int] = set()
@@ -126,6 +131,7 @@ class Broker:
             on_stopped=self._on_stopped,
             disk=self.disk,
             peers=self._peers,
+            others=self._other_journals,
         )
         await journal.open(noted_floor=noted_floor)
         self.journals[number] = journal

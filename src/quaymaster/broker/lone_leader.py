@@ -1,4 +1,4 @@
-"""The leader of a server that is no cell: one journal with one replica, which its broker is appointed to lead.
+"""The leader of one journal of a server that is no cell: one replica, which its broker is appointed to lead.
 
     recover ─▶ appoint (compare-and-swap) ─▶ promise ─▶ barrier ─▶ activate (compare-and-swap) ─▶ serve
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.floor_note import FloorNote, read_floor
-from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
+from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, OtherJournals
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.journal_state import STATE_NAME, JournalEndsEarly, read_state
@@ -28,7 +28,8 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.broker_client import Reply, Submitted
 
 ACTIVATION_TIMEOUT_S = 30.0
-NODE_NAME = "broker-0"
+BROKER_NAME = "broker-{}"
+"""A broker of its own leads each journal of a server: which process that is may change at each start."""
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,14 @@ class LoneLeader:
         on_stopped: Callable[[Exception], None],
         disk: Disk | None = None,
         takes_any_journal: bool = False,
+        others: OtherJournals | None = None,
     ) -> None:
-        """`takes_any_journal`: it was restored, or somebody decided so; else it must be the one that was led last."""
-        self.broker = Broker(options, NODE_NAME, coordination, on_stopped=on_stopped, disk=disk)
+        """`takes_any_journal`: it was restored, or somebody decided so; else it must be the one that was led last.
+
+        `others`: the other journals of the server, where there are some.
+        """
+        name = BROKER_NAME.format(options.journal_id)
+        self.broker = Broker(options, name, coordination, on_stopped=on_stopped, disk=disk, others=others)
         self._coordination = coordination
         self._journal_id = options.journal_id
         self._takes_any_journal = takes_any_journal

@@ -247,10 +247,10 @@ METRICS: Final[dict[str, Declaration]] = {
     ),
     # Journal
     "quaymaster_journal_leader_changes_total": Declaration(
-        "counter", "Times a journal here got a new leader: 1 after a start on one node."
+        "counter", "Times a journal here got a new leader: 1 for each journal after a start on one node."
     ),
     "quaymaster_journal_durable_replicas": Declaration(
-        "gauge", "Replicas that make records durable; 0 when the journal has stopped."
+        "gauge", "Replicas that make records durable; 0 when a journal has stopped."
     ),
     "quaymaster_journals": Declaration(
         "gauge", "Replicas of journals on this broker, in a cell.", ("role",), is_of_cells=True
@@ -334,7 +334,9 @@ METRICS: Final[dict[str, Declaration]] = {
     ),
     "quaymaster_log_segments": Declaration("gauge", "Segment files of the journal."),
     "quaymaster_log_bytes": Declaration("gauge", "Bytes of the journal's segment files."),
-    "quaymaster_log_end_offset": Declaration("gauge", "The offset the next record will have."),
+    "quaymaster_log_end_offset": Declaration(
+        "gauge", "The offset the next record will have; of several journals, the sum."
+    ),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
     # Manager of a cell; each says it, the acting one and those that stand by
@@ -479,7 +481,8 @@ class Metrics:
         self.messages_received = 0
         self.messages_deleted = 0
         self.empty_receives = 0
-        self.log_fsync = Histogram()
+        self.log_fsyncs: list[Histogram] = []
+        """Of each journal here."""
         self.event_loop_pauses = Histogram()
         self._version = version
         self._sources: list[Source] = []
@@ -529,7 +532,8 @@ class Metrics:
 
     def _histograms(self) -> Iterator[Metric]:
         yield self._durations()
-        yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), self.log_fsync)])
+        fsyncs = Histogram.sum_of(self.log_fsyncs)
+        yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), fsyncs)])
         yield _histogram_family("quaymaster_event_loop_pause_seconds", [((), self.event_loop_pauses)])
         by_name: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {}
         for source in self._histogram_sources:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
+from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.queue_states import QueueStates
@@ -21,41 +22,43 @@ from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 QUEUES_AT_A_TIME = 1_000
 
 
-def journal_samples(journal: JournalService, data: Path, *, per_queue: bool) -> Iterable[Sample | None]:
-    """Yield samples of a server's one journal, cache, disk and queues, and None between many queues.
+def journal_samples(
+    journals: Collection[JournalService], data: Path, *, per_queue: bool
+) -> Iterable[Sample | None]:
+    """Yield samples of the journals that a server leads here, caches, disk and queues, and None between many queues.
 
     States are as of each queue's last request.
     """
-    host = journal.host
-    segments = journal.files.segments()
-    counters = host.writer.counters
-    queues = host.replica.queues
-    # One node leads its journal from its start (which waits for the activation) to its end.
-    yield Sample("quaymaster_journal_leader_changes_total", 1)
-    is_durable = host.stopped is None and host.replica.is_leading
-    yield Sample("quaymaster_journal_durable_replicas", int(is_durable))
-    yield from _of_clocks([host.clock])
-    yield Sample("quaymaster_log_append_bytes_total", counters.appended_bytes)
-    yield Sample("quaymaster_log_append_records_total", journal.records_appended)
+    hosts = [journal.host for journal in journals]
+    segments = [segment for journal in journals for segment in journal.files.segments()]
+    counters = [host.writer.counters for host in hosts]
+    queues = [host.replica.queues for host in hosts]
+    # One process leads its journals from its start (which waits for the activation) to its end.
+    yield Sample("quaymaster_journal_leader_changes_total", len(hosts))
+    are_durable = all(host.stopped is None and host.replica.is_leading for host in hosts)
+    yield Sample("quaymaster_journal_durable_replicas", int(are_durable))
+    yield from _of_clocks([host.clock for host in hosts])
+    yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
+    yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
     yield Sample("quaymaster_log_segments", len(segments))
     yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
-    yield Sample("quaymaster_log_end_offset", host.replica.end_offset)
-    yield Sample("quaymaster_body_cache_bytes", host.bodies.size_bytes)
-    yield Sample("quaymaster_queues", len(queues.definitions))
-    yield Sample("quaymaster_messages_redriven_total", queues.messages_moved)
-    yield Sample("quaymaster_messages_expired_total", queues.messages_expired)
+    yield Sample("quaymaster_log_end_offset", sum(host.replica.end_offset for host in hosts))
+    yield Sample("quaymaster_body_cache_bytes", sum(host.bodies.size_bytes for host in hosts))
+    yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
+    yield Sample("quaymaster_messages_redriven_total", sum(one.messages_moved for one in queues))
+    yield Sample("quaymaster_messages_expired_total", sum(one.messages_expired for one in queues))
     disk = os.statvfs(data)
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
-    now_ms = host.clock.time_ms()
     staged = 0
     if per_queue:
-        for partition in _some_at_a_time(queues.partitions):
+        for now_ms, partition in _partitions_of(hosts):
             if partition is None:
                 yield None
                 continue
             staged += _staged(partition)
             definition = partition.definition
-            same_queue = queues.partitions_of(definition.queue_id)
+            here = [one for one in queues if definition.queue_id in one.definitions]
+            same_queue = [each for one in here for each in one.partitions_of(definition.queue_id)]
             if partition is not same_queue[0]:
                 continue  # counted with the first
             labels = definition.account_id, definition.name
@@ -70,7 +73,7 @@ def journal_samples(journal: JournalService, data: Path, *, per_queue: bool) -> 
         return
     totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
     oldest_s = 0.0
-    for partition in _some_at_a_time(queues.partitions):
+    for now_ms, partition in _partitions_of(hosts):
         if partition is None:
             yield None
             continue
@@ -177,6 +180,14 @@ def broker_histograms(broker: Broker) -> Iterator[HistogramSample]:
         yield HistogramSample(
             "quaymaster_journal_election_duration_seconds", Histogram.sum_of(durations), (phase,)
         )
+
+
+def _partitions_of(hosts: Iterable[ReplicaHost]) -> Iterator[tuple[int, Partition | None]]:
+    """Yield the partitions of all journals, each with its journal's time, and None after each so many."""
+    for host in hosts:
+        now_ms = host.clock.time_ms()
+        for partition in _some_at_a_time(host.replica.queues.partitions):
+            yield now_ms, partition
 
 
 def _some_at_a_time(partitions: Mapping[int, Partition]) -> Iterator[Partition | None]:

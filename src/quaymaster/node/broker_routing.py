@@ -12,6 +12,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
 from quaymaster.node.transport import BROKER_ROLE, Transport
@@ -23,7 +24,7 @@ def route_to_brokers(
     transport: Transport,
     stack: AsyncExitStack,
     store: Coordination,
-    journal_of: Callable[[int, int], int | None],
+    journal_of: JournalOf,
     cell_format: CellFormat | None = None,
     *,
     account_of: Callable[[int], str] = lambda queue_id: "",

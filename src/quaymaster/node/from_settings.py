@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
@@ -27,8 +28,6 @@ from quaymaster.settings import Settings
 if TYPE_CHECKING:
     from quaymaster.net.outbound.client import OutboundClient
 
-JOURNAL_ID = 0
-"""The one journal of a server."""
 COMMIT_BYTES_MAX = 4 << 20
 """Most bytes that one write and fsync take together."""
 SEGMENT_BYTES_LEAST = 2 << 20
@@ -36,13 +35,13 @@ SEGMENT_BYTES_LEAST = 2 << 20
 
 
 def journal_options(settings: Settings, data: Path) -> JournalOptions:
-    """Return what a journal in a data directory needs to know."""
+    """Return what the journals in a data directory need to know; the id in it is that of the first."""
     disk = os.statvfs(data)
     disk_bytes = disk.f_blocks * disk.f_frsize
     return JournalOptions(
         directory=data / JOURNALS_DIRECTORY,
         region=settings.region,
-        journal_id=JOURNAL_ID,
+        journal_id=FIRST_JOURNAL,
         limits=JournalLimits(
             segment_bytes_max=min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16)),
             disk_low_bytes=settings.disk_low_limit(disk_bytes),

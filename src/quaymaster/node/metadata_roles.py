@@ -29,7 +29,7 @@ from quaymaster.metadata.remote.rows import RemoteLimits
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.net.routing.broker_client import BrokerClient, JournalOf
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
 from quaymaster.node.from_settings import key_services, metadata_options
 from quaymaster.node.transport import FRONT_END_ROLE, METADATA_ROLE, Transport
@@ -37,9 +37,6 @@ from quaymaster.settings import Address
 
 START_WAIT_S = 30.0
 START_RETRY_S = 0.25
-
-JournalOf = Callable[[int, int], int | None]
-"""Returns which journal has a partition of a queue, None when nobody knows such a queue."""
 
 log = logging.getLogger(__name__)
 

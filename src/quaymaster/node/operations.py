@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quaymaster.broker.copies.backup import ServerCut, backup
-from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.copies.backup import OwnJournalCut, ServerCut, backup
+from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.monitoring.loop_watch import LoopWatch
+from quaymaster.node.journal_status import add_up_journals
 from quaymaster.node.node import Node
 
 
@@ -18,15 +19,15 @@ class ServerOperations:
     """What a server can do, which keeps data itself."""
 
     def __init__(
-        self, node: Node, leader: LoneLeader, copy_metadata: Callable[[Path], Awaitable[object]]
+        self, node: Node, own: OwnJournals, copy_metadata: Callable[[Path], Awaitable[object]]
     ) -> None:
         self._node = node
-        self._leader = leader
+        self._own = own
         self._copy_metadata = copy_metadata
 
     async def status(self) -> Mapping[str, Any]:
-        """Return figures of journal, cache and disk, ready for JSON."""
-        return await self._leader.journal.status()
+        """Return figures of journals, cache and disk, ready for JSON."""
+        return add_up_journals([await journal.status() for journal in self._own.all()])
 
     def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pauses of this process's event loop."""
@@ -34,14 +35,17 @@ class ServerOperations:
 
     def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
-        self._leader.journal.host.clock.accept()
+        for journal in self._own.all():
+            journal.host.clock.accept()
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Write a consistent copy of all data but the master keys; see `broker.backup`.
 
         What is in etcd is copied as well, so that a backup is whole: restored, it needs no etcd.
         """
-        cut = ServerCut(self._leader.journal, self._copy_metadata, self._node.data)
+        own = self._own
+        journals = {number: OwnJournalCut(one, own.directory) for number, one in own.journals.items()}
+        cut = ServerCut(journals, self._copy_metadata, self._node.data)
         made = await backup(cut, destination, progress)
         return {**made, "coordination": self._node.settings.coordination}
 

@@ -1,6 +1,6 @@
 """A server: all roles in one process, which hand each other what they have without a network.
 
-coordination (SQLite, etcd) ─▶ metadata ─▶ broker (recovers its journal) ─▶ declared queues ─▶ front end ─▶ client.json
+coordination (SQLite, etcd) ─▶ metadata ─▶ broker (recovers its journals) ─▶ declared queues ─▶ front end ─▶ client.json
 and in the end the other way round: front end ─▶ broker (last snapshot) ─▶ metadata ─▶ coordination
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from quaymaster import __version__
-from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.own_journals import OwnJournals, list_journals
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
@@ -24,12 +24,12 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.broker_metrics import held_expiry, journal_samples, unlisted_partitions
 from quaymaster.node.data.settling import is_to_settle, settle
-from quaymaster.node.data.stores import DataWitness, declaring, open_store
+from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.node.from_settings import (
-    JOURNAL_ID,
     journal_options,
     key_provider,
     key_services,
@@ -60,7 +60,8 @@ async def start_server(node: Node) -> None:
     if settings.coordination == "etcd":
         await _watch_etcd(node, store)
     options = metadata_options(settings)
-    registry = QueueRegistry(store, options, now_ms=wall_ms, journals=lambda: (JOURNAL_ID,))
+    journals = await list_journals(data / JOURNALS_DIRECTORY, store)
+    registry = QueueRegistry(store, options, now_ms=wall_ms, journals=lambda: journals)
     metadata = MetadataService(
         registry,
         key_provider(settings, data),
@@ -68,11 +69,18 @@ async def start_server(node: Node) -> None:
         now_ms=wall_ms,
         key_services=key_services(settings),
     )
-    leader = LoneLeader(
-        journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
-    )
     queues = metadata.queues
-    broker = spread_over(leader, tables_of(queues), queues)
+    tables = tables_of(queues)
+    own = OwnJournals(
+        journal_options(settings, data),
+        journals,
+        store,
+        journal_of=tables.journal_of,
+        on_stopped=node.fail,
+        find_queue=QueueRows(store).find,
+        takes_any_journal=takes_all,
+    )
+    broker = spread_over(own, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
     admin = make_admin(
         settings,
@@ -80,7 +88,7 @@ async def start_server(node: Node) -> None:
         metadata=metadata,
         metrics=node.metrics,
         health=health,
-        operations=ServerOperations(node, leader, store.backup),
+        operations=ServerOperations(node, own, store.backup),
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
     )
@@ -91,21 +99,21 @@ async def start_server(node: Node) -> None:
     await metadata.start()
     stack.push_async_callback(metadata.close)
     health.add_check(registry.why_not_ready)
-    journal = await leader.start()
-    stack.push_async_callback(leader.close)
+    await own.start()
+    stack.push_async_callback(own.close)
     # Again, so that they end before what they ask does; a backup under way is given up.
     stack.push_async_callback(admin.stop)
     stack.push_async_callback(node.admin.drain, 1.0)
-    health.add_check(leader.broker.why_stopped)
-    health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
-    health.add_notices(lambda: unlisted_partitions({JOURNAL_ID: journal.host.replica.queues}))
+    health.add_check(own.why_stopped)
+    health.add_notices(lambda: held_expiry(own.clocks()))
+    health.add_notices(lambda: unlisted_partitions(own.queues()))
     health.add_notices(registry.queues.settling.lost_attributes.notices)
-    await _agree(node, store, registry, leader)
+    await _agree(node, store, registry, own)
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
-    node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
+    node.metrics.log_fsyncs = [journal.host.writer.counters.fsync_durations for journal in own.all()]
+    node.metrics.add_source(lambda: journal_samples(own.all(), data, per_queue=settings.metrics_per_queue))
     behind = Behind(store, metadata, broker, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
@@ -113,11 +121,10 @@ async def start_server(node: Node) -> None:
     node.greet = partial(_greet, node, address)
 
 
-async def _agree(node: Node, store: Coordination, registry: QueueRegistry, leader: LoneLeader) -> None:
-    """Let metadata and journal tell the same of queues."""
-    journal = BrokerQueueJournal(leader)
-    registry.attach_journal(journal)
-    await settle(node.data, store, registry.queues, leader, journal)
+async def _agree(node: Node, store: Coordination, registry: QueueRegistry, own: OwnJournals) -> None:
+    """Let metadata and journals tell the same of queues."""
+    registry.attach_journal(BrokerQueueJournal(own))
+    await settle(node.data, store, registry.queues, own)
     if not node.settings.usage:
         await drop_acts(store)
     await registry.reconcile()

@@ -21,6 +21,7 @@ from quaymaster.broker.copies.backup import (
     BackedUpFile,
     BackupManifest,
     BackupUnusable,
+    OwnJournalCut,
     ServerCut,
     backup,
     read_manifest,
@@ -54,7 +55,9 @@ async def backed_up(tester: BrokerTester, data: Path, to: Path) -> None:
     async def copy_metadata(path: Path) -> None:
         write(path)
 
-    await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+    await backup(
+        ServerCut({0: OwnJournalCut(tester.broker, data / "journals")}, copy_metadata, data), to, told_nothing
+    )
 
 
 async def received_from(data: Path) -> list[int]:
@@ -74,7 +77,11 @@ def test_metadata_is_of_a_moment_after_the_end_of_the_journal(tmp_path: Path) ->
                 await tester.send(1, message(2))
                 write(path)
 
-            await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+            await backup(
+                ServerCut({0: OwnJournalCut(tester.broker, data / "journals")}, copy_metadata, data),
+                to,
+                told_nothing,
+            )
         restore(to, tmp_path / "new")
 
         assert await received_from(tmp_path / "new") == [1]
@@ -144,7 +151,11 @@ def test_nothing_is_left_of_a_backup_that_fails_and_snapshots_go_on(tmp_path: Pa
                 raise OSError("no room")
 
             with pytest.raises(OSError, match="no room"):
-                await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+                await backup(
+                    ServerCut({0: OwnJournalCut(tester.broker, data / "journals")}, copy_metadata, data),
+                    to,
+                    told_nothing,
+                )
             async with tester.broker.snapshots.held():
                 pass
 

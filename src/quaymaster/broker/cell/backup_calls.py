@@ -25,6 +25,7 @@ import msgspec
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
+from quaymaster.broker.copies.backup import HOLD_S
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.backup_cut import BackupBarrier
@@ -57,8 +58,6 @@ CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
 )
 """Which roles may call what."""
 
-HOLD_S: Final = 10.0
-"""Messages of other journals are kept out for so long at most: a backup that needs longer begins again."""
 IDLE_S: Final = 60.0
 """A backup that is not read for so long is given up."""
 

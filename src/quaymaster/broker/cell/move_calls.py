@@ -8,7 +8,6 @@ All are MessagePack; fields are only ever appended, with defaults.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -16,16 +15,15 @@ import msgspec
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.peer_links import PeerLinks
+from quaymaster.broker.replica.journal_service import ANSWER_MS
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
-from quaymaster.core.values.errors import NotLeader, Timeout
+from quaymaster.core.values.errors import NotLeader
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID
 
 MOVE: Final = "move"
 GROUPS_LEFT: Final = "groups_left"
-ANSWER_MS: Final = 5_000
-"""So long an answer may take besides what the question itself waits."""
 CALLERS: Final[dict[str, tuple[str, ...]]] = {MOVE: ("broker",), GROUPS_LEFT: ("broker",)}
 """Which roles may call what."""
 
@@ -53,7 +51,7 @@ class MoveCalls:
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
         client = self._leader_of(journal_id)
         if client is None:
-            return await self._take(journal_id, command)
+            return await self._broker.get(journal_id).take_moved(command)
         body = JOURNAL_ID.pack(journal_id) + _encode(command)
         return _outcomes.decode(await client.ask(MOVE, body, ANSWER_MS))
 
@@ -61,7 +59,7 @@ class MoveCalls:
         """Ask a journal's leader which groups a partition has none of; raises NotNow when it does not answer."""
         client = self._leader_of(journal_id)
         if client is None:
-            return await self._tell(journal_id, command)
+            return await self._broker.get(journal_id).groups_left(command)
         body = JOURNAL_ID.pack(journal_id) + _encode(command)
         return _answers.decode(await client.ask(GROUPS_LEFT, body, command.wait_ms + ANSWER_MS))
 
@@ -78,28 +76,12 @@ class MoveCalls:
             raise NotLeader
         return client
 
-    async def _take(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
-        journal = self._broker.get(journal_id)
-        try:
-            async with asyncio.timeout(ANSWER_MS / 1000):
-                return await journal.take_moved(command)
-        except TimeoutError:
-            raise Timeout from None
-
-    async def _tell(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
-        journal = self._broker.get(journal_id)
-        try:
-            async with asyncio.timeout((command.wait_ms + ANSWER_MS) / 1000):
-                return await journal.groups_left(command)
-        except TimeoutError:
-            raise Timeout from None
-
     def _on_move(self, call: IncomingCall) -> None:
         (journal_id,) = JOURNAL_ID.unpack_from(call.body)
         command = _commands.decode(memoryview(call.body)[JOURNAL_ID.size :])
 
         async def take() -> None:
-            call.reply(_encode(await self._take(journal_id, command)))
+            call.reply(_encode(await self._broker.get(journal_id).take_moved(command)))
 
         self._tasks.answer(call, take())
 
@@ -108,6 +90,6 @@ class MoveCalls:
         command = _questions.decode(memoryview(call.body)[JOURNAL_ID.size :])
 
         async def tell() -> None:
-            call.reply(_encode(await self._tell(journal_id, command)))
+            call.reply(_encode(await self._broker.get(journal_id).groups_left(command)))
 
         self._tasks.answer(call, tell())

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -37,7 +37,8 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.broker.storage.journal_state import NO_ID, JournalState, read_state
 from quaymaster.broker.storage.threads import run_to_end
-from quaymaster.core.values.errors import InternalFailure, InvalidParameterValue
+from quaymaster.core.cell.backup_cut import BackupBarrier, why_no_cut
+from quaymaster.core.values.errors import InternalFailure, InvalidParameterValue, NotNow
 
 BACKUP_FORMAT: Final = 2
 """Format 1: of a server only, its journals with a state file, and metadata of a moment before the cut."""
@@ -50,6 +51,11 @@ RESTORED_NAME = "restored"
 
 COPY_BYTES = 1 << 20
 READER = "backup"
+HOLD_S: Final = 10.0
+"""Messages of other journals are kept out for so long at most: a backup that needs longer begins again."""
+
+
+Step = TypeVar("Step")
 
 
 class BackupUnusable(Exception):
@@ -127,6 +133,70 @@ class Cut(Protocol):
         """Let go of what was held."""
 
 
+class CutJournal(Protocol):
+    """A journal that is cut together with others (`core/cell/backup_cut`), in this process or another one."""
+
+    async def begin(self) -> None:
+        """Have a snapshot that stays as it is."""
+
+    async def hold(self) -> BackupBarrier:
+        """Take nothing from other journals from now on."""
+
+    async def cut(self) -> tuple[BackupBarrier, CopyManifest]:
+        """Fix where the journal ends."""
+
+    async def check(self) -> BackupBarrier:
+        """Take from other journals again; tell whether nothing was taken meanwhile."""
+
+    async def whole(self) -> CopyManifest:
+        """Fix where the journal ends, when there is no other."""
+
+    async def read(self, name: str, position: int) -> bytes:
+        """Return the next bytes of a file."""
+
+    async def end(self) -> None:
+        """Let go of what was held."""
+
+
+class OwnJournalCut:
+    """Implements `CutJournal` for a journal of this process, whose directory is in `journals`."""
+
+    def __init__(self, journal: JournalService, journals: Path) -> None:
+        self._journal = journal
+        directory = journals / str(journal.journal_id)
+        self._source = CopySource(journal, directory, reader=READER, idle_s=None, frees_snapshots=True)
+        self.begin = self._source.hold
+        self.whole = self._source.begin
+        self.read = self._source.read
+
+    async def hold(self) -> BackupBarrier:
+        """See `CutJournal`."""
+        self._journal.hold_moves(HOLD_S)
+        return await self._journal.barrier()
+
+    async def cut(self) -> tuple[BackupBarrier, CopyManifest]:
+        """See `CutJournal`."""
+        barrier = await self._journal.barrier()
+        return barrier, await self._source.begin(self._journal.host.replica.durable_commit)
+
+    async def check(self) -> BackupBarrier:
+        """See `CutJournal`."""
+        barrier = await self._journal.barrier()
+        self._journal.release_moves()
+        return barrier
+
+    async def end(self) -> None:
+        """See `CutJournal`."""
+        self._journal.release_moves()
+        await self._source.end()
+
+
+class NoCut(NotNow):
+    """The ends of the journals are not of one moment; another attempt may find one."""
+
+    message = "No moment was found at which all journals could be cut."
+
+
 class ServerCut:
     """The cut of a single server. `copy_metadata` writes its store to the path it is given."""
 
@@ -134,29 +204,51 @@ class ServerCut:
     cell = ""
 
     def __init__(
-        self, journal: JournalService, copy_metadata: Callable[[Path], Awaitable[object]], data: Path
+        self,
+        journals: Mapping[int, CutJournal],
+        copy_metadata: Callable[[Path], Awaitable[object]],
+        data: Path,
     ) -> None:
-        self._journal_id = journal.journal_id
-        self._source = CopySource(
-            journal,
-            data / JOURNALS_NAME / str(self._journal_id),
-            reader=READER,
-            idle_s=None,
-            frees_snapshots=True,
-        )
+        self._journals = journals
         self._copy_metadata = copy_metadata
         self._data = data
 
     async def take(self, destination: Path) -> dict[int, JournalCopy]:
-        """See `Cut`."""
-        manifest = await self._source.begin()
+        """See `Cut`. Raises NoCut."""
+        manifests = await self._ends()
         await self._copy_metadata(destination / STORE_NAME)
         await run_to_end(_copy_file, self._data / FORMAT_NAME, destination / FORMAT_NAME)
-        return {self._journal_id: JournalCopy(manifest, self._source.read)}
+        return {number: JournalCopy(manifests[number], self._journals[number].read) for number in manifests}
 
     async def end(self) -> None:
         """See `Cut`."""
-        await self._source.end()
+        await asyncio.gather(*(journal.end() for journal in self._journals.values()))
+
+    async def _ends(self) -> dict[int, CopyManifest]:
+        """Fix where each journal ends, all as one moment."""
+        if len(self._journals) == 1:
+            ((number, only),) = self._journals.items()
+            return {number: await only.whole()}
+        await self._all(lambda journal: journal.begin())
+        held = await self._all(lambda journal: journal.hold())
+        cuts = await self._all(lambda journal: journal.cut())
+        checked = await self._all(lambda journal: journal.check())
+        why = why_no_cut(held, {number: cut[0] for number, cut in cuts.items()}, checked)
+        if why is not None:
+            raise NoCut(f"{NoCut.message} {why}.")
+        return {number: cut[1] for number, cut in cuts.items()}
+
+    async def _all(self, step: Callable[[CutJournal], Awaitable[Step]]) -> dict[int, Step]:
+        """Do a step with all journals at once; whatever fails, all have done it when it returns."""
+        done = await asyncio.gather(
+            *(step(journal) for journal in self._journals.values()), return_exceptions=True
+        )
+        results: dict[int, Step] = {}
+        for number, result in zip(self._journals, done, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            results[number] = result
+        return results
 
 
 async def backup(cut: Cut, destination: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:

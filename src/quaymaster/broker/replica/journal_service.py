@@ -78,6 +78,8 @@ REBUILD_RETRY_S = 1.0
 """Making the queues anew is tried again after so long on a full disk."""
 BARRIER_TIMEOUT_S = 5.0
 BARRIER_LOOK_S = 0.002
+ANSWER_MS = 5_000
+"""So long the leader of a journal may take to answer that of another, besides what the question itself waits."""
 LAST_COMMIT_TIMEOUT_S = 1.0
 """How long the last snapshot of a replica with others waits for their answers: they may be closing too."""
 
@@ -118,7 +120,20 @@ class JournalOptions:
         return queues
 
 
-class Peers(Protocol):
+class OtherJournals(Protocol):
+    """Journals with other numbers, as a leader reaches them: messages may be moved there."""
+
+    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
+        """See `MoveCarrier`."""
+
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """See `GroupCarrier`."""
+
+    async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        """See `FindQueue`."""
+
+
+class Peers(OtherJournals, Protocol):
     """The other replicas of journals, as this process reaches them."""
 
     def send(self, journal_id: int, messages: list[Envelope]) -> None:
@@ -136,15 +151,6 @@ class Peers(Protocol):
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """Return what other members have of these records, and how many others there are."""
 
-    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
-        """See `MoveCarrier`."""
-
-    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
-        """See `GroupCarrier`."""
-
-    async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
-        """See `FindQueue`."""
-
 
 class JournalService:
     """One replica. It answers commands while it leads."""
@@ -158,13 +164,16 @@ class JournalService:
         on_stopped: Callable[[Exception], None],
         disk: Disk | None = None,
         peers: Peers | None = None,
+        others: OtherJournals | None = None,
     ) -> None:
+        """Without `peers` it has no other replica; without them and `others` there is no journal but this one."""
         self._options = options
         self._node_name = node_name
         self._coordination = coordination
         self._on_stopped = on_stopped
         self._disk = disk or RealDisk()
         self._peers = peers
+        self._others: OtherJournals | None = peers if others is None else others
         self._background: set[asyncio.Task[None]] = set()
         self._start_end_offset = 0
         self.host: ReplicaHost
@@ -239,12 +248,12 @@ class JournalService:
             links=_Links(self),
             loads=None if peers is None else PartitionLoads(),
         )
-        places = None
-        if peers is not None:
-            places = QueuePlaces(options.region, peers.find_queue, options.cell_format)
-        self._moves = MessageMoves(self.host, options.region, places=places, carrier=peers)
+        places, others = None, self._others
+        if others is not None:
+            places = QueuePlaces(options.region, others.find_queue, options.cell_format)
+        self._moves = MessageMoves(self.host, options.region, places=places, carrier=others)
         self._answers = GroupAnswers(self.host)
-        self._questions = GroupQuestions(self.host, self._answers, peers)
+        self._questions = GroupQuestions(self.host, self._answers, others)
         self.snapshots = Snapshots(
             self.host,
             recovered.snapshots,
@@ -307,13 +316,21 @@ class JournalService:
         """Take messages that come from another journal; raises NotNow when that may not have happened."""
         if self.moves_hold:
             raise Overloaded("Nothing is taken from other journals while a backup finds its cut.")
-        outcome: object = await self.host.ask(command)
+        try:
+            async with asyncio.timeout(ANSWER_MS / 1000):
+                outcome: object = await self.host.ask(command)
+        except TimeoutError:
+            raise Timeout from None
         assert isinstance(outcome, MoveInOutcome), "a MoveIn is answered by a MoveInOutcome"
         return outcome
 
     async def groups_left(self, command: AskGroups) -> GroupsOutcome:
-        """Answer which groups a partition has no message of; raises what the journal does."""
-        return await self._answers.answer(command)
+        """Answer which groups a partition has no message of; raises what the journal does, and Timeout."""
+        try:
+            async with asyncio.timeout((command.wait_ms + ANSWER_MS) / 1000):
+                return await self._answers.answer(command)
+        except TimeoutError:
+            raise Timeout from None
 
     def hold_moves(self, seconds: float) -> None:
         """Take nothing from other journals for so long, or until `release_moves`; begins another hold each time."""

@@ -31,7 +31,7 @@ from quaymaster.broker.cell.backup_calls import (
     encode_read,
     encode_until,
 )
-from quaymaster.broker.copies.backup import STORE_NAME, JournalCopy, JournalDamaged, backup
+from quaymaster.broker.copies.backup import STORE_NAME, JournalCopy, JournalDamaged, NoCut, backup
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
 from quaymaster.cli.cells.cell_links import client_of
 from quaymaster.cli.local.cluster import read_cluster
@@ -67,12 +67,6 @@ BEHIND_MAX = 20
 """A member is asked so often, every `RETRY_S`, whether it knows that the end of the journal is committed."""
 
 _decode_cut = msgspec.msgpack.Decoder(tuple[BackupBarrier, CopyManifest]).decode
-
-
-class NoCut(NotNow):
-    """The ends of the journals are not of one moment; another attempt may find one."""
-
-    message = "No moment was found at which all journals could be cut."
 
 
 class BackedUpStore(Protocol):

@@ -11,8 +11,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.commands import (
+    ALL_PARTITIONS,
+    AskMarks,
+    Command,
+    ForgetQueue,
+    ListDataKeys,
+    Outcome,
+    SetQueue,
+)
 
+JournalOf = Callable[[int, int], int | None]
+"""Returns which journal has a partition of a queue, None when there is no such queue."""
 Reply = Callable[[Outcome | Exception], None]
 
 
@@ -37,6 +47,20 @@ class BrokerClient(Protocol):
     def submit(self, command: Command, reply: Reply) -> Submitted:
         """Send one command; `reply` gets its outcome, a `CallerError` or a `NotNow`."""
         ...
+
+
+def journal_of_command(command: Command, journal_of: JournalOf) -> int | None:
+    """Return the journal that a command is for; None when there is no such queue."""
+    kind = type(command)
+    if kind is ListDataKeys or kind is AskMarks:
+        return command.journal_id  # type: ignore[union-attr]  # by its kind
+    if kind is SetQueue or kind is ForgetQueue:
+        journal_id: int | None = command.journal_id  # type: ignore[union-attr]
+        if journal_id is not None:
+            return journal_id
+        if kind is SetQueue:
+            return command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+    return journal_of(command.queue_id, getattr(command, "partition", ALL_PARTITIONS))  # type: ignore[union-attr]
 
 
 async def ask(broker: BrokerClient, command: Command) -> Outcome:

@@ -30,10 +30,8 @@ import msgspec
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
 from quaymaster.core.values.commands import (
-    ALL_PARTITIONS,
     AskMarks,
     Command,
-    ForgetQueue,
     ListDataKeys,
     Outcome,
     Receive,
@@ -59,7 +57,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Sample
-from quaymaster.net.routing.broker_client import Reply
+from quaymaster.net.routing.broker_client import JournalOf, Reply, journal_of_command
 from quaymaster.net.routing.broker_pool import BrokerPool, MakeClient, PoolLimits
 from quaymaster.net.routing.broker_routes import Route, Submission
 from quaymaster.net.routing.rooms import RoomLimits
@@ -118,7 +116,7 @@ class BrokerRouter:
     def __init__(
         self,
         table: LeaderTable,
-        journal_of: Callable[[int, int], int | None],
+        journal_of: JournalOf,
         make_client: MakeClient,
         *,
         account_of: Callable[[int], str] = lambda queue_id: "",
@@ -165,18 +163,10 @@ class BrokerRouter:
             submission.fails_fast = kind is Send and command.fails_fast  # type: ignore[union-attr]
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
+        journal_id = journal_of_command(command, self._journal_of)
         if kind is SetQueue:
-            journal_id = command.journal_id  # type: ignore[union-attr]
-            if journal_id is None:
-                journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
             submission.account_id = command.definition.account_id  # type: ignore[union-attr]
-        elif kind is ListDataKeys or kind is AskMarks:
-            journal_id = command.journal_id  # type: ignore[union-attr]
-        else:
-            journal_id = command.journal_id if kind is ForgetQueue else None  # type: ignore[union-attr]
-            if journal_id is None:
-                partition = getattr(command, "partition", ALL_PARTITIONS)
-                journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
+        elif kind is not ListDataKeys and kind is not AskMarks:
             submission.account_id = self._account_of(command.queue_id)  # type: ignore[union-attr]
         if journal_id is None:
             self._answer_later(submission, QueueDoesNotExist())

@@ -1,4 +1,4 @@
-"""Metadata and journal of one server, when they are not of one moment: after a restore, or where one of them went back.
+"""Metadata and journals of one server, when they are not of one moment: after a restore, or where one went back.
 
 A data directory with the file `restored` has been restored from a backup, or an operator decided with `force-start`
 that its parts are to be used as they are; the file says who did so. The next start then makes the journal follow the
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from quaymaster.broker.copies.backup import RESTORED_NAME
-from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
@@ -63,13 +63,14 @@ async def settle(
     data: Path,
     store: Coordination,
     queues: Queues,
-    leader: LoneLeader,
-    journal: BrokerQueueJournal,
+    own: OwnJournals,
 ) -> None:
-    """Make sure that journal and metadata tell the same of queues; DataContradicts when somebody must decide."""
-    journaled = leader.journal.host.replica.queues
+    """Make sure that journals and metadata tell the same of queues; DataContradicts when somebody must decide."""
+    journaled = [(journal, journal.host.replica.queues) for journal in own.all()]
     stored, unsettled = queues.what_is_settled()
-    known = dict(journaled.definitions)
+    known = {
+        queue_id: definition for _, states in journaled for queue_id, definition in states.definitions.items()
+    }
     if not is_to_settle(data):
         found = find_contradictions(stored, unsettled, known)
         if found:
@@ -77,12 +78,14 @@ async def settle(
                 f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
             )
         return
-    await queues.id_guard.raise_to(journaled.marks)
+    for _, states in journaled:
+        await queues.id_guard.raise_to(states.marks)
     defined = {definition.queue_id: definition for definition in queues.active_queues()}
-    for queue_id, definition in known.items():
-        if queue_id not in defined or identity_of(defined[queue_id]) != identity_of(definition):
-            log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
-            await journal.delete_queue(queue_id)
+    for journal, states in journaled:
+        for queue_id, definition in list(states.definitions.items()):
+            if queue_id not in defined or identity_of(defined[queue_id]) != identity_of(definition):
+                log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
+                await BrokerQueueJournal(journal).delete_queue(queue_id)
     # Logs before their consumer groups.
     for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
         if queue_id not in known:

@@ -1,0 +1,27 @@
+"""What operators see of the journals of a server: one as it is, several added up and each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+SUMMED: Final = (
+    *("segments", "segment_bytes", "compacted_segments", "compaction_freed_bytes", "pending_bytes"),
+    *("body_cache_bytes", "body_cache_hits", "body_cache_misses", "snapshots_written", "snapshots_failed"),
+    *("queues", "messages", "in_flight", "long_polls", "replayed_records", "rebuilds"),
+)
+TRUE_OF_ANY: Final = ("disk_low", "expiry_held")
+
+
+def add_up_journals(journals: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the figures of all journals of a server; of its only one, all there are (`JournalService.status`)."""
+    if len(journals) == 1:
+        return journals[0]
+    return {
+        **{name: sum(journal[name] for journal in journals) for name in SUMMED},
+        **{name: any(journal[name] for journal in journals) for name in TRUE_OF_ANY},
+        "clock_ahead_ms": max((journal["clock_ahead_ms"] for journal in journals), key=abs, default=0),
+        "recovery_s": max((journal["recovery_s"] for journal in journals), default=0.0),
+        "stopped": next((journal["stopped"] for journal in journals if journal["stopped"]), None),
+        "journals": sorted(journals, key=lambda journal: int(journal["journal"])),
+    }
