@@ -11,11 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from harness.short_paths import short_directory
 
 from net.http.test_http_server import RunOnLoop, run
 from quaymaster.net import listener as listener_module
 from quaymaster.net.certificates import CertificateAuthority
-from quaymaster.net.listener import ACCEPTS_PER_TURN, Listener
+from quaymaster.net.listener import ACCEPTS_PER_TURN, Listener, bind_all, fits_unix, listen_unix
 from quaymaster.net.tls import TransportSecurity
 
 __all__ = ["run"]
@@ -164,3 +165,49 @@ def test_handshakes_that_are_not_made_give_way_to_others(
 async def ended(client: socket.socket) -> bytes:
     client.setblocking(False)
     return await asyncio.get_running_loop().sock_recv(client, 1)
+
+
+def test_a_port_is_shared_by_those_that_say_so_and_by_no_others(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        made: tuple[list[Accepted], list[Accepted]] = ([], [])
+        first = Listener(lambda: Accepted(made[0]), takes=lambda peer: True)
+        second = Listener(lambda: Accepted(made[1]), takes=lambda peer: True)
+        alone = Listener(lambda: Accepted([]), takes=lambda peer: True)
+        (reserved,) = await bind_all("127.0.0.1", 0, shares_port=True)
+        port = reserved.getsockname()[1]
+        await first.start("127.0.0.1", port, shares_port=True)
+
+        with pytest.raises(OSError, match="in use"):
+            await alone.start("127.0.0.1", port)
+        await second.start("127.0.0.1", port, shares_port=True)
+        first.close()
+
+        with ExitStack() as stack:
+            stack.callback(reserved.close)
+            connect(stack, port, 3)
+            await until(lambda: len(made[1]) == 3)
+        second.close()
+
+    run(scenario)
+
+
+def test_a_unix_socket_that_listens_may_be_accepted_from_by_several(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        made: list[Accepted] = []
+        with short_directory() as directory, ExitStack() as stack:
+            path = directory / "s"
+            shared = listen_unix(path, 0o600)
+            stack.callback(shared.close)
+            listeners = [Listener(lambda: Accepted(made), takes=lambda peer: True) for _ in range(2)]
+            for listener in listeners:
+                listener.start_on(shared.dup())
+            listeners[0].close()
+
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(path))
+            await until(lambda: len(made) == 1)
+            listeners[1].close()
+
+            assert not fits_unix(directory / ("x" * 100))
+
+    run(scenario)

@@ -11,7 +11,8 @@ again. asyncio accepts as many as its queue is long, all at once. Neither bounds
 
 A Unix socket is bound next to its place and then renamed, so that clients meet the one before it, or one that listens.
 
-Public: `Listener` (`start`, `start_unix`, `accept_waiting`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
+Public: `Listener` (`start`, `start_unix`, `start_on`, `accept_waiting`, `close`, `handshakes`), `ACCEPTS_PER_TURN`; for
+processes that share a listener: `bind_all`, `listen_unix`, `fits_unix`.
 """
 
 from __future__ import annotations
@@ -77,26 +78,18 @@ class Listener:
         """Connections accepted whose protocol does not know of them yet."""
         return len(self._connecting)
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(self, host: str, port: int, *, shares_port: bool = False) -> tuple[str, int]:
         """Listen on all addresses of `host`, and return the first one bound; port 0 takes a free one.
+
+        `shares_port`: with other processes of this user that do so, each of which gets some of the connections.
 
         Raises:
             OSError: an address cannot be found or bound.
         """
         self._loop = asyncio.get_running_loop()
-        found = await self._loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        self._sockets = await bind_all(host, port, shares_port=shares_port)
         try:
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
-                self._sockets.append(listening)
-                listening.setblocking(False)
-                if os.name == "posix":
-                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind(address)
+            for listening in self._sockets:
                 listening.listen(BACKLOG)
         except OSError:
             self.close()
@@ -106,35 +99,22 @@ class Listener:
         bound = self._sockets[0].getsockname()
         return bound[0], bound[1]
 
+    def start_on(self, listening: socket.socket) -> None:
+        """Accept connections of a socket that listens, and that other processes may accept from as well."""
+        self._loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        self._sockets.append(listening)
+        self._loop.add_reader(listening.fileno(), self._accept, listening)
+
     def start_unix(self, path: Path, mode: int) -> None:
         """Listen on a Unix socket with these permissions, in place of one of a process that is gone.
 
         Raises:
             OSError: the path is too long or cannot be used, or another process listens there.
         """
-        self._loop = asyncio.get_running_loop()
-        _refuse_used_path(path)
-        new = path.with_name(path.name + NEW_SUFFIX)
-        if len(os.fsencode(new)) > UNIX_PATH_BYTES_MAX:
-            raise OSError(
-                errno.ENAMETOOLONG,
-                f"the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX - len(NEW_SUFFIX)} bytes",
-            )
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sockets.append(listening)
-        try:
-            listening.setblocking(False)
-            listening.bind(str(new))
-            new.chmod(mode)
-            listening.listen(BACKLOG)
-            new.rename(path)
-            self._unix = path, path.stat().st_ino
-        except OSError:
-            self.close()
-            raise
-        self._loop.add_reader(listening.fileno(), self._accept, listening)
+        listening = listen_unix(path, mode)
+        self._unix = path, path.stat().st_ino
+        self.start_on(listening)
 
     def accept_waiting(self) -> None:
         """Accept those that wait in the kernel, before `close`: they would be reset, and their clients ask already."""
@@ -204,6 +184,60 @@ class Listener:
 
         timer = self._loop.call_later(PAUSE_S, resume)
         self._timers.add(timer)
+
+
+async def bind_all(host: str, port: int, *, shares_port: bool) -> list[socket.socket]:
+    """Return sockets bound to all addresses of `host`, the first to a free port if that is 0; see `Listener.start`."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            bound.append(listening)
+            listening.setblocking(False)
+            if os.name == "posix":
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares_port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+    except OSError:
+        for listening in bound:
+            listening.close()
+        raise
+    return bound
+
+
+def listen_unix(path: Path, mode: int) -> socket.socket:
+    """Return a Unix socket that listens, as `Listener.start_unix` does it; raises as that does."""
+    _refuse_used_path(path)
+    new = path.with_name(path.name + NEW_SUFFIX)
+    if not fits_unix(path):
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX - len(NEW_SUFFIX)} bytes",
+        )
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        listening.bind(str(new))
+        new.chmod(mode)
+        listening.listen(BACKLOG)
+        new.rename(path)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def fits_unix(path: Path) -> bool:
+    """Tell whether a path is short enough for `listen_unix`."""
+    return len(os.fsencode(path)) + len(NEW_SUFFIX) <= UNIX_PATH_BYTES_MAX
 
 
 def _refuse_used_path(path: Path) -> None:

@@ -16,7 +16,7 @@ from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, decode_followers
-from quaymaster.settings import parse_address
+from quaymaster.settings import parse_endpoint
 
 WAIT_S: Final = 5.0
 """Brokers refuse a front end sooner that does not follow: see `broker/cell/authorization_floor`."""
@@ -86,7 +86,7 @@ class FrontEndsBehind:
         try:
             client = self._clients.get(address)
             if client is None:
-                endpoint = parse_address(address)
+                endpoint = parse_endpoint(address)
                 client = self._clients[address] = self._connect((endpoint.host, endpoint.port))
             return decode_followers(await client.ask(FOLLOWERS, b"", ASK_MS))
         except (NotNow, CallerError, ValueError):

@@ -6,7 +6,13 @@ with a TOML file:  load_settings(Path("quaymaster.toml"))
 table ──▶ values ──▶ checks: Settings ──▶ loading, reference
 """
 
-from quaymaster.settings.addresses import UNIX_PREFIX, Address, parse_address, parse_edge_listen
+from quaymaster.settings.addresses import (
+    UNIX_PREFIX,
+    Address,
+    parse_address,
+    parse_edge_listen,
+    parse_endpoint,
+)
 from quaymaster.settings.checks import Settings
 from quaymaster.settings.loading import (
     CONFIG_VARIABLE,
@@ -33,6 +39,7 @@ __all__ = [
     "meanings",
     "parse_address",
     "parse_edge_listen",
+    "parse_endpoint",
     "read_settings_file",
     "settings_as_markdown",
     "settings_file",

@@ -10,7 +10,7 @@ UNIX_PREFIX = "unix:"
 
 
 class Address(NamedTuple):
-    """A host and a TCP port to listen on."""
+    """A host and a TCP port to listen on; or, by `parse_endpoint`, `unix:` with a path and no port."""
 
     host: str
     port: int
@@ -18,14 +18,26 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
+        if self.host == "localhost" or self.is_unix:
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket's."""
+        return self.host.startswith(UNIX_PREFIX)
+
+    @property
+    def path(self) -> str:
+        """The path of a Unix socket."""
+        return self.host.removeprefix(UNIX_PREFIX)
+
     def __str__(self) -> str:
+        if self.is_unix:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -39,6 +51,11 @@ def parse_address(text: str) -> Address:
     elif ":" in host:
         raise ValueError(f"{text!r} is not an address; put the IPv6 host in brackets, as in [::1]:9324")
     return Address(host or "0.0.0.0", int(port))  # noqa: S104 -- what an address without host means
+
+
+def parse_endpoint(text: str) -> Address:
+    """Return the address in what `parse_address` takes, or in `unix:PATH`; else raise ValueError."""
+    return Address(text, 0) if text.startswith(UNIX_PREFIX) else parse_address(text)
 
 
 def parse_addresses(text: str) -> list[Address]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
+from harness.short_paths import short_directory
 from harness.waiting import PATIENCE_S
 
 from quaymaster.core.values.errors import (
@@ -158,6 +159,18 @@ def test_a_call_is_answered_by_its_handler(run: Run) -> None:
         assert client.version == 1
 
     run(scenario)
+
+
+def test_calls_go_over_a_unix_socket_that_only_its_user_may_use(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        with short_directory() as directory:
+            address = await cell.serve(RPCServer({"echo": echo}, BROKER), (f"unix:{directory}/s", 0))
+            client = cell.client(address)
+
+            assert await client.ask("echo", b"hello", LONG_MS) == b"hello"
+            assert (directory / "s").stat().st_mode & 0o777 == 0o600
+
+    run_on_sockets(scenario)
 
 
 def test_many_calls_are_in_flight_and_each_gets_its_own_answer(run: Run) -> None:

@@ -8,12 +8,13 @@
 
 No other listener reads such a header: anybody could write it there. A second one behind the first is no HTTP request.
 
-Public: `ProxiedListener` (`start`, `start_unix`, `drain`, `waiting`).
+Public: `ProxiedListener` (`start`, `start_unix`, `start_on`, `drain`, `waiting`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
@@ -42,17 +43,22 @@ class ProxiedListener:
         self._listener: Listener | None = None
         self._all_left: asyncio.Event | None = None
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on an address; return the one bound. Raises OSError when it cannot be."""
+    async def start(self, host: str, port: int, *, shares_port: bool = False) -> tuple[str, int]:
+        """Listen on an address; return the one bound. Raises OSError when it cannot be. As `Listener.start`."""
         self._listener = Listener(
             lambda: _BeforeHeader(self), takes=lambda peer: peer in self.server.trusted_proxies
         )
-        return await self._listener.start(host, port)
+        return await self._listener.start(host, port, shares_port=shares_port)
 
     def start_unix(self, path: Path) -> None:
         """Listen on a Unix socket, mode 0660. Raises OSError when its path cannot be used."""
         self._listener = Listener(lambda: _BeforeHeader(self), takes=lambda _: True)
         self._listener.start_unix(path, SOCKET_MODE)
+
+    def start_on(self, listening: socket.socket) -> None:
+        """Accept connections of a Unix socket that listens, and that other processes may accept from as well."""
+        self._listener = Listener(lambda: _BeforeHeader(self), takes=lambda _: True)
+        self._listener.start_on(listening)
 
     async def drain(self) -> None:
         """Take no more; call before the HTTP server drains, whose connections are those whose header has come.

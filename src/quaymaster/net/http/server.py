@@ -220,8 +220,8 @@ class HTTPServer:
         """Requests given to the handler and not answered yet. Counted on demand, over all connections."""
         return sum(connection.count_waiting() for connection in self._open)
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and return the bound address; port 0 takes a free one.
+    async def start(self, host: str, port: int, *, shares_port: bool = False) -> tuple[str, int]:
+        """Listen, and return the bound address; port 0 takes a free one. `shares_port`: see `Listener.start`.
 
         Raises:
             OSError: the address cannot be bound.
@@ -229,7 +229,7 @@ class HTTPServer:
         assert self._listener is None, "a server is started once"
         self._loop = asyncio.get_running_loop()
         listener = Listener(lambda: HTTPConnection(self), takes=self.strangers.may_connect)
-        host, port = await listener.start(host, port)
+        host, port = await listener.start(host, port, shares_port=shares_port)
         self._listener = listener
         self._sweep()
         log.info("http server started name=%s host=%s port=%d", self.name, host, port)

@@ -63,7 +63,7 @@ from quaymaster.net.routing.broker_routes import Route, Submission
 from quaymaster.net.routing.rooms import RoomLimits
 from quaymaster.net.rpc import OnReply
 from quaymaster.protocol.rpc.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
-from quaymaster.settings import parse_address
+from quaymaster.settings import parse_endpoint
 
 SWEEP_S: Final = 0.05
 """How exact the deadlines of those are that wait for a leader."""
@@ -259,7 +259,7 @@ class BrokerRouter:
         pool = self._pools.get(address)
         if pool is None:
             try:
-                endpoint = parse_address(address)
+                endpoint = parse_endpoint(address)
             except ValueError:
                 return None
             if len(self._pools) >= POOLS_MAX and not self._drop_pools():

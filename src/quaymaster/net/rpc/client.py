@@ -56,6 +56,7 @@ from quaymaster.protocol.rpc.frames import (
     render_frame,
     render_hello,
 )
+from quaymaster.settings import UNIX_PREFIX
 
 DEADLINE_STEP_S: Final = 0.01
 """How exact deadlines are: calls are not looked through more often."""
@@ -247,7 +248,7 @@ class RPCClient:
         self.calls: dict[int, OutgoingCall] = {}
         """Unanswered ones by their ids: those sent, and those that wait to be."""
         self._tls = tls
-        self._connector = connector or self._connect_by_tcp
+        self._connector = connector or self._connect_by_network
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._connection: _ClientConnection | None = None
@@ -530,9 +531,11 @@ class RPCClient:
                 connection.abort(reason)
         return reason
 
-    async def _connect_by_tcp(self, protocol: Callable[[], asyncio.Protocol]) -> object:
+    async def _connect_by_network(self, protocol: Callable[[], asyncio.Protocol]) -> object:
         assert self._loop is not None, "connections are made on the loop"
         host, port = self.address
+        if host.startswith(UNIX_PREFIX):
+            return await self._loop.create_unix_connection(protocol, host.removeprefix(UNIX_PREFIX))
         tls = self._tls() if self._tls is not None else None
         return await self._loop.create_connection(protocol, host, port, ssl=tls)
 

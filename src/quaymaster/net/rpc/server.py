@@ -7,6 +7,8 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
 
 from quaymaster.core.values.errors import (
     AccessDenied,
@@ -45,6 +47,9 @@ from quaymaster.protocol.rpc.frames import (
     render_goodbye,
     render_hello,
 )
+from quaymaster.settings import UNIX_PREFIX
+
+UNIX_MODE: Final = 0o600
 
 log = logging.getLogger(__name__)
 
@@ -311,14 +316,21 @@ class RPCServer:
         return sum(connection.calls_active for connection in self.open)
 
     async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
-        """Listen, and return the address: with port 0, the system chooses one."""
+        """Listen, and return the address: with port 0, the system chooses one.
+
+        A host `unix:PATH` is a Unix socket, which only this user can connect to. Raises OSError.
+        """
         listener = Listener(
             self.accept,
             takes=lambda _: True,
             tls=tls,
             handshake_timeout_s=self.limits.connect_timeout_ms / 1000,
         )
-        self.address = await listener.start(host, port)
+        if host.startswith(UNIX_PREFIX):
+            listener.start_unix(Path(host.removeprefix(UNIX_PREFIX)), UNIX_MODE)
+            self.address = host, 0
+        else:
+            self.address = await listener.start(host, port)
         self._listener = listener
         return self.address
 
