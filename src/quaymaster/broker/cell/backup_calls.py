@@ -19,11 +19,11 @@ leads meanwhile, the one that was asked continues to give it.
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
-from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.copies.backup import HOLD_S
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead, CopySource
@@ -79,10 +79,20 @@ _reads = msgspec.msgpack.Decoder(CopyRead)
 _untils = msgspec.msgpack.Decoder(CopyUntil)
 
 
-class BackupCalls:
-    """The backups that one broker gives: one of each journal at a time."""
+class HasJournals(Protocol):
+    """The journals of a process, and where they are."""
 
-    def __init__(self, broker: Broker, tasks: BrokerTasks) -> None:
+    journals: dict[int, JournalService]
+    directory: Path
+
+    def get(self, number: int) -> JournalService:
+        """Return a journal; NotLeader when it is not here."""
+
+
+class BackupCalls:
+    """The backups that one process gives: one of each journal at a time."""
+
+    def __init__(self, broker: HasJournals, tasks: BrokerTasks) -> None:
         self._broker = broker
         self._tasks = tasks
         self._sources: dict[int, CopySource] = {}

@@ -56,6 +56,7 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
+from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
@@ -147,7 +148,7 @@ class BrokerService:
             note=partial(note_act, coordination),
             floor=self._floor,
         )
-        self._moves = MoveCalls(self.broker, self._links, self._tasks)
+        self._moves = MoveCalls(self.broker.get, self._link_to_leader, self._tasks)
         self._backups = BackupCalls(self.broker, self._tasks)
         restores = RestoreCalls(self.broker, self._tasks)
         self._server = RPCServer(
@@ -283,6 +284,19 @@ class BrokerService:
             return None
         registration = self.registrations.get(broker_of(configuration.leader))
         return None if registration is None else registration.address
+
+    def _link_to_leader(self, number: int) -> RPCClient | None:
+        """Return the connection to a journal's leader, None when that is this broker; NotLeader if it is unknown."""
+        configuration = self.configurations.get(number)
+        if configuration is None:
+            raise NotLeader
+        leader = broker_of(configuration.leader)
+        if leader == self._options.name:
+            return None
+        client = self._links.client(leader)
+        if client is None:
+            raise NotLeader
+        return client
 
     # What its journals ask of it
 

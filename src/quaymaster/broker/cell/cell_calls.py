@@ -18,13 +18,13 @@ import msgspec
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFloor
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
+from quaymaster.broker.cell.command_calls import CommandCalls
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.broker.replica import record_repair
 from quaymaster.broker.replica.record_repair import RECORD, STRETCH
 from quaymaster.coordination.noted_acts import NotedAct, act_of_peer
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.replication.messages import Envelope
-from quaymaster.core.values.errors import NotLeader
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.rpc import BatchHandler, CallHandler, IncomingCall
 from quaymaster.protocol.rpc.broker_calls import (
@@ -38,7 +38,6 @@ from quaymaster.protocol.rpc.broker_calls import (
     decode_drop,
     decode_transfer,
 )
-from quaymaster.protocol.rpc.command_codec import decode_command, encode_outcome
 from quaymaster.protocol.rpc.replication_codec import ReplicationMessageUnreadable, decode_envelope
 
 CALLERS: Final[dict[str, tuple[str, ...]]] = {
@@ -75,16 +74,15 @@ class CellCalls:
     ) -> None:
         self._broker = broker
         self._tasks = tasks
-        self._leader_hint = leader_hint
+        self._commands = CommandCalls(broker.journals, leader_hint=leader_hint, check=floor.check)
         self._make_report = make_report
         self._note = note
-        self._floor = floor
 
     @property
     def handlers(self) -> dict[str, CallHandler]:
         """The calls, by method."""
         return {
-            COMMAND: self._on_command,
+            **self._commands.handlers,
             REPORT: self._on_report,
             PREPARE: self._on_prepare,
             TRANSFER: self._on_transfer,
@@ -98,26 +96,6 @@ class CellCalls:
     def batch_handlers(self) -> dict[str, BatchHandler]:
         """Those that are taken together when they came together."""
         return {REPLICATE: self._on_replicate}
-
-    def _on_command(self, call: IncomingCall) -> None:
-        self._floor.check(call)
-        (number,) = JOURNAL_ID.unpack_from(call.body)
-        journal = self._broker.journals.get(number)
-        if journal is None:
-            raise NotLeader(self._leader_hint(number))
-        command = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
-        version = call.body[JOURNAL_ID.size]
-
-        def reply(outcome: object) -> None:
-            if isinstance(outcome, NotLeader):
-                call.fail(NotLeader(self._leader_hint(number)))
-            elif isinstance(outcome, Exception):
-                call.fail(outcome)
-            else:
-                call.reply(encode_outcome(outcome, version=version))  # type: ignore[arg-type]  # what is no error is an outcome
-
-        submitted = journal.submit(command, reply)
-        call.on_cancel = submitted.cancel
 
     def _on_replicate(self, calls: list[IncomingCall]) -> None:
         received: dict[int, list[Envelope]] = {}

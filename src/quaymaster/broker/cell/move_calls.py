@@ -8,17 +8,14 @@ All are MessagePack; fields are only ever appended, with defaults.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.peer_links import PeerLinks
-from quaymaster.broker.replica.journal_service import ANSWER_MS
-from quaymaster.core.cell.cell import broker_of
+from quaymaster.broker.replica.journal_service import ANSWER_MS, JournalService
 from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
-from quaymaster.core.values.errors import NotLeader
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID
 
@@ -35,11 +32,20 @@ _answers = msgspec.msgpack.Decoder(GroupsOutcome)
 
 
 class MoveCalls:
-    """Both ends, for one broker. See `MoveCarrier` and `GroupCarrier`."""
+    """Both ends, for the journals of one process. See `MoveCarrier` and `GroupCarrier`."""
 
-    def __init__(self, broker: Broker, links: PeerLinks, tasks: BrokerTasks) -> None:
-        self._broker = broker
-        self._links = links
+    def __init__(
+        self,
+        get: Callable[[int], JournalService],
+        link: Callable[[int], RPCClient | None],
+        tasks: BrokerTasks,
+    ) -> None:
+        """`get` returns a journal of this process, else raises NotLeader.
+
+        `link` gives the connection to a journal's leader, None when that is this process; NotLeader if it is unknown.
+        """
+        self._get = get
+        self._link = link
         self._tasks = tasks
 
     @property
@@ -49,39 +55,26 @@ class MoveCalls:
 
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
-        client = self._leader_of(journal_id)
+        client = self._link(journal_id)
         if client is None:
-            return await self._broker.get(journal_id).take_moved(command)
+            return await self._get(journal_id).take_moved(command)
         body = JOURNAL_ID.pack(journal_id) + _encode(command)
         return _outcomes.decode(await client.ask(MOVE, body, ANSWER_MS))
 
     async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
         """Ask a journal's leader which groups a partition has none of; raises NotNow when it does not answer."""
-        client = self._leader_of(journal_id)
+        client = self._link(journal_id)
         if client is None:
-            return await self._broker.get(journal_id).groups_left(command)
+            return await self._get(journal_id).groups_left(command)
         body = JOURNAL_ID.pack(journal_id) + _encode(command)
         return _answers.decode(await client.ask(GROUPS_LEFT, body, command.wait_ms + ANSWER_MS))
-
-    def _leader_of(self, journal_id: int) -> RPCClient | None:
-        """Return the connection to a journal's leader, None if that is this broker; raises NotLeader."""
-        configuration = self._broker.configurations.get(journal_id)
-        if configuration is None:
-            raise NotLeader
-        leader = broker_of(configuration.leader)
-        if leader == self._broker.name:
-            return None
-        client = self._links.client(leader)
-        if client is None:
-            raise NotLeader
-        return client
 
     def _on_move(self, call: IncomingCall) -> None:
         (journal_id,) = JOURNAL_ID.unpack_from(call.body)
         command = _commands.decode(memoryview(call.body)[JOURNAL_ID.size :])
 
         async def take() -> None:
-            call.reply(_encode(await self._broker.get(journal_id).take_moved(command)))
+            call.reply(_encode(await self._get(journal_id).take_moved(command)))
 
         self._tasks.answer(call, take())
 
@@ -90,6 +83,6 @@ class MoveCalls:
         command = _questions.decode(memoryview(call.body)[JOURNAL_ID.size :])
 
         async def tell() -> None:
-            call.reply(_encode(await self._broker.get(journal_id).groups_left(command)))
+            call.reply(_encode(await self._get(journal_id).groups_left(command)))
 
         self._tasks.answer(call, tell())
