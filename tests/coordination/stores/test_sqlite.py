@@ -154,14 +154,11 @@ async def first_events(store: SQLiteCoordination, after_revision: int = 0) -> li
     return await anext(store.watch("", after_revision))
 
 
-def test_change_by_another_connection_reaches_a_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_module, "POLL_MS", 10)
+def test_change_by_another_connection_reaches_a_watch(tmp_path: Path) -> None:
     path = tmp_path / "metadata.sqlite"
 
     async def scenario() -> None:
-        server = await SQLiteCoordination.open(path)
+        server = await SQLiteCoordination.open(path, poll_ms=10)
         tool = await SQLiteCoordination.open(path)
         first = asyncio.create_task(first_events(server))
         await asyncio.sleep(0.05)
@@ -171,6 +168,27 @@ def test_change_by_another_connection_reaches_a_watch(
         assert await first == [Event("a", b"1", revision)]
         await server.close()
         await tool.close()
+
+    run(scenario)
+
+
+def test_the_mark_names_what_another_connection_changed(tmp_path: Path) -> None:
+    path, mark = tmp_path / "metadata.sqlite", tmp_path / "store.mark"
+
+    async def scenario() -> None:
+        server = await SQLiteCoordination.open(path, mark=mark, poll_ms=10)
+        worker = await SQLiteCoordination.open(path)
+        first = asyncio.create_task(first_events(server))
+        revision = await worker.compare_and_swap("a", ABSENT, b"1")
+        await first
+        await server.get("a")  # what was noticed before is in the mark by now
+        shutil.copy(mark, tmp_path / "copied.mark")
+        await server.close()
+        await worker.close()
+
+        known = StoreMark(tmp_path / "copied.mark").open()
+        assert known is not None
+        assert known.revision == revision
 
     run(scenario)
 
@@ -663,11 +681,10 @@ def test_a_mark_that_finds_no_room_is_written_when_there_is_some_and_nothing_is_
         return real(fd, data, position)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    monkeypatch.setattr(sqlite_module, "POLL_MS", 10)
 
     async def scenario() -> None:
         nonlocal is_full
-        store = await SQLiteCoordination.open(path, mark=mark, on_stopped=told.append)
+        store = await SQLiteCoordination.open(path, mark=mark, on_stopped=told.append, poll_ms=10)
         revision = await store.compare_and_swap("a", ABSENT, b"1")
         watching = asyncio.create_task(first_events(store, revision))
         for _ in range(2):  # before the second one is answered, the watch has read all there is

@@ -5,8 +5,9 @@ transaction (group commit), commits, and hands the results back in one call. WAL
 change that was answered survives a power cut. The file (`coordination/stores/sqlite_file`) is readable by its owner
 only.
 
-Other processes (the CLI beside a running server) may use the same file: compare-and-swap holds between them,
-and watches notice their changes within POLL_MS.
+Other processes (the CLI beside a running server, its workers) may use the same file: compare-and-swap holds between
+them, and watches notice their changes within POLL_MS, or what `open` is told. The mark is kept by one of them, the one
+that was told where it is; it names what the others changed as soon as it has noticed it.
 
     serving ──a write or fsync of the file or its mark fails──▶ stopped: `on_stopped`, and nothing more is done
 
@@ -100,8 +101,10 @@ class SQLiteCoordination(Coordination):
         now_ms: Callable[[], int],
         mark: Path | None,
         on_stopped: Callable[[Exception], None] | None,
+        poll_ms: int,
     ) -> None:
         self._path = path
+        self._poll_ms = poll_ms
         self._mark_path = mark
         self._on_stopped = on_stopped
         self._now_ms = now_ms
@@ -133,14 +136,16 @@ class SQLiteCoordination(Coordination):
         now_ms: Callable[[], int] = wall_clock_ms,
         mark: Path | None = None,
         on_stopped: Callable[[Exception], None] | None = None,
+        poll_ms: int = POLL_MS,
     ) -> SQLiteCoordination:
         """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used.
 
         `mark`: where it is written down how far the store has come (`coordination/store_mark`).
         `on_stopped`: is told once, on this event loop, that the store does nothing more until it is opened again, and
         why; every call raises the same CoordinationUnavailable from then on. Never after `close`.
+        `poll_ms`: so often it looks whether other processes have changed something.
         """
-        store = cls(path, now_ms, mark, on_stopped)
+        store = cls(path, now_ms, mark, on_stopped, poll_ms)
         store._thread.start()
         try:
             await store._opened
@@ -389,7 +394,7 @@ class SQLiteCoordination(Coordination):
 
     def _idle_s(self) -> float | None:
         """Return how long the thread may sleep: until a lease ends, or other processes may have written."""
-        waits_ms = [POLL_MS] if self._watchers else []
+        waits_ms = [self._poll_ms] if self._watchers else []
         if self._next_expiry_ms is not None and not self._broken:
             waits_ms.append(max(self._next_expiry_ms - self._now_ms(), LEASE_TTL_MIN_MS))
         return min(waits_ms) / 1000 if waits_ms else None
@@ -509,6 +514,8 @@ class SQLiteCoordination(Coordination):
         if data_version != self._data_version:
             self._data_version = data_version
             self._next_expiry_ms = _next_expiry_ms(connection)
+            self._write_mark(connection)
+            self._revision_before = read_meta(connection, "revision")
             changed = True
         return changed
 

@@ -38,7 +38,7 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.noted_acts import act_of_user, note_act
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
-from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.coordination.stores.sqlite import POLL_MS, SQLiteCoordination
 from quaymaster.metadata.store.rows import is_counted
 from quaymaster.monitoring.logs import log_event
 from quaymaster.settings import Settings
@@ -79,12 +79,13 @@ async def open_store(
     *,
     on_stopped: Callable[[Exception], None] | None = None,
     takes_any_store: bool = False,
+    poll_ms: int = POLL_MS,
 ) -> SQLiteCoordination | EtcdCoordination:
     """Return the store of this data directory.
 
     `on_stopped` hears when its file broke, and nothing can be read or written until a restart. etcd is waited for.
     `takes_any_store`: an operator decided that a directory whose file `coordination` is missing or damaged belongs to
-    the etcd of the settings.
+    the etcd of the settings. `poll_ms`: see `SQLiteCoordination.open`.
 
     Raises:
         StoreUnusable: it cannot be opened, is damaged, or is not the one this directory was begun with.
@@ -100,7 +101,9 @@ async def open_store(
             )
         mark = data / JOURNALS_DIRECTORY / MARK_FILE
         await loop.run_in_executor(None, RealDisk().make_directory, str(mark.parent))
-        return await SQLiteCoordination.open(data / SQLITE_FILE, mark=mark, on_stopped=on_stopped)
+        return await SQLiteCoordination.open(
+            data / SQLITE_FILE, mark=mark, on_stopped=on_stopped, poll_ms=poll_ms
+        )
     store = open_etcd(settings)
     try:
         await _join(store, settings.etcd_prefix, data, begun_with, takes_any_store=takes_any_store)
