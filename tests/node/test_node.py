@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ async def draining(
 
         node.stack.push_async_callback(end)
 
-    assert await run(settings, role._replace(start=start)) == EXIT_OK
+    assert await run(settings, replace(role, start=start)) == EXIT_OK
     return said
 
 
@@ -212,7 +213,7 @@ def test_a_process_that_fails_gives_no_notice(tmp_path: Path) -> None:
 
     settings = settings_of(tmp_path).model_copy(update={"drain_notice_s": 3600})
 
-    assert asyncio.run(run(settings, FRONT_END._replace(start=start))) == EXIT_FAILED
+    assert asyncio.run(run(settings, replace(FRONT_END, start=start))) == EXIT_FAILED
 
 
 def test_front_ends_and_servers_have_clients_that_balancers_send() -> None:

@@ -187,3 +187,7 @@ class _Refused:
 
     def cancel(self) -> None:
         """It is answered all the same."""
+
+    def withdraw(self) -> bool:
+        """It is answered all the same."""
+        return False

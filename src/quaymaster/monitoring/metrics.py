@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+
+from quaymaster.monitoring.labelled import merge_metrics
+
+WORKER_LABEL: Final = "worker"
+"""The label of what a worker of a server counts."""
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -406,6 +411,8 @@ class Sample(NamedTuple):
 
 Source = Callable[[], Iterable[Sample | None]]
 """Gives samples; None where it has looked at much, and others may have a turn."""
+Others = Callable[[], Awaitable[Mapping[str, bytes]]]
+"""Gives the texts of other processes, by the value of WORKER_LABEL."""
 HistogramSource = Callable[[], Iterable["HistogramSample"]]
 
 
@@ -487,6 +494,8 @@ class Metrics:
         self._version = version
         self._sources: list[Source] = []
         self._histogram_sources: list[HistogramSource] = []
+        self.others: Others | None = None
+        """Asked for the metrics of processes that this one speaks for."""
 
     def action(self, name: str) -> ActionMetrics:
         """Return what is counted of the action `name`. Names come from a closed set, never from a request."""
@@ -519,11 +528,16 @@ class Metrics:
                 await asyncio.sleep(0)
             else:
                 samples.append(sample)
-        if len(samples) <= SAMPLES_AT_ONCE_MAX:
-            return _text_of([*self._families(samples)])
-        histograms = [*self._histograms()]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, lambda: _text_of([*_plain(samples), *histograms]))
+        if len(samples) <= SAMPLES_AT_ONCE_MAX:
+            text = _text_of([*self._families(samples)])
+        else:
+            histograms = [*self._histograms()]
+            text = await loop.run_in_executor(None, lambda: _text_of([*_plain(samples), *histograms]))
+        if self.others is None:
+            return text
+        others = await self.others()
+        return await loop.run_in_executor(None, merge_metrics, text, others, WORKER_LABEL)
 
     def _families(self, samples: list[Sample]) -> Iterator[Metric]:
         """Yield Prometheus's families, made from the counters."""

@@ -3,17 +3,68 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 from typing import Final
 
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.http.proxied import ProxiedListener
+from quaymaster.net.http.proxied import SOCKET_MODE, ProxiedListener
 from quaymaster.net.http.server import HTTPServer
-from quaymaster.node.node import Node
+from quaymaster.net.listener import listen_unix
+from quaymaster.node.node import Node, cannot_listen
+from quaymaster.settings import Address
 
 RUN_DIRECTORY_MODE: Final = 0o700
 
 log = logging.getLogger(__name__)
+
+
+async def share_proxies(node: Node, server: HTTPServer, listening: socket.socket | None) -> None:
+    """Let `server` take connections of proxies as other workers do, until it drains.
+
+    `listening`: the Unix socket; without one the place is a TCP address, or there is none.
+
+    Raises:
+        OSError: the address that is set cannot be used.
+    """
+    place = node.settings.edge_place
+    listener = ProxiedListener(server)
+    if listening is not None:
+        listener.start_on(listening)
+    elif isinstance(place, Address):
+        try:
+            await listener.start(place.host, place.port, shares_port=True)
+        except OSError as error:
+            raise cannot_listen(place, "edge_listen", error) from error
+    else:
+        return
+    node.stack.push_async_callback(listener.drain)
+
+
+def listen_for_workers(node: Node) -> socket.socket | None:
+    """Return a Unix socket for the workers of this process, which it removes at its end; None where there is none.
+
+    Raises:
+        OSError: the path that is set cannot be used.
+    """
+    place = node.settings.edge_place
+    if not isinstance(place, Path):
+        return None
+    try:
+        if node.settings.edge_listen is None:
+            place.parent.mkdir(mode=RUN_DIRECTORY_MODE, exist_ok=True)
+        listening = listen_unix(place, SOCKET_MODE)
+    except OSError as error:
+        reason = error.strerror or error
+        if node.settings.edge_listen is None:
+            log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)
+            return None
+        raise OSError(
+            f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"
+        ) from error
+    node.stack.callback(place.unlink, missing_ok=True)
+    node.stack.callback(listening.close)
+    return listening
 
 
 async def listen_for_proxies(node: Node, server: HTTPServer) -> None:

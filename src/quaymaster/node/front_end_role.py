@@ -34,6 +34,7 @@ from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.usage.act_chain import drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
+from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.options import KMSMode
@@ -43,7 +44,7 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.data.client_file import CLIENT_FILE
-from quaymaster.node.edge_listener import listen_for_proxies
+from quaymaster.node.edge_listener import listen_for_proxies, share_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings
@@ -73,23 +74,28 @@ def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> 
     return uses
 
 
+class Shared(NamedTuple):
+    """What a worker of a server shares with the others: its port, a listening Unix socket, its host's name."""
+
+    front_end: str
+    edge: socket.socket | None
+
+
 async def serve_sqs(
     node: Node,
     behind: Behind,
-    admin: Admin,
+    admin: Admin | None,
     *,
     blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
+    shared: Shared | None = None,
 ) -> Address:
-    """Start a front end, what records its requests and those of operators, and its port; return the address."""
+    """Start a front end, what records its requests and those of operators, and its port; return the address.
+
+    Without `admin` operators ask another process. `shared`: of a worker.
+    """
     settings, stack, metrics = node.settings, node.stack, node.metrics
-    left = LeftActs(node.data)
-    feed = await _start_usage(node, behind.store) if settings.usage else None
-    if feed is not None:
-        node.health.add_notices(feed.notices)
-        await feed.chain_acts(behind.store, settings.account_id, left)
-    else:
-        await asyncio.to_thread(drop_left_acts, left)
+    feed = await _start_recording(node, behind.store, None if shared is None else shared.front_end)
     opening = make_opening_pool(settings)
     stack.push_async_callback(opening.close)
     metrics.add_source(opening.samples)
@@ -118,10 +124,13 @@ async def serve_sqs(
         unsigned_time=node.admin.unsigned_time,
         trusted_proxies=node.admin.trusted_proxies,
     )
-    address = await listen_on(server, settings.listen_address, "listen")
+    address = await listen_on(server, settings.listen_address, "listen", shares_port=shared is not None)
     stack.push_async_callback(server.drain, settings.drain_grace_s)
     node.on_notice.append(server.announce_end)
-    await listen_for_proxies(node, server)
+    if shared is None:
+        await listen_for_proxies(node, server)
+    else:
+        await share_proxies(node, server, shared.edge)
     node.health.add_room_check(server.why_not_ready)
     metrics.add_source(
         lambda: [
@@ -132,10 +141,25 @@ async def serve_sqs(
         ]
     )
     if feed is not None:
-        await _ship_usage(node, feed, behind, address)
-        admin.record_acts(feed.recorder)
-        stack.push_async_callback(admin.stop_acts)
+        if admin is None:
+            _ship_usage(node, feed, behind)
+        else:
+            await _record_acts(node, feed, behind, admin, address)
     return address
+
+
+async def record_operators(node: Node, behind: Behind, admin: Admin, address: Address) -> None:
+    """Record what operators do in a process that serves no clients; those are served at `address`."""
+    feed = await _start_recording(node, behind.store)
+    if feed is not None:
+        await _record_acts(node, feed, behind, admin, address)
+
+
+async def _record_acts(node: Node, feed: UsageFeed, behind: Behind, admin: Admin, address: Address) -> None:
+    shipper = _ship_usage(node, feed, behind)
+    await _set_up_pipeline(node, shipper, behind, address)
+    admin.record_acts(feed.recorder)
+    node.stack.push_async_callback(admin.stop_acts)
 
 
 def usage_incarnations(settings: Settings, store: Coordination) -> FrontEndIncarnations | None:
@@ -143,9 +167,21 @@ def usage_incarnations(settings: Settings, store: Coordination) -> FrontEndIncar
     return FrontEndIncarnations(store, now_us=lambda: time.time_ns() // 1000) if settings.usage else None
 
 
-async def _start_usage(node: Node, store: Coordination) -> UsageFeed:
+async def _start_recording(node: Node, store: Coordination, name: str | None = None) -> UsageFeed | None:
+    """Start to record requests and acts, under a name where the settings give none; None where nothing is recorded."""
+    left = LeftActs(node.data)
+    if not node.settings.usage:
+        await asyncio.to_thread(drop_left_acts, left)
+        return None
+    feed = await _start_usage(node, store, name or socket.gethostname())
+    node.health.add_notices(feed.notices)
+    await feed.chain_acts(store, node.settings.account_id, left)
+    return feed
+
+
+async def _start_usage(node: Node, store: Coordination, name: str) -> UsageFeed:
     """Start to record requests; what they are is kept on disk until they are shipped."""
-    feed = make_usage_feed(node.settings, node.data, node=socket.gethostname())
+    feed = make_usage_feed(node.settings, node.data, node=name)
     try:
         await feed.start(store, node.settings.region)
     except BaseException:
@@ -157,17 +193,22 @@ async def _start_usage(node: Node, store: Coordination) -> UsageFeed:
     return feed
 
 
-async def _ship_usage(node: Node, feed: UsageFeed, behind: Behind, address: Address) -> None:
-    """Begin to bring records into the usage queue, and write how the pipeline reads it."""
+def _ship_usage(node: Node, feed: UsageFeed, behind: Behind) -> UsageShipper:
+    """Begin to bring records into the usage queue."""
+    shipper = make_usage_shipper(node.settings, feed, broker=behind.broker, metadata=behind.metadata)
+    feed.ship(shipper)
+    return shipper
+
+
+async def _set_up_pipeline(node: Node, shipper: UsageShipper, behind: Behind, address: Address) -> None:
+    """Write how the pipeline reads the usage queue."""
     settings = node.settings
-    shipper = make_usage_shipper(settings, feed, broker=behind.broker, metadata=behind.metadata)
 
     def write(described: bytes) -> None:
         disk = RealDisk()
         disk.make_directory(str(node.data / "keys"))
         write_file_durably(disk, str(node.data / "keys"), PIPELINE_FILE, described)
 
-    feed.ship(shipper)
     setting_up = asyncio.create_task(
         set_up_pipeline(
             behind.metadata.accounts,

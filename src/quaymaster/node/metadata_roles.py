@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from quaymaster.broker.replica.clock import wall_ms
@@ -48,10 +48,11 @@ async def start_metadata_node(
     *,
     connect_brokers: Callable[[JournalOf], BrokerClient],
     cell_format: CellFormat | None = None,
+    listen: Address | None = None,
     on_unusable: Callable[[Exception], None] = lambda error: None,
     wait_s: float = START_WAIT_S,
 ) -> tuple[MetadataNode, Address]:
-    """Start a metadata node, and return it with the address it listens on.
+    """Start a metadata node, and return it with the address it listens on: `listen`, else the one of the settings.
 
     `connect_brokers` gives the way to the brokers. New queues go to the journals of the cell. `on_unusable`: see
     `MetadataNode`.
@@ -63,7 +64,8 @@ async def start_metadata_node(
         OSError: the address cannot be listened on.
     """
     settings = transport.settings
-    transport.secure(settings.metadata_listen_address)
+    listen = listen or settings.metadata_listen_address
+    transport.secure(listen)
     journals = CellJournals(store)
     name = transport.hello.node
     node = MetadataNode(
@@ -83,9 +85,7 @@ async def start_metadata_node(
     stack.push_async_callback(journals.close)
     calls = MetadataCalls(node)
     stack.push_async_callback(calls.close)
-    address = await transport.listen(
-        stack, settings.metadata_listen_address, calls.handlers(), FRONT_END_ROLE
-    )
+    address = await transport.listen(stack, listen, calls.handlers(), FRONT_END_ROLE)
     log_event(log, logging.INFO, "metadata node started", node=name, address=str(address))
     return node, address
 
@@ -96,12 +96,14 @@ async def start_remote_metadata(
     key_provider: KeyProvider,
     *,
     cell_format: CellFormat | None = None,
+    addresses: Sequence[Address] | None = None,
     note: Callable[[], Awaitable[None]] = note_nothing,
     wait_s: float = START_WAIT_S,
 ) -> MetadataService:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
 
-    `note` is called before declared queues are made or changed.
+    Those are at `addresses`; without them, where the settings say, which may then name declared queues as well. `note`
+    is called before such queues are made or changed.
 
     Raises:
         KeysUnusable: this host lacks a master key.
@@ -112,7 +114,7 @@ async def start_remote_metadata(
     """
     settings = transport.settings
     nodes = []
-    for address in settings.metadata_node_list:
+    for address in settings.metadata_node_list if addresses is None else addresses:
         transport.secure(address)
         client = transport.connect((address.host, address.port), METADATA_ROLE)
         stack.push_async_callback(client.close)
@@ -136,7 +138,7 @@ async def start_remote_metadata(
     )
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)
-    if settings.queues_file is not None:
+    if settings.queues_file is not None and addresses is None:
         file = settings.queues_file
         await _patiently(
             lambda: metadata.load_queues_file(file, note=note), wait_s, "journals for the declared queues"

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from quaymaster import __version__
 from quaymaster.broker.cell.broker_name import NameTaken
@@ -41,7 +41,12 @@ from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError
-from quaymaster.node.data.data_directory import DataDirectoryUnusable, DirectoryLock, prepare_data_directory
+from quaymaster.node.data.data_directory import (
+    DataDirectoryUnusable,
+    DirectoryLock,
+    prepare_data_directory,
+    wait_for_workers,
+)
 from quaymaster.node.data.settling import DataContradicts
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
@@ -51,6 +56,11 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 3
 """The data directory, a setting or a port cannot be used; nothing was changed, and trying again will not help."""
+
+
+class WorkerNotStarted(Exception):
+    """A worker of a server ended before it served for the first time; the log says why."""
+
 
 CANNOT_START = (
     DataDirectoryUnusable,
@@ -68,6 +78,7 @@ CANNOT_START = (
     DeclaredQueuesError,
     NameTaken,
     SpoolUnusable,
+    WorkerNotStarted,
     OSError,
 )
 """What a start raises that an operator can do something about. Anything else is a bug, and told with its traceback."""
@@ -138,13 +149,19 @@ class Node:
         self.admin.admit = admin.admit
 
 
-class Role(NamedTuple):
+@dataclass(frozen=True)
+class Role:
     """What a process is for. `has_all`: it is a server, with all parts of a cell. `has_clients`: it serves clients."""
 
     name: str
     start: Callable[[Node], Coroutine[Any, Any, None]]
     has_all: bool = False
     has_clients: bool = False
+    has_admin_port: bool = True
+
+    def directory(self, settings: Settings) -> Path:
+        """Return where the process keeps what is its own."""
+        return settings.data_directory.absolute()
 
     def lock(self, settings: Settings, data: Path) -> DirectoryLock:
         """Take the data directory; see `prepare_data_directory`. Raises StoreUnusable before anything is made."""
@@ -152,7 +169,13 @@ class Role(NamedTuple):
             if settings.coordination != "etcd":
                 raise StoreUnusable('the processes of a cell agree through etcd; set coordination = "etcd"')
             return prepare_data_directory(data, FORMAT_MIN)  # raised to what the cell writes
-        return prepare_data_directory(data, FORMAT_MAX, has_store=settings.coordination == "sqlite")
+        lock = prepare_data_directory(data, FORMAT_MAX, has_store=settings.coordination == "sqlite")
+        try:
+            wait_for_workers(data)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
 
     @property
     def kind(self) -> str:
@@ -213,7 +236,7 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
     stopped = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
-    data = settings.data_directory.absolute()
+    data = role.directory(settings)
     lock = await loop.run_in_executor(None, partial(role.lock, settings, data))
     stack.callback(lock.release)
     health, metrics = Health(), Metrics(__version__)
@@ -231,7 +254,9 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
         admit=probes.admit,
         trusted_proxies=TrustedProxies(settings.trusted_networks),
     )
-    address = await listen_on(admin, settings.admin_address, "admin")
+    address = settings.admin_address
+    if role.has_admin_port:
+        address = await listen_on(admin, address, "admin")
     stack.push_async_callback(admin.drain, 1.0)
     node = Node(settings, role.name, data, stack, health, metrics, watch, admin, address, stopped=stopped)
     loop.add_signal_handler(signal.SIGTERM, node.ask_to_stop)
@@ -250,12 +275,17 @@ def _exit_code(node: Node, role: Role) -> int:
     return EXIT_FAILED
 
 
-async def listen_on(server: HTTPServer, wanted: Address, setting: str) -> Address:
-    """Let a server listen; an OSError names the setting."""
+async def listen_on(
+    server: HTTPServer, wanted: Address, setting: str, *, shares_port: bool = False
+) -> Address:
+    """Let a server listen; an OSError names the setting. `shares_port`: see `Listener.start`."""
     try:
-        host, port = await server.start(wanted.host, wanted.port)
+        host, port = await server.start(wanted.host, wanted.port, shares_port=shares_port)
     except OSError as error:
-        raise OSError(
-            f"cannot listen on {wanted} (setting {setting!r}): {error.strerror or error}"
-        ) from error
+        raise cannot_listen(wanted, setting, error) from error
     return Address(host, port)
+
+
+def cannot_listen(wanted: Address, setting: str, error: OSError) -> OSError:
+    """Return the error that names the setting."""
+    return OSError(f"cannot listen on {wanted} (setting {setting!r}): {error.strerror or error}")

@@ -29,11 +29,11 @@ class ServerOperations:
         """Return figures of journals, cache and disk, ready for JSON."""
         return add_up_journals([await journal.status() for journal in self._own.all()])
 
-    def pauses(self) -> list[Mapping[str, float]]:
+    async def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pauses of this process's event loop."""
         return show_pauses(self._node.watch)
 
-    def accept_clock(self) -> None:
+    async def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
         for journal in self._own.all():
             journal.host.clock.accept()
@@ -60,11 +60,11 @@ class FrontEndOperations:
         """Return who this is: journals are shown by `quaymaster cell status`."""
         return {"role": "frontend", "node": self._node.settings.node_name, "cell": self._node.settings.cell}
 
-    def pauses(self) -> list[Mapping[str, float]]:
+    async def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pauses of this process's event loop."""
         return show_pauses(self._node.watch)
 
-    def accept_clock(self) -> None:
+    async def accept_clock(self) -> None:
         """Refuse: clocks are the brokers'."""
         raise UnsupportedOperation("The clock is that of each broker; a front end has none that counts.")
 

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
+from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.assembly import spread_over, tables_of
+from quaymaster.frontend.logs.opening_pool import usable_cores
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
@@ -51,6 +53,7 @@ from quaymaster.node.transport import (
     METADATA_ROLE,
     Transport,
 )
+from quaymaster.node.workers.parent_role import start_with_workers
 from quaymaster.protocol.rpc.broker_calls import FOLLOWS, REVISION
 from quaymaster.settings import Settings
 
@@ -202,6 +205,16 @@ async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> 
             await cell.witness.wait_until_accepted()  # metadata nodes wait for the same
 
 
+async def _start_server(node: Node) -> None:
+    count = node.settings.worker_count(usable_cores())
+    if count > 1 and node.settings.coordination != "sqlite":
+        raise StoreUnusable(
+            f'workers is {node.settings.workers}, and coordination is "{node.settings.coordination}": only a server '
+            'with a store of its own has workers. Set coordination = "sqlite", or run a cell on this machine'
+        )
+    await (start_server(node) if count == 1 else start_with_workers(node, count))
+
+
 SERVER: Final = "server"
 CELL_ROLES: Final = {
     BROKER_ROLE: _start_broker,
@@ -210,7 +223,7 @@ CELL_ROLES: Final = {
     FRONT_END_ROLE: _start_front_end,
 }
 ROLES: Final = {
-    SERVER: Role(SERVER, start_server, has_all=True, has_clients=True),
+    SERVER: Role(SERVER, _start_server, has_all=True, has_clients=True),
     **{
         name: Role(name, partial(_start_in_cell, start), has_clients=name == FRONT_END_ROLE)
         for name, start in CELL_ROLES.items()

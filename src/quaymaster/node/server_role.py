@@ -44,6 +44,7 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
+from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
 from quaymaster.settings import Address
@@ -117,8 +118,9 @@ async def start_server(node: Node) -> None:
     behind = Behind(store, metadata, broker, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
+    ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
-    node.greet = partial(_greet, node, address)
+    node.greet = partial(greet, node, address)
 
 
 async def _agree(node: Node, store: Coordination, registry: QueueRegistry, own: OwnJournals) -> None:
@@ -144,7 +146,8 @@ async def _watch_etcd(node: Node, store: Coordination) -> None:
     node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
 
 
-def _greet(node: Node, address: Address) -> None:
+def greet(node: Node, address: Address) -> None:
+    """Say that a server serves, and how it is used."""
     settings, data = node.settings, node.data
     log_event(
         log,

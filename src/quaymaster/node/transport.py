@@ -1,6 +1,7 @@
 """How a process of a cell reaches others, and is reached: RPC over TCP, with mutual TLS where there are certificates.
 
-A server needs none of it: its parts call each other. In tests `net/rpc/memory` stands for the network.
+A server needs none of it: its parts call each other, or use Unix sockets if it has workers. In tests `net/rpc/memory`
+stands for the network.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ DRAIN_MS = 1_000
 class Transport:
     """The network as one role of this process has it."""
 
-    def __init__(self, settings: Settings, role: str, rpc: RPCMetrics | None = None) -> None:
+    def __init__(
+        self, settings: Settings, role: str, rpc: RPCMetrics | None = None, *, node: str | None = None
+    ) -> None:
+        """`node`: the name of this process, where that is not the one of the settings."""
         self.settings = settings
-        self.hello = Hello(settings.cell, role, settings.node_name)
+        self.hello = Hello(settings.cell, role, node or settings.node_name)
         """How this process names itself to others."""
         self.rpc = rpc or RPCMetrics()
 

@@ -38,6 +38,11 @@ class Settings(SettingsValues):
         # A choice of numbers, unlike a number, is not looked for in a text, and the environment has only texts.
         return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers(cls, value: object) -> object:
+        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
     @field_validator("metadata_nodes")
     @classmethod
     def _addresses(cls, value: str) -> str:

@@ -51,6 +51,10 @@ class SettingsTable(BaseModel):
     """Address of the SQS API."""
     admin_listen: str = Field("127.0.0.1:9325", json_schema_extra=NETWORK_COMMON)
     """Address of health checks, metrics and the admin API."""
+    workers: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(1, json_schema_extra=NETWORK_COMMON)
+    """Processes among which [a server](../guides/scale.md) divides its work; `auto`: one for each core. It may be
+    another number at each start. Limits of connections, requests and memory hold for each of them. More than 1 needs
+    `coordination = "sqlite"`."""
     public_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=NETWORK_COMMON)
     """Scheme, host and port of the queue URLs given out. Unset: those by which the client reached us."""
     drain_grace_s: NotNegative = Field(10, json_schema_extra=NETWORK_COMMON)

@@ -18,6 +18,7 @@ from quaymaster.settings.table import MIB, SettingsTable
 
 DISK_LOW_BYTES_MAX = 256 * MIB
 LOG_WORKERS_MAX = 4
+WORKERS_MAX = 64
 LOG_WORKERS_CORES_MIN = 4
 EDGE_OFF = "off"
 EDGE_SOCKET = Path("run", "edge.sock")
@@ -126,6 +127,10 @@ class SettingsValues(SettingsTable):
         if self.disk_low_bytes is not None:
             return self.disk_low_bytes
         return min(DISK_LOW_BYTES_MAX, disk_bytes // 20)
+
+    def worker_count(self, cores: int) -> int:
+        """Return how many workers `workers` means where a process may use so many cores."""
+        return max(1, min(cores, WORKERS_MAX)) if self.workers == "auto" else self.workers
 
     def log_workers(self, cores: int) -> int:
         """Return how many log workers `log_workers_max` means where a process may use so many cores."""

@@ -38,13 +38,13 @@ class FakeOperations:
         self.failure: Exception | None = None
         self.clock_accepted = 0
 
-    def accept_clock(self) -> None:
+    async def accept_clock(self) -> None:
         self.clock_accepted += 1
 
     async def status(self) -> Mapping[str, Any]:
         return {"end_offset": 17}
 
-    def pauses(self) -> list[Mapping[str, float]]:
+    async def pauses(self) -> list[Mapping[str, float]]:
         return [{"ago_s": 3.0, "own_ms": 7.5}]
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:

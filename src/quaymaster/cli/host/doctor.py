@@ -34,6 +34,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_check import examine_spool
 from quaymaster.frontend.usage.usage_feed import spool_directory
+from quaymaster.node.data.data_directory import worker_directory, workers_of
 from quaymaster.node.data.stores import MARK_KEY, open_etcd
 from quaymaster.node.file_limit import files_needed
 from quaymaster.settings import Address, Settings
@@ -278,17 +279,25 @@ def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
 def _contents_of(data: Path) -> Iterator[Path]:
     # Metrics are for others to read: node exporter runs as a user of its own.
     yield from sorted(path for path in data.iterdir() if path.is_file() and path.suffix != ".prom")
-    for name in ("keys", "journals", "usage"):
-        if (data / name).exists():
-            yield data / name
-            yield from sorted((data / name).iterdir())
+    workers = [worker_directory(data, number) for number in workers_of(data)]
+    for path in (
+        *(data / name for name in ("keys", "journals", "usage")),
+        *workers,
+        *map(spool_directory, workers),
+    ):
+        if path.exists():
+            yield path
+            yield from sorted(path.iterdir())
 
 
 def check_spool(data: Path) -> Iterator[Finding]:
-    """Usage records that wait on this disk are whole, end to end, and chained."""
-    directory = spool_directory(data)
-    if not directory.is_dir():
-        return
+    """Usage records that wait on this disk are whole, end to end, and chained; those of each worker, too."""
+    for place in (data, *(worker_directory(data, number) for number in workers_of(data))):
+        if spool_directory(place).is_dir():
+            yield from _examine(spool_directory(place))
+
+
+def _examine(directory: Path) -> Iterator[Finding]:
     try:
         report = examine_spool(directory)
     except SpoolUnusable as error:

@@ -24,6 +24,7 @@ from quaymaster.cli.shared.loading import (
     Listen,
     Overrides,
     ServedData,
+    Workers,
     collecting_later,
     load_settings_of,
     run_process,
@@ -42,6 +43,7 @@ def serve(
     data: ServedData = None,
     listen: Listen = None,
     admin: Admin = None,
+    workers: Workers = None,
     config: Config = None,
     overrides: Overrides = None,
 ) -> None:
@@ -51,6 +53,8 @@ def serve(
     itself, and with 3 when it could not start because data directory, keys or ports cannot be used.
     """
     with collecting_later():
+        if workers is not None:
+            overrides = [*(overrides or ()), f"workers={workers}"]
         settings = settings_to_serve(config, data, listen, admin, overrides)
 
         from quaymaster.node.roles import SERVER, run_role

@@ -37,6 +37,11 @@ Admin = Annotated[
     str | None, typer.Option("--admin", help="Address of health, metrics and admin API.", metavar="HOST:PORT")
 ]
 
+Workers = Annotated[
+    str | None,
+    typer.Option("--workers", help="Processes that share the work; auto: one for each core.", metavar="N"),
+]
+
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
@@ -90,15 +95,9 @@ def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
 
 def run_process(process: Coroutine[Any, Any, int]) -> None:
     """Run a process to its end, and exit with its code."""
-    import asyncio
+    from quaymaster.node.process import run_to_code
 
-    try:
-        import uvloop
-    except ImportError:  # it has no wheel everywhere; the loop of the standard library does the same, slower
-        code = asyncio.run(process)
-    else:
-        code = uvloop.run(process)
-    raise typer.Exit(code)
+    raise typer.Exit(run_to_code(process))
 
 
 def load_settings_of(

@@ -169,11 +169,11 @@ class Operations(Protocol):
         """Return figures of journal, cache and disk, ready for JSON."""
         ...
 
-    def pauses(self) -> list[Mapping[str, float]]:
-        """Return the longest pause of the event loop in each second of the last minute that had one."""
+    async def pauses(self) -> list[Mapping[str, float]]:
+        """Return the longest pause of each event loop in each second of the last minute that had one."""
         ...
 
-    def accept_clock(self) -> None:
+    async def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
         ...
 
@@ -436,10 +436,10 @@ class Admin:
         }
 
     async def _show_pauses(self, call: AdminCall) -> Mapping[str, Any]:
-        return {"pauses": self._operations.pauses()}
+        return {"pauses": await self._operations.pauses()}
 
     async def _accept_clock(self, call: AdminCall) -> Mapping[str, Any]:
-        self._operations.accept_clock()
+        await self._operations.accept_clock()
         return {"expiry_held": False}
 
     async def _show_settings(self, call: AdminCall) -> Mapping[str, Any]:

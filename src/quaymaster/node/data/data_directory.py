@@ -13,11 +13,12 @@ metadata and journals differs from one whose first start was killed:
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Final
 
 from quaymaster import __version__
-from quaymaster.broker.storage.disk import Disk, FileHandle, RealDisk, write_file_durably
+from quaymaster.broker.storage.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.formats import FORMAT_MAX
@@ -29,6 +30,12 @@ from quaymaster.node.data.settling import is_to_settle
 from quaymaster.node.data.stores import ETCD_FILE, JOURNALS_DIRECTORY, SQLITE_FILE
 
 FORMAT_FILE: Final = "format"
+WORKERS_DIRECTORY: Final = "workers"
+"""What is each worker's own: `<data>/workers/<number>`."""
+WORKERS_END_S: Final = 20.0
+"""Workers end by themselves within less than that once the process that started them is gone."""
+WORKERS_LOOK_S: Final = 0.05
+LOCK_FILE: Final = "lock"
 BEFORE_NUMBERS: Final = 4
 """Programs that read older formats only know directories of format 1."""
 
@@ -82,7 +89,41 @@ def lock_data_directory(data: Path) -> DirectoryLock:
         disk.make_directory(str(data))
     except OSError as error:
         raise DataDirectoryUnusable(f"{data} cannot be made: {error.strerror}") from error
-    return DirectoryLock(disk, data / "lock")
+    return DirectoryLock(disk, data / LOCK_FILE)
+
+
+def wait_for_workers(data: Path) -> None:
+    """Return when no worker of a start before uses a directory any more; DirectoryInUse when one does not end.
+
+    Who calls this has locked the directory, so no other one is started.
+    """
+    deadline_s = time.monotonic() + WORKERS_END_S
+    is_told = False
+    for number in workers_of(data):
+        while True:
+            try:
+                DirectoryLock(RealDisk(), worker_directory(data, number) / LOCK_FILE).release()
+                break
+            except DirectoryInUse:
+                if time.monotonic() >= deadline_s:
+                    raise
+            if not is_told:
+                is_told = True
+                log_event(log, logging.WARNING, "waiting for workers of the start before", worker=number)
+            time.sleep(WORKERS_LOOK_S)
+
+
+def workers_of(data: Path) -> list[int]:
+    """Return the numbers of all workers that a directory ever had."""
+    directory = data / WORKERS_DIRECTORY
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+
+
+def worker_directory(data: Path, number: int) -> Path:
+    """Return where a worker keeps what is its own."""
+    return data / WORKERS_DIRECTORY / str(number)
 
 
 def signs_of_service(data: Path) -> list[str]:

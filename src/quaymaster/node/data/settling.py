@@ -9,6 +9,7 @@ contradiction ends the start: nothing is changed until somebody decides.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,13 +21,19 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
+from quaymaster.core.values.partition_tables import awaited_journals
+from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_marks import find_contradictions, identity_of, tell_contradictions
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.store.rows import DELETED, PENDING, QUEUES, DeletedRow, PendingRow, row_decoder
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 
 log = logging.getLogger(__name__)
+
+_decode_pending = row_decoder(PendingRow)
+_decode_deleted = row_decoder(DeletedRow)
 
 
 def is_to_settle(data: Path) -> bool:
@@ -59,6 +66,41 @@ class DataContradicts(Exception):
     """Metadata and journal are not of one history; nothing was changed."""
 
 
+async def check_settled(data: Path, store: Coordination, own: OwnJournals) -> None:
+    """Make sure that the journals of this process and the store tell the same of their queues; else DataContradicts.
+
+    Call it before the journals hear of changes. Raises NotNow.
+    """
+    rows, _ = await store.list_all(QUEUES)
+    pending, _ = await store.list_all(PENDING)
+    deleted, _ = await store.list_all(DELETED)
+    unsettled = {_decode_pending(row.value).queue_id for row in pending}
+    unsettled |= {_decode_deleted(row.value).queue_id for row in deleted}
+    definitions = [decode_queue_definition(row.value) for row in rows]
+    _refuse_contradictions(data, {one.queue_id: one for one in definitions}, unsettled, own)
+
+
+def _refuse_contradictions(
+    data: Path, stored: Mapping[int, QueueDefinition], unsettled: Collection[int], own: OwnJournals
+) -> None:
+    """Compare each journal with the queues that it must know; others it may know as they were."""
+    found: list[str] = []
+    for number, states in own.queues().items():
+        expected = {
+            queue_id: queue for queue_id, queue in stored.items() if number in awaited_journals(queue)
+        }
+        known = {
+            queue_id: queue
+            for queue_id, queue in states.definitions.items()
+            if queue_id in expected or queue_id not in stored
+        }
+        found += find_contradictions(expected, unsettled, known)
+    if found:
+        raise DataContradicts(
+            f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
+        )
+
+
 async def settle(
     data: Path,
     store: Coordination,
@@ -68,15 +110,8 @@ async def settle(
     """Make sure that journals and metadata tell the same of queues; DataContradicts when somebody must decide."""
     journaled = [(journal, journal.host.replica.queues) for journal in own.all()]
     stored, unsettled = queues.what_is_settled()
-    known = {
-        queue_id: definition for _, states in journaled for queue_id, definition in states.definitions.items()
-    }
     if not is_to_settle(data):
-        found = find_contradictions(stored, unsettled, known)
-        if found:
-            raise DataContradicts(
-                f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
-            )
+        _refuse_contradictions(data, stored, unsettled, own)
         return
     for _, states in journaled:
         await queues.id_guard.raise_to(states.marks)
@@ -88,7 +123,7 @@ async def settle(
                 await BrokerQueueJournal(journal).delete_queue(queue_id)
     # Logs before their consumer groups.
     for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
-        if queue_id not in known:
+        if not any(queue_id in states.definitions for _, states in journaled):
             log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
         await queues.settling.tell_again(definition)
     act = _read_act(data / RESTORED_NAME)

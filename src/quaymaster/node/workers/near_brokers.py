@@ -1,0 +1,22 @@
+"""Commands of a worker: those for its own journals stay in the process, the others go to those that lead theirs."""
+
+from __future__ import annotations
+
+from quaymaster.broker.own_journals import OwnJournals
+from quaymaster.core.values.commands import Command
+from quaymaster.net.routing.broker_client import BrokerClient, JournalOf, Reply, Submitted, journal_of_command
+
+
+class NearBrokers:
+    """Implements `BrokerClient`."""
+
+    def __init__(self, own: OwnJournals, others: BrokerClient, journal_of: JournalOf) -> None:
+        self._journals = own.journals
+        self._others = others
+        self._journal_of = journal_of
+
+    def submit(self, command: Command, reply: Reply) -> Submitted:
+        """See `BrokerClient`."""
+        number = journal_of_command(command, self._journal_of)
+        journal = None if number is None else self._journals.get(number)
+        return self._others.submit(command, reply) if journal is None else journal.submit(command, reply)
