@@ -4,6 +4,7 @@
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
         invoices | limit_fairness | limit_shares [its options]
+        invoices | limit_fairness | workers [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -42,6 +43,7 @@ from bench import (
     tls_cost,
     verify,
     width,
+    workers,
 )
 
 MEASUREMENTS: dict[str, Callable[[], None]] = {
@@ -68,6 +70,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "invoices": invoices.main,
     "limit_fairness": limit_fairness.main,
     "limit_shares": limit_shares.main,
+    "workers": workers.main,
 }
 
 

@@ -111,3 +111,13 @@ def test_a_spool_of_a_newer_program_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_there_is_nothing_to_say_without_a_spool(tmp_path: Path) -> None:
     assert list(check_spool(tmp_path)) == []
+
+
+def test_the_spool_of_each_worker_is_looked_at(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for number in (0, 1):
+        filled(tmp_path / "workers" / str(number))
+    last = spool_files(tmp_path / "workers" / "1")[-1]
+    last.write_bytes(last.read_bytes()[:-3])
+
+    assert [finding.result for finding in check_spool(tmp_path)] == [OK, OK, WARNING]
