@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
 from harness.checker import Verdict, check
 from harness.history import Disturbed
 from harness.load import Load, SQSConnection
@@ -148,6 +149,26 @@ def test_no_other_server_shares_the_port_by_mistake(tmp_path: Path) -> None:
             assert f"cannot listen on 127.0.0.1:{port} (setting 'listen')" in refused_start(
                 with_workers(other, count)
             )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_journal_that_is_missing_ends_the_start_whichever_process_leads_it(
+    tmp_path: Path, connect: Connect, count: int
+) -> None:
+    process = with_workers(QuaymasterProcess(tmp_path / "data"), 2)
+    with running(process):
+        client = connect(process)
+        for name in ("a", "b"):
+            client.create(name)
+        process.stop()
+    (process.data / "journals" / "1").rename(tmp_path / "elsewhere")
+
+    said = refused_start(with_workers(process, count))
+
+    assert "journals/1 has no journal, and the metadata knows one that was led" in said
+    (tmp_path / "elsewhere").rename(process.data / "journals" / "1")
+    with running(process):
+        process.stop()
 
 
 def test_usage_of_workers_that_are_no_more_is_shipped_also_from_long_paths(
