@@ -123,8 +123,8 @@ class FakeLink:
 class FakeCell:
     """Brokers, coordination, a clock, and managers by name."""
 
-    def __init__(self, *names: str, replicas: int = 3, journals_per_broker: int = 1) -> None:
-        self.settings = PlacementSettings(replicas=replicas, journals_per_broker=journals_per_broker)
+    def __init__(self, *names: str, replicas: int = 3, settings: PlacementSettings | None = None) -> None:
+        self.settings = settings or PlacementSettings(replicas=replicas)
         self.world = PlannedCell(settings=self.settings)
         self.store = Store()
         self.managers: dict[str, InClusterManager] = {}

@@ -20,8 +20,10 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.presence import Presence, PresenceRow
-from quaymaster.core.cell.cell import broker_of, home_of
+from quaymaster.core.cell.cell import CellSeen, PlacementSettings, Plan, broker_of, home_of
+from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.errors import ResourceNotFound
+from quaymaster.managers import in_cluster
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.monitoring.metrics import Sample
 
@@ -86,24 +88,60 @@ def test_silent_broker_whose_followers_hear_it_keeps_its_journal() -> None:
 
 
 def test_busy_broker_gives_a_journal_away_and_standbys_know_since_when_it_is_at_home_there() -> None:
-    async def scenario(cell: FakeCell) -> None:
-        await cell.until(lambda: len(cell.world.leaders()) == 6)
-        await cell.pass_ms(2 * cell.settings.settle_ms)
-        hot, warm = [number for number, leader in cell.world.leaders().items() if leader == "a"]
+    settings = PlacementSettings(journals_per_broker=2, busy_ms=2_000, settle_ms=2_000)
+    hot, warm = 0, 3  # the first broker's
 
-        cell.world.demand = {hot: 0.45, warm: 0.35}
-        async with asyncio.timeout(PATIENCE_S):
-            while cell.world.leaders().get(hot, "a") == "a":
-                await cell.pass_ms(1_000)
-        await cell.until(lambda: len(cell.world.leaders()) == 6)
+    async def scenario(cell: FakeCell) -> None:
+        cell.world.demand = {hot: 0.4, warm: 0.38}
+        await cell.until(lambda: len(cell.world.leaders()) == 6 and cell.world.leaders()[hot] == "a")
+
+        await cell.until(lambda: cell.world.leaders().get(hot, "a") != "a")
 
         target = cell.world.leaders()[hot]
         for manager in cell.managers.values():
             await cell.until(lambda: manager._journals[hot].homed_ms is not None)  # noqa: B023 -- in its turn
             assert home_of(manager._journals[hot].configuration) == target
             assert manager._journals[warm].homed_ms is None
+        decisions = [
+            one.decision for name in cell.acting() for one in cell.managers[name].decisions().decisions
+        ]
+        assert [one.leader for one in decisions if one.reason.startswith("broker a is busy")] == [target]
 
-    run(FakeCell("a", "b", "c", journals_per_broker=2), scenario, "m1", "m2")
+    run(FakeCell("a", "b", "c", settings=settings), scenario, "m1", "m2")
+
+
+def test_reports_that_say_the_same_are_no_reason_to_plan_in_a_quiet_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans = 0
+
+    def counted(seen: CellSeen) -> Plan:
+        nonlocal plans
+        plans += 1
+        return plan(seen)
+
+    monkeypatch.setattr(in_cluster, "plan", counted)
+    monkeypatch.setattr(in_cluster, "QUIET_POLLS", 1_000)
+
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+        manager = cell.managers["m1"]
+        await cell.until(lambda: manager._is_quiet)
+
+        before, heard = plans, set[tuple[str, int | None]]()
+
+        def are_many_reports() -> bool:
+            heard.update((name, broker.heard_ms) for name, broker in manager._brokers.items())
+            return len(heard) >= 60
+
+        await cell.until(are_many_reports)
+        assert plans - before < len(heard) // 4
+
+        cell.silent.add("a")
+        await cell.until(lambda: "broker a cannot be reached" in manager.status().problems)
+        assert not manager._is_quiet
+
+    run(FakeCell("a", "b", "c"), scenario)
 
 
 def test_two_managers_race_without_harm() -> None:

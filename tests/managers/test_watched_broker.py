@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quaymaster.coordination.cell_keys import BrokerRegistration
 from quaymaster.core.cell.cell import BrokerReport, ReplicaSeen
 from quaymaster.core.cell.load import SMOOTHING_MS, BrokerLoad
@@ -95,3 +97,19 @@ def test_clock_of_a_broker_is_known_as_well_as_its_answer_was_quick() -> None:
 
     assert untold is None
     assert broker.seen().clock_ms == (897_960, 898_000)
+
+
+def test_report_says_something_new_when_more_than_logs_load_and_clocks_have_changed() -> None:
+    broker = watched()
+    replica = ReplicaSeen("a@1", "leading", 1, 1, 1, 9, hears_leader=True, lag={"b@1": 0})
+    assert broker.take(BrokerReport({7: replica}), 0, 0)
+
+    further = msgspec.structs.replace(replica, end=20, lag={"b@1": 2})
+    assert not broker.take(
+        BrokerReport({7: further}, disk_free_bytes=1, load=BrokerLoad(0.9), wall_ms=5), 250, 251
+    )
+    for change in ({"hears_leader": False}, {"role": "follower"}, {"promised_epoch": 2}, {"is_ready": False}):
+        assert broker.take(BrokerReport({7: msgspec.structs.replace(further, **change)}), 500, 500)
+    assert broker.take(BrokerReport({}), 750, 750)
+    assert broker.take(BrokerReport({}, is_disk_low=True), 1_000, 1_000)
+    assert not broker.take(BrokerReport({}, is_disk_low=True), 1_250, 1_250)

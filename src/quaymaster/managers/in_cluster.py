@@ -72,7 +72,7 @@ from quaymaster.core.cell.cell import (
     home_of,
     with_learner,
 )
-from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.cell_view import CellView, is_quiet
 from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -85,6 +85,8 @@ from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 
 POLL_MS: Final = 250
+QUIET_POLLS: Final = 4
+"""While all is well and nothing changes, a plan is made after so many polls' time."""
 ACTION_TIMEOUT_S: Final = 60.0
 REST_MS: Final = 5_000
 """After a move that failed, its journal gets no other for so long."""
@@ -171,6 +173,8 @@ class InClusterManager:
         self._standing_in: set[tuple[int, int]] = set()
         """The journals for which it stands in now, with the revision of their configuration."""
         self._problems: tuple[str, ...] = ()
+        self._is_quiet = False
+        """Whether the last plan found nothing that is about to change: then reports that say the same are no reason."""
         self._retry_ms = 0
         self._blind_since_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -377,9 +381,10 @@ class InClusterManager:
             else:
                 if not broker.is_reachable or broker.registration.name in self._suspects:
                     broker.connected_ms = asked_ms
+                    self._replan.set()
                 broker.is_reachable = True
-                broker.take(report, asked_ms, self._now_ms())
-                self._replan.set()
+                if broker.take(report, asked_ms, self._now_ms()) or not self._is_quiet:
+                    self._replan.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_ms / 1000):
                     await broker.poll_now.wait()
@@ -432,9 +437,20 @@ class InClusterManager:
                 may_act = seen.now_ms >= self._retry_ms and not self._unreadable_brokers
                 for action in self._due(seen, made.actions) if may_act else ():
                     self._begin(action)
+                self._is_quiet = not (made.actions or made.problems) and is_quiet(seen)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_ms / 1000):
+                async with asyncio.timeout(self._until_next_plan_s()):
                     await self._replan.wait()
+
+    def _until_next_plan_s(self) -> float:
+        """Return after which time a plan is due though nothing was heard: soon, when a broker could be suspected."""
+        if not self._is_quiet:
+            return self._poll_ms / 1000
+        oldest_ms = min(
+            (broker.heard_ms or broker.since_ms for broker in self._brokers.values()), default=self._now_ms()
+        )
+        suspected_ms = oldest_ms + self._settings.suspicion_ms - self._now_ms()
+        return min(QUIET_POLLS * self._poll_ms, max(suspected_ms, 1)) / 1000
 
     def _due(self, seen: CellSeen, planned: tuple[Action, ...]) -> Sequence[Action]:
         """Return what this manager is to do of a plan: all of it when it acts, else what the acting one should have."""

@@ -33,13 +33,19 @@ class WatchedBroker:
         self.report = BrokerReport({})
         self._clock_ms: tuple[int, int] | None = None
         self._trend = LoadTrend()
+        self._condition: object = None
+        """What of its last report a plan must hear of at once."""
         self._unheard_since_ms: dict[int, int] = {}
         """Since when its replicas tell that they hear no leader."""
         self._progress: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
         """How far the followers of what it leads are, and since when: records, and bytes of a copy."""
 
-    def take(self, report: BrokerReport, asked_ms: int, answered_ms: int) -> None:
-        """Take over a report: how it was when it was asked for, or later, until it was answered."""
+    def take(self, report: BrokerReport, asked_ms: int, answered_ms: int) -> bool:
+        """Take over a report: how it was when it was asked for, or later, until it was answered.
+
+        Return whether it says something else than the one before, but for what changes all the time: how far logs are,
+        load and clocks.
+        """
         self.heard_ms = asked_ms
         self._clock_ms = (report.wall_ms - answered_ms, report.wall_ms - asked_ms) if report.wall_ms else None
         self._progress = {
@@ -58,6 +64,8 @@ class WatchedBroker:
         led = frozenset(number for number, replica in replicas.items() if replica.role == "leading")
         load = self._trend.take(report.load, led, asked_ms)
         self.report = msgspec.structs.replace(report, replicas=replicas, load=load)
+        before, self._condition = self._condition, _condition_of(report)
+        return before != self._condition
 
     def seen(self) -> BrokerSeen:
         """Return what a plan needs to know."""
@@ -92,3 +100,15 @@ class WatchedBroker:
         now = replica.end - lag, replica.copied_bytes.get(broker_of(member), 0)
         most, since_ms = self._progress.get((number, member), (now, asked_ms))
         return (most, since_ms) if now <= most and lag else (max(now, most), asked_ms)
+
+
+def _condition_of(report: BrokerReport) -> object:
+    """Return what of a report is for long as it is when all is well."""
+    replicas = {
+        number: (
+            *(replica.member, replica.role, replica.epoch, replica.promised_epoch, replica.hears_leader),
+            *(replica.is_ready, replica.is_tainted, replica.is_rebuilding, replica.expiry_held),
+        )
+        for number, replica in report.replicas.items()
+    }
+    return replicas, report.is_disk_low, report.has_space

@@ -284,6 +284,23 @@ class CellView:
         return not is_majority(heard_since, configuration.members)
 
 
+def is_quiet(seen: CellSeen) -> bool:
+    """Tell whether nothing is on its way: all brokers active and heard, all journals led, with no learner.
+
+    Then what reports tell anew all the time, as ends and lags, changes no plan. What time alone brings about may wait a
+    second, but for a broker that falls silent.
+    """
+    if not seen.journals or seen.acting or seen.asking or seen.resting:
+        return False
+    view = CellView(seen)
+    return all(
+        broker.state == "active" and view.is_heard(name) for name, broker in view.brokers.items()
+    ) and all(
+        view.leader_seen(number, journal) is not None and not journal.configuration.learners
+        for number, journal in view.journals.items()
+    )
+
+
 def _outside(value: int, low: int, high: int) -> int:
     """Return how far a stretch lies above a value (negative: below), 0 when the value is in it."""
     return max(0, low - value) + min(0, high - value)
