@@ -26,7 +26,7 @@ from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.broker_name import WHO
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
-from quaymaster.broker.cell.move_calls import MOVE
+from quaymaster.broker.cell.move_calls import GROUPS_LEFT, MOVE
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.broker.replica import journal_service
 from quaymaster.broker.replica.clock import monotonic_ms, wall_ms
@@ -56,6 +56,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import AccessDenied, CallerError, NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import (
     ACCEPT_CLOCK,
@@ -77,6 +78,11 @@ from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.replication_codec import encode_envelope
 
 JOURNAL = 7
+
+
+def here(definition: QueueDefinition) -> QueueDefinition:
+    """Return a queue whose one partition is in the journal of these tests."""
+    return replace_definition(definition, partitions=one_partition(JOURNAL))
 
 
 class Store(MemoryCoordination):
@@ -258,7 +264,7 @@ async def cell_of(
         for name in names:
             await cell.start(name)
         await cell.create(*names)
-        await cell.ask(names[0], SetQueue(define(1)))
+        await cell.ask(names[0], SetQueue(here(define(1))))
         yield cell
     finally:
         for name in list(cell.brokers):
@@ -489,7 +495,7 @@ def test_a_new_leader_whose_clock_is_days_off_goes_on_with_the_time_of_the_journ
     tmp_path: Path, ahead_ms: int
 ) -> None:
     async def story(cell: Cell) -> tuple[int, bool, set[int]]:
-        await cell.ask("a", SetQueue(define(2, MessageRetentionPeriod=60)))
+        await cell.ask("a", SetQueue(here(define(2, MessageRetentionPeriod=60))))
         await cell.ask("a", Send(2, 0, [message(1)]))
         clock = cell.brokers["b"].journals[JOURNAL].host.clock
         clock._wall_ms = lambda: wall_ms() + ahead_ms
@@ -658,6 +664,7 @@ OF_REPLICAS = (
     COPY_READ,
     COPY_END,
     MOVE,
+    GROUPS_LEFT,
 )
 """What is none of the business of those who only send commands."""
 OF_OPERATORS = (*backup_calls.CALLERS, *restore_calls.CALLERS)
@@ -665,7 +672,19 @@ DENIED = {
     "frontend": (*OF_REPLICAS, *OF_OPERATORS),
     "metadata": (FOLLOWS, FOLLOWERS, ENFORCED, *OF_REPLICAS, *OF_OPERATORS),
     "manager": (
-        *(WHO, COMMAND, ACCEPT_CLOCK, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+        *(
+            WHO,
+            COMMAND,
+            ACCEPT_CLOCK,
+            RECORD,
+            STRETCH,
+            FETCH_COPY,
+            COPY_BEGIN,
+            COPY_READ,
+            COPY_END,
+            MOVE,
+            GROUPS_LEFT,
+        ),
         *OF_OPERATORS,
     ),
     "operator": (
@@ -680,6 +699,7 @@ DENIED = {
         COPY_READ,
         COPY_END,
         MOVE,
+        GROUPS_LEFT,
     ),
     "broker": (
         COMMAND,
