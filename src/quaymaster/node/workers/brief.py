@@ -64,8 +64,11 @@ def metadata_address(sockets: Path) -> Address:
     return Address(f"{UNIX_PREFIX}{sockets / 'metadata.sock'}", 0)
 
 
-def settings_for_worker(settings: Settings, number: int, workers: int, listen: Address) -> dict[str, Any]:
-    """Return the settings of one of so many workers, with their secrets, as plain values."""
+def settings_for_worker(settings: Settings, number: int, workers: int, port: int) -> dict[str, Any]:
+    """Return the settings of one of so many workers, with their secrets, as plain values. `port`: that of `listen`."""
+    listen = Address(
+        settings.listen_address.host, port
+    )  # a name may have several addresses, all with this port
     node = None if settings.node is None else worker_name(settings.node, number)
     log_workers = settings.log_workers(usable_cores()) // workers  # they use the cores that all share
     changed = {"listen": str(listen), "node": node, "tls_directory": None, "log_workers_max": log_workers}

@@ -113,7 +113,9 @@ async def start_with_workers(node: Node, count: int) -> None:
     def connect(brief: WorkerBrief) -> RPCClient:
         return operating.connect((brief.address.host, brief.address.port), BROKER_ROLE)
 
-    briefs = [_brief(settings, number, count, journals, sockets, listen, edge) for number in range(count)]
+    briefs = [
+        _brief(settings, number, count, journals, sockets, listen.port, edge) for number in range(count)
+    ]
     crew = Crew(briefs, connect, pass_fds=() if edge is None else (edge.fileno(),))
     admin = make_admin(
         settings,
@@ -213,7 +215,7 @@ def _brief(
     count: int,
     journals: list[int],
     sockets: Path,
-    listen: Address,
+    port: int,
     edge: socket.socket | None,
 ) -> WorkerBrief:
     return WorkerBrief(
@@ -224,7 +226,7 @@ def _brief(
         front_end=worker_name(settings.node, number),
         is_first=True,
         edge=-1 if edge is None else edge.fileno(),
-        settings=settings_for_worker(settings, number, count, listen),
+        settings=settings_for_worker(settings, number, count, port),
     )
 
 
