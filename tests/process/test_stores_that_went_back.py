@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,36 @@ def test_metadata_replaced_by_an_older_copy_is_refused(server: QuaymasterProcess
     log = refused_start(server)
     assert "went back" in log
     assert "force-start" in log
+
+
+def test_metadata_from_before_a_split_takes_the_partitions_of_the_journal_when_an_operator_decides(
+    server: QuaymasterProcess, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    older = tmp_path / "older"
+    with running(server):
+        server.stop()
+        shutil.copy(data / "metadata.sqlite", older)
+        server.start()
+        done = command("queue", "split", "first", "--into", "2", "--data", str(data))
+        assert done.returncode == 0, done.stderr
+        with closing(Client(server)) as client:
+            client.send("first", bodies(10, "split"))
+        server.stop()
+    shutil.copy(older, data / "metadata.sqlite")
+    assert "force-start" in refused_start(server)
+
+    done = command("force-start", "--data", str(data), "--yes")
+    assert done.returncode == 0, done.stderr
+    with running(server):
+        shown = command("queue", "partitions", "first", "--data", str(data), "--json")
+        with closing(Client(server)) as client:
+            client.send("first", bodies(10, "restored"))
+            taken = client.take_all("first")
+        server.stop()
+
+    assert [row["state"] for row in json.loads(shown.stdout)] == ["closing", "open", "open"]
+    assert taken == sorted(bodies(10, "first") + bodies(10, "split") + bodies(10, "restored"))
 
 
 def test_journal_replaced_by_an_older_copy_is_refused(server: QuaymasterProcess, tmp_path: Path) -> None:
