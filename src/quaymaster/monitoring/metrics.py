@@ -240,6 +240,10 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_queue_messages": Declaration(
         "gauge", "Messages by state: visible, in_flight, delayed.", ("state",)
     ),
+    "quaymaster_held_groups": Declaration(
+        "gauge",
+        "Message groups that wait in new partitions of FIFO queues until older ones have no message of them.",
+    ),
     "quaymaster_staged_messages": Declaration(
         "gauge", "Messages that transactions have staged and not committed; they are in no queue yet."
     ),

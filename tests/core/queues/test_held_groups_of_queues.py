@@ -14,6 +14,7 @@ from quaymaster.core.structures.held_groups import HeldGroups
 from quaymaster.core.values.commands import (
     AskGroups,
     Delete,
+    ForgetQueue,
     GroupsOutcome,
     Receipt,
     Receive,
@@ -88,7 +89,9 @@ def ask(host: Host, number: int, groups: list[int], parent: int = 0) -> list[int
 
 
 def test_child_gives_nothing_of_a_group_until_its_parent_has_no_message_of_it(host: Host) -> None:
+    assert host.states.held_groups == 0
     assert received(host, 1) == []
+    assert host.states.held_groups == 2
     assert host.states.asking == {child(host).key}
     holds = holds_of(child(host))
     assert holds is not None
@@ -145,6 +148,14 @@ def test_grandparent_is_asked_as_well(host: Host) -> None:
     host.ask(Delete(STEPS, 1, received(host, 1)))
     assert ask(host, 2, [B], parent=1) == [B]
     assert len(received(host, 2)) == 1
+
+
+def test_groups_of_a_queue_that_was_deleted_are_not_held(host: Host) -> None:
+    received(host, 1)
+
+    host.ask(ForgetQueue(STEPS))
+
+    assert host.states.held_groups == 0
 
 
 def test_nothing_waits_for_a_parent_that_is_drained(host: Host) -> None:

@@ -242,6 +242,15 @@ class ConsumedQueues(AppliedQueues):
         # What is gone must be so for every later leader: else a message of the child is followed by an older one.
         return GroupsOutcome(array("Q", gone).tobytes()), Wait.COMMIT if gone else Wait.NOTHING
 
+    @property
+    def held_groups(self) -> int:
+        """How many groups wait for older partitions, as receives have met them."""
+        partitions = [self.partitions.get(key) for key in self.holding]
+        orders = [partition.order for partition in partitions if partition is not None]
+        return sum(
+            order.holds.count for order in orders if isinstance(order, FIFOOrder) and order.holds is not None
+        )
+
     def _dead_letter_target(self, partition: Partition) -> int | None:
         """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
         policy = partition.definition.redrive_policy

@@ -75,6 +75,11 @@ class HeldGroups:
         return list(islice(self._held, count_max))
 
     @property
+    def count(self) -> int:
+        """How many groups are held."""
+        return len(self._held)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there is something to ask."""
         return bool(self._held)
