@@ -39,6 +39,23 @@ def test_replica_that_is_closed_for_an_exchange_is_not_taken_for_lost(tmp_path: 
     run(tmp_path, story)
 
 
+def test_replica_that_is_opened_anew_leaves_its_part_of_the_memory_to_others(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        await cell.send("a", 1, 20)
+        await cell.same("a", "c")
+        broker = cell.brokers["c"]
+        memory = broker.broker._memory
+        assert memory.bodies.used == broker.journals[JOURNAL].host.bodies.size_bytes > 0
+
+        await broker.broker.exchange(JOURNAL, lambda _: None)
+
+        host = broker.journals[JOURNAL].host
+        assert memory.bodies.used == host.bodies.size_bytes
+        assert memory.tails.used == host.replica.log.tail.size_bytes
+
+    run(tmp_path, story)
+
+
 def test_exchange_is_finished_though_the_broker_ends(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         broker = cell.brokers["c"]

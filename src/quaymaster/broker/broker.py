@@ -24,7 +24,13 @@ import msgspec
 from quaymaster.broker.copies import snapshot_install
 from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.clock import wall_ms
-from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, OtherJournals, Peers
+from quaymaster.broker.replica.journal_service import (
+    JournalOptions,
+    JournalService,
+    OtherJournals,
+    Peers,
+    journal_memory,
+)
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full
 from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged
@@ -73,6 +79,7 @@ class Broker:
         self._coordination = coordination
         self._peers = peers
         self._other_journals = others
+        self._memory = journal_memory(options, has_peers=peers is not None)
         self.disk = disk or RealDisk()
         self._on_stopped = on_stopped
         self._without_room: set[int] = set()
@@ -132,6 +139,7 @@ class Broker:
             disk=self.disk,
             peers=self._peers,
             others=self._other_journals,
+            memory=self._memory,
         )
         await journal.open(noted_floor=noted_floor)
         self.journals[number] = journal

@@ -38,15 +38,17 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
     """Return what the journals in a data directory need to know; the id in it is that of the first."""
     disk = os.statvfs(data)
     disk_bytes = disk.f_blocks * disk.f_frsize
+    segment_bytes_max = min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16))
     return JournalOptions(
         directory=data / JOURNALS_DIRECTORY,
         region=settings.region,
         journal_id=FIRST_JOURNAL,
         limits=JournalLimits(
-            segment_bytes_max=min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16)),
+            segment_bytes_max=segment_bytes_max,
             disk_low_bytes=settings.disk_low_limit(disk_bytes),
             group_bytes_max=COMMIT_BYTES_MAX,
             reserve_segments=settings.disk_reserve_segments,
+            reserve_piece_bytes_max=max(COMMIT_BYTES_MAX, segment_bytes_max // settings.journals_per_broker),
         ),
         body_cache_bytes=settings.body_cache_bytes,
         snapshot_interval_s=settings.snapshot_interval_s,

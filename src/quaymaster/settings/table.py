@@ -145,12 +145,13 @@ class SettingsTable(BaseModel):
     """What all our keys in etcd begin with, ending with `/`. Servers that share an etcd have
     each their own; the processes of a cell have the same."""
     body_cache_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE_COMMON)
-    """Memory for the newest messages, so that receiving them reads no disk."""
+    """Memory for the newest messages of all journals of a process, so that receiving them reads no disk."""
     disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE_COMMON)
     """Free space below which sends are refused; they are taken again when there is more. Unset: a twentieth of
     the file system, at most 256 MiB."""
     disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
-    """Space held back, in segments, so that receives and deletes still work when the disk is full."""
+    """Space held back for each journal, in segments, so that receives and deletes still work when the disk is full.
+    With several `journals_per_broker` the pieces are smaller by as much."""
     segment_bytes_max: Annotated[int, Field(ge=MIB)] = Field(64 * MIB, json_schema_extra=STORAGE)
     """Size of a journal's segment files."""
     snapshot_interval_s: Count = Field(60, json_schema_extra=STORAGE)

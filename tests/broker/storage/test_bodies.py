@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.broker.storage.bodies import TRIM_BATCHES, BodyCache
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch
 
 
@@ -18,7 +19,7 @@ def batch(base_offset: int, *payloads: bytes) -> Batch:
 
 
 def test_a_record_is_found_by_its_offset() -> None:
-    cache = BodyCache(1 << 20)
+    cache = BodyCache(SharedBytes(1 << 20))
     cache.add(batch(10, b"ten", b"eleven"))
     cache.add(batch(12, b"twelve"))
 
@@ -29,7 +30,7 @@ def test_a_record_is_found_by_its_offset() -> None:
 
 
 def test_what_was_never_there_is_a_miss() -> None:
-    cache = BodyCache(1 << 20)
+    cache = BodyCache(SharedBytes(1 << 20))
     assert cache.get(3) is None
 
     cache.add(batch(10, b"ten"))
@@ -39,17 +40,36 @@ def test_what_was_never_there_is_a_miss() -> None:
 
 
 def test_the_oldest_batches_make_room_for_new_ones() -> None:
-    cache = BodyCache(3 * len(batch(0, b"x" * 100).data))
+    memory = SharedBytes(3 * len(batch(0, b"x" * 100).data))
+    cache = BodyCache(memory)
 
     for offset in range(10):
         cache.add(batch(offset, b"x" * 100))
 
-    assert cache.size_bytes <= cache.bytes_max
+    assert cache.size_bytes == memory.used <= memory.bytes_max
     assert [cache.get(offset) is not None for offset in range(10)] == [False] * 7 + [True] * 3
 
 
+def test_caches_share_one_memory_and_give_it_back_when_they_are_cut_or_closed() -> None:
+    one = len(batch(0, b"x" * 100).data)
+    memory = SharedBytes(6 * one)
+    idle, busy = BodyCache(memory), BodyCache(memory)
+    for offset in range(6):
+        idle.add(batch(offset, b"x" * 100))
+
+    for offset in range(20):
+        busy.add(batch(offset, b"x" * 100))
+    assert (idle.size_bytes, busy.size_bytes) == (3 * one, 3 * one)
+    busy.cut(18)
+    assert memory.used == 4 * one
+
+    idle.close()
+    idle.add(batch(6, b"x" * 100))
+    assert memory.used == busy.size_bytes == one
+
+
 def test_the_newest_batch_stays_however_large_it_is() -> None:
-    cache = BodyCache(10)
+    cache = BodyCache(SharedBytes(10))
 
     cache.add(batch(0, b"small"))
     cache.add(batch(1, b"x" * 1_000))
@@ -60,7 +80,7 @@ def test_the_newest_batch_stays_however_large_it_is() -> None:
 
 def test_memory_does_not_grow_with_the_batches_that_were_evicted() -> None:
     one = len(batch(0, b"x").data)
-    cache = BodyCache(10 * one)
+    cache = BodyCache(SharedBytes(10 * one))
 
     for offset in range(5 * TRIM_BATCHES):
         cache.add(batch(offset, b"x"))
@@ -82,7 +102,7 @@ def test_memory_does_not_grow_with_the_batches_that_were_evicted() -> None:
 def test_messages_are_taken_in_the_order_asked_for_whatever_their_offsets(
     sizes: list[int], offsets: list[int], bytes_max: int, evicted: int
 ) -> None:
-    cache = BodyCache(1 << 20)
+    cache = BodyCache(SharedBytes(1 << 20))
     bodies: dict[int, bytes] = {}
     for size in sizes:
         base = len(bodies)

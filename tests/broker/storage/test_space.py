@@ -91,6 +91,31 @@ def test_pieces_of_the_reserve_become_segments_without_being_given_back() -> Non
     assert found.end_offset == source.end_offset
 
 
+def test_pieces_are_smaller_than_segments_where_several_journals_share_what_one_would_hold_back() -> None:
+    disk = SimDisk()
+    limits = JournalLimits(
+        segment_bytes_min=64 << 10,
+        segment_bytes_max=64 << 10,
+        reserve_segments=2,
+        reserve_piece_bytes_max=16 << 10,
+        disk_low_bytes=8 << 10,
+    )
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=limits)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"m"])])
+
+    journal.space.check()
+    assert (journal.space.reserve_bytes, journal.space.disk_low) == (2 * (16 << 10), False)
+    journal.space.prepare_next()
+    take_space(disk, leave_bytes=0)
+    written = 0
+    while journal.space.reserve_bytes:
+        journal.append([source.batch([bytes(8 << 10)])])
+        written += 8 << 10
+
+    assert written >= 2 * (64 << 10)  # all of what was there, and then pieces of the reserve
+
+
 def test_room_is_told_from_plenty_to_none_and_back() -> None:
     disk = SimDisk()
     journal = open_journal(disk, disk_low_bytes=2 * SCARCE_BYTES)

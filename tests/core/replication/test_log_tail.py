@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.replication.log_tail import LOG_START, TRIMMED_TOGETHER, LogTail, Position
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch
 
 
@@ -23,7 +24,7 @@ def appended(tail: LogTail, count: int = 1, *, payload: bytes = b"x" * 100) -> l
 
 
 def test_position_is_known_where_a_batch_ends_and_nowhere_else() -> None:
-    tail = LogTail(Position(10, 1, 7), bytes_max=1 << 20)
+    tail = LogTail(Position(10, 1, 7), memory=SharedBytes(1 << 20))
     (batch,) = appended(tail)
 
     assert tail.position_at(10) == Position(10, 1, 7)
@@ -34,7 +35,7 @@ def test_position_is_known_where_a_batch_ends_and_nowhere_else() -> None:
 
 def test_recovered_batches_have_positions_and_are_read_from_disk() -> None:
     positions = [Position(4, 1, 40), Position(6, 2, 60)]
-    tail = LogTail(LOG_START, positions, bytes_max=1 << 20)
+    tail = LogTail(LOG_START, positions, memory=SharedBytes(1 << 20))
 
     assert tail.end == positions[-1]
     assert tail.position_at(4) == positions[0]
@@ -44,7 +45,7 @@ def test_recovered_batches_have_positions_and_are_read_from_disk() -> None:
 
 
 def test_only_the_newest_batches_are_kept_as_bytes() -> None:
-    tail = LogTail(LOG_START, bytes_max=1_000)
+    tail = LogTail(LOG_START, memory=SharedBytes(1_000))
 
     batches = appended(tail, 10)
 
@@ -55,8 +56,32 @@ def test_only_the_newest_batches_are_kept_as_bytes() -> None:
     assert tail.read(2 * (10 - kept), 1 << 20) == batches[-kept:]
 
 
+def test_logs_share_one_memory_and_give_it_back_when_they_are_closed() -> None:
+    memory = SharedBytes(1_000)
+    idle, busy = LogTail(LOG_START, memory=memory), LogTail(LOG_START, memory=memory)
+    size = len(appended(idle, 10)[0].data)
+
+    batches = appended(busy, 20)
+
+    assert memory.used == idle.size_bytes + busy.size_bytes <= 1_000
+    assert abs(idle.size_bytes - busy.size_bytes) <= 2 * size
+    assert busy.read(38, 1 << 20) == batches[-1:]
+    busy.close()
+    assert memory.used == idle.size_bytes
+
+
+def test_log_that_is_closed_keeps_nothing_new() -> None:
+    memory = SharedBytes(1_000)
+    tail = LogTail(LOG_START, memory=memory)
+    tail.close()
+
+    appended(tail, 1)
+
+    assert (tail.size_bytes, memory.used) == (0, 0)
+
+
 def test_read_gives_whole_batches_up_to_so_many_bytes_and_at_least_one() -> None:
-    tail = LogTail(LOG_START, bytes_max=1 << 20)
+    tail = LogTail(LOG_START, memory=SharedBytes(1 << 20))
     batches = appended(tail, 5)
     size = len(batches[0].data)
 
@@ -66,7 +91,7 @@ def test_read_gives_whole_batches_up_to_so_many_bytes_and_at_least_one() -> None
 
 
 def test_batch_that_does_not_follow_is_refused() -> None:
-    tail = LogTail(LOG_START, bytes_max=1 << 20)
+    tail = LogTail(LOG_START, memory=SharedBytes(1 << 20))
     (batch,) = appended(tail)
 
     with pytest.raises(AssertionError, match="does not follow"):
@@ -74,7 +99,7 @@ def test_batch_that_does_not_follow_is_refused() -> None:
 
 
 def test_what_is_cut_is_no_longer_there_and_its_bytes_are_not_counted() -> None:
-    tail = LogTail(LOG_START, bytes_max=1 << 20)
+    tail = LogTail(LOG_START, memory=SharedBytes(1 << 20))
     batches = appended(tail, 4)
 
     tail.truncate(4)
@@ -90,7 +115,7 @@ def test_what_is_cut_is_no_longer_there_and_its_bytes_are_not_counted() -> None:
 
 
 def test_cut_reaches_into_what_is_only_on_disk() -> None:
-    tail = LogTail(LOG_START, [Position(2, 1, 20), Position(4, 1, 40)], bytes_max=1 << 20)
+    tail = LogTail(LOG_START, [Position(2, 1, 20), Position(4, 1, 40)], memory=SharedBytes(1 << 20))
     appended(tail, 2)
 
     tail.truncate(2)
@@ -102,7 +127,7 @@ def test_cut_reaches_into_what_is_only_on_disk() -> None:
 
 
 def test_what_is_below_is_forgotten_many_at_a_time_but_not_what_is_kept_as_bytes() -> None:
-    tail = LogTail(LOG_START, bytes_max=1_000)
+    tail = LogTail(LOG_START, memory=SharedBytes(1_000))
     batches = appended(tail, TRIMMED_TOGETHER + 10)
 
     tail.trim(2 * (TRIMMED_TOGETHER - 1))

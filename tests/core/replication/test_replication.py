@@ -38,6 +38,7 @@ from quaymaster.core.replication.messages import (
     Tail,
 )
 from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch
 
@@ -375,7 +376,7 @@ def test_member_whose_missing_part_is_no_longer_kept_needs_a_copy(cluster: LogCl
         start=Position(250, 1, store.batches[249].chain),
         positions=[Position(b.next_offset, b.epoch, b.chain) for b in store.batches[250:]],
         now_ms=cluster.now_ms,
-        tail_bytes_max=0,
+        tail_memory=SharedBytes(0),
     )
     cluster.replicas["a"] = leader
     cluster.pass_time(LEASE_MS)
@@ -404,7 +405,7 @@ def test_member_that_is_far_behind_is_fed_from_the_disk(cluster: LogCluster) -> 
     replica.tail = type(replica.tail)(
         Position(290, 1, cluster.stores["a"].batches[289].chain),
         cluster.stores["a"].positions()[290:],
-        bytes_max=0,
+        memory=SharedBytes(0),
     )
     replica.commit = 290
     cluster.pass_time(LEASE_MS)
@@ -487,7 +488,7 @@ def recovered(
         start=start,
         positions=positions_of(list(batches)),
         now_ms=NOW_MS - LEASE_MS,
-        tail_bytes_max=tail_bytes_max,
+        tail_memory=SharedBytes(tail_bytes_max),
     )
     replica.on_tick(NOW_MS)
     return replica

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -49,8 +49,9 @@ from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
-from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.replication.replication import TAIL_BYTES_MAX, LogReplica
 from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.commands import (
     AskGroups,
     Command,
@@ -71,8 +72,6 @@ from quaymaster.net.routing.broker_client import Reply, Submitted
 
 COUNTED_AT_A_TIME = 5_000
 """Partitions whose messages are added up in one step."""
-TAIL_BYTES_MAX = 16 << 20
-"""The newest batches are kept for the other replicas, up to so much."""
 ACTIVATION_RETRY_S = 0.2
 REBUILD_RETRY_S = 1.0
 """Making the queues anew is tried again after so long on a full disk."""
@@ -95,6 +94,7 @@ class JournalOptions:
     journal_id: int
     limits: JournalLimits
     body_cache_bytes: int
+    """Of all journals of a process together."""
     snapshot_interval_s: float
     snapshot_records: int
     compaction_live_ratio: float
@@ -118,6 +118,20 @@ class JournalOptions:
         )
         queues.cell_format = self.cell_format
         return queues
+
+
+class JournalMemory(NamedTuple):
+    """What the replicas of a process keep of their newest batches, together: most of it is the same bytes twice."""
+
+    bodies: SharedBytes
+    tails: SharedBytes
+
+
+def journal_memory(options: JournalOptions, *, has_peers: bool) -> JournalMemory:
+    """Return empty memory; logs without other replicas keep no tail."""
+    return JournalMemory(
+        SharedBytes(options.body_cache_bytes), SharedBytes(TAIL_BYTES_MAX if has_peers else 0)
+    )
 
 
 class OtherJournals(Protocol):
@@ -165,8 +179,13 @@ class JournalService:
         disk: Disk | None = None,
         peers: Peers | None = None,
         others: OtherJournals | None = None,
+        memory: JournalMemory | None = None,
     ) -> None:
-        """Without `peers` it has no other replica; without them and `others` there is no journal but this one."""
+        """Without `peers` it has no other replica; without them and `others` there is no journal but this one.
+
+        `memory` is what it shares with other replicas of the process; one that is alone has its own.
+        """
+        self._memory = memory or journal_memory(options, has_peers=peers is not None)
         self._options = options
         self._node_name = node_name
         self._coordination = coordination
@@ -230,7 +249,7 @@ class JournalService:
             start=recovered.start,
             positions=recovered.positions,
             now_ms=monotonic_ms(),
-            tail_bytes_max=0 if peers is None else TAIL_BYTES_MAX,
+            tail_memory=self._memory.tails,
             time=clock.queue_time,
         )
         replica = JournalReplica(
@@ -244,7 +263,7 @@ class JournalService:
             replica,
             self.files,
             clock,
-            body_cache_bytes=options.body_cache_bytes,
+            body_memory=self._memory.bodies,
             links=_Links(self),
             loads=None if peers is None else PartitionLoads(),
         )

@@ -41,6 +41,7 @@ from quaymaster.core.replication.effects import (
 )
 from quaymaster.core.replication.journal import JournalReplica, ToDo
 from quaymaster.core.replication.messages import Envelope
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
@@ -178,7 +179,7 @@ class ReplicaHost:
         files: JournalFiles,
         clock: QueueClock,
         *,
-        body_cache_bytes: int,
+        body_memory: SharedBytes,
         links: ReplicaLinks,
         loads: PartitionLoads | None = None,
     ) -> None:
@@ -186,7 +187,7 @@ class ReplicaHost:
         self.replica = replica
         self.files = files
         self.clock = clock
-        self.bodies = BodyCache(body_cache_bytes)
+        self.bodies = BodyCache(body_memory)
         self.readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal-reader")
         self._tasks: set[asyncio.Future[Any]] = set()
         self.records = RecordBodies(
@@ -598,6 +599,8 @@ class ReplicaHost:
         await self._loop.run_in_executor(None, self.writer.close)
         await asyncio.sleep(0)
         self.readers.shutdown(wait=True)
+        self.bodies.close()
+        self.replica.log.tail.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

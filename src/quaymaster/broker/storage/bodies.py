@@ -1,4 +1,4 @@
-"""The body cache: the newest batches as they were written, up to a budget of bytes.
+"""The body cache: the newest batches as they were written, up to a bound on bytes that all journals share.
 
 A message in it costs nothing but its place in its batch, and nothing is copied when it is sent. What was evicted
 is read back from the segments.
@@ -13,6 +13,7 @@ from operator import gt
 from typing import TypeVar
 
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.messages import prefix_bytes
 from quaymaster.core.values.records import Batch, RecordType, payload_places, record_at
 
@@ -22,12 +23,13 @@ Bytes = TypeVar("Bytes", bytes, memoryview)
 
 
 class BodyCache:
-    """Recent batches by base offset."""
+    """Recent batches by base offset; the newest one is always kept."""
 
-    __slots__ = ("_base_offsets", "_batches", "_first", "bytes_max", "hits", "misses", "size_bytes")
+    __slots__ = ("_base_offsets", "_batches", "_first", "_memory", "hits", "misses", "size_bytes")
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, memory: SharedBytes) -> None:
+        self._memory = memory
+        memory.join(self)
         self.size_bytes = 0
         self.hits = 0
         self.misses = 0
@@ -40,14 +42,28 @@ class BodyCache:
         self._base_offsets.append(batch.base_offset)
         self._batches.append(batch.data)
         self.size_bytes += len(batch.data)
-        while self.size_bytes > self.bytes_max and self._first < len(self._batches) - 1:
-            self.size_bytes -= len(self._batches[self._first])
-            self._batches[self._first] = b""
-            self._first += 1
+        self._memory.add(self, len(batch.data))
         if self._first >= TRIM_BATCHES and 2 * self._first > len(self._batches):
             del self._base_offsets[: self._first]
             del self._batches[: self._first]
             self._first = 0
+
+    def forget_oldest(self) -> bool:
+        """See `Keeper`."""
+        if self._first >= len(self._batches) - 1:
+            return False
+        size = len(self._batches[self._first])
+        self.size_bytes -= size
+        self._batches[self._first] = b""
+        self._first += 1
+        self._memory.drop(size)
+        return True
+
+    def close(self) -> None:
+        """Leave the memory to the other journals; what still comes is not kept."""
+        self._memory.leave(self)
+        self._memory = SharedBytes(0)
+        self._memory.join(self)
 
     def get(self, offset: int) -> tuple[int, int, int, bytes] | None:
         """Return (record type, flags, sequence, payload) of a record, None when it is no longer here."""
@@ -97,7 +113,9 @@ class BodyCache:
     def cut(self, end: int) -> None:
         """Forget the batches that begin at `end` or behind it: the journal was cut there."""
         at = bisect_left(self._base_offsets, end)
-        self.size_bytes -= sum([len(data) for data in self._batches[at:]])
+        size = sum([len(data) for data in self._batches[at:]])
+        self.size_bytes -= size
+        self._memory.drop(size)
         del self._base_offsets[at:], self._batches[at:]
         self._first = min(self._first, at)
 

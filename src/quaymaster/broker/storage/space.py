@@ -10,10 +10,10 @@ time, and is a reason to refuse sends until it went through, no longer.
 The next segment file is made, zero-filled and fsynced before it is needed, so a commit waits for no
 allocation and its fdatasync changes no metadata.
 
-The reserve is made of pieces as large as a segment. On a full disk a piece becomes the next segment without being
-given back to the file system in between, where others wait for room, too. When there is hardly any room, all pieces
-but one are given back, for whatever else has to be written. Spares, of one block each, become the small files that a
-promise or a cut must replace.
+The reserve is made of pieces as large as a segment, or smaller where a broker has many journals. On a full disk a piece
+becomes the next segment without being given back to the file system in between, where others wait for room, too. When
+there is hardly any room, all pieces but one are given back, for whatever else has to be written. Spares, of one block
+each, become the small files that a promise or a cut must replace.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class JournalLimits:
     segment_bytes_max: int = 64 << 20
     index_every_bytes: int = 16 << 10
     reserve_segments: int = 2
-    """The reserve has so many pieces of the active segment's size; 0 keeps none, and no spares."""
+    """The reserve has so many pieces of the active segment's size at most; 0 keeps none, and no spares."""
+    reserve_piece_bytes_max: int = 1 << 40
+    """Pieces are no larger than this: several journals of a process together hold back what one alone does."""
     disk_low_bytes: int = 256 << 20
     """With less than this free, `disk_low` is true and the owner should refuse sends."""
     group_bytes_max: int = 1 << 20
@@ -85,6 +87,10 @@ class SpaceKeeper:
     def reserve_bytes(self) -> int:
         """How much of the disk the reserve holds now."""
         return sum(self._pieces.values())
+
+    @property
+    def _piece_bytes(self) -> int:
+        return min(self._segment_bytes, self._limits.reserve_piece_bytes_max)
 
     @property
     def room(self) -> DiskPressure:
@@ -150,7 +156,7 @@ class SpaceKeeper:
         """Compare the free space with the limits; rebuild the reserve when there is room again."""
         with self._lock:
             free = self._free_or_release()
-            target = self._limits.reserve_segments * self._segment_bytes
+            target = self._limits.reserve_segments * self._piece_bytes
             if free >= self._limits.disk_low_bytes + max(0, target - self.reserve_bytes):
                 is_low = self.reserve_bytes < target and not self._build_reserve()
             else:
@@ -298,7 +304,7 @@ class SpaceKeeper:
         for number in range(self._limits.reserve_segments):
             path = f"{self._directory}/{self._piece_name(number)}"
             size = self._pieces.get(path, 0)
-            if size < self._segment_bytes and not self._build_piece(path, size):
+            if size < self._piece_bytes and not self._build_piece(path, size):
                 return False
         return True
 
@@ -306,7 +312,7 @@ class SpaceKeeper:
         handle: FileHandle | None = None
         try:
             handle = FileHandle(self._disk, self._disk.open(path, create=not self._disk.exists(path)))
-            self._disk.reserve(handle.fd, self._segment_bytes)
+            self._disk.reserve(handle.fd, self._piece_bytes)
             self._disk.sync(handle.fd)
         except OSError as error:
             if not is_full(error):
@@ -314,7 +320,7 @@ class SpaceKeeper:
             if handle is not None:
                 self._disk.truncate(handle.fd, size)
             return False
-        self._pieces[path] = self._segment_bytes
+        self._pieces[path] = self._piece_bytes
         return True
 
     def _release_piece(self) -> None:

@@ -8,6 +8,7 @@ from quaymaster.core.replication.effects import Effects, PersistPromise, Truncat
 from quaymaster.core.replication.log_tail import LogTail, Position
 from quaymaster.core.replication.messages import Envelope, Message, Promise
 from quaymaster.core.replication.queue_time import QueueTime
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.records import Batch, follows_chain
 
 
@@ -22,12 +23,12 @@ class LogCopy:
         start: Position,
         positions: Iterable[Position],
         now_ms: int,
-        tail_bytes_max: int,
+        tail_memory: SharedBytes,
         time: QueueTime | None,
     ) -> None:
         self.node = node
         self.promised_epoch = promised_epoch
-        self.tail = LogTail(start, positions, bytes_max=tail_bytes_max)
+        self.tail = LogTail(start, positions, memory=tail_memory)
         self.commit = start.end
         self.durable_end = self.tail.end.end
         self.written_end = self.durable_end

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.records import Batch
 
 TRIMMED_TOGETHER = 256
@@ -30,15 +31,20 @@ LOG_START = Position(0, 0, 0)
 
 
 class LogTail:
-    """Positions from `start` to the log's end, and up to `bytes_max` of the newest batches."""
+    """Positions from `start` to the log's end, and as many of the newest batches as `memory` has bytes for.
 
-    def __init__(self, start: Position, positions: Iterable[Position] = (), *, bytes_max: int) -> None:
+    All logs of a process may share the memory.
+    """
+
+    def __init__(self, start: Position, positions: Iterable[Position] = (), *, memory: SharedBytes) -> None:
         self._start = start
         self._ends: list[int] = []
         self._positions: list[Position] = []
         self._batches: list[Batch | None] = []
-        self._bytes_max = bytes_max
-        self._bytes = 0
+        self._memory = memory
+        memory.join(self)
+        self.size_bytes = 0
+        """How many bytes of batches are kept."""
         self._first_kept = 0
         """Index of the first batch whose bytes are kept."""
         for position in positions:
@@ -57,11 +63,6 @@ class LogTail:
         """The position of the log's last batch."""
         return self._positions[-1] if self._positions else self._start
 
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes of batches are kept."""
-        return self._bytes
-
     def position_at(self, end: int) -> Position | None:
         """Return the position of the batch that ends there, None when none does, or not that we know."""
         if end == self._start.end:
@@ -79,10 +80,21 @@ class LogTail:
         self._ends.append(batch.next_offset)
         self._positions.append(Position(batch.next_offset, batch.epoch, batch.chain))
         self._batches.append(batch)
-        self._bytes += len(batch.data)
-        while self._bytes > self._bytes_max and self._first_kept < len(self._batches):
-            self._forget_bytes(self._first_kept)
-            self._first_kept += 1
+        self.size_bytes += len(batch.data)
+        self._memory.add(self, len(batch.data))
+
+    def forget_oldest(self) -> bool:
+        """See `Keeper`."""
+        assert self._first_kept < len(self._batches), "who keeps nothing is not the largest"
+        self._forget_bytes(self._first_kept)
+        self._first_kept += 1
+        return True
+
+    def close(self) -> None:
+        """Leave the memory to the other logs; what still comes is not kept."""
+        self._memory.leave(self)
+        self._memory = SharedBytes(0)
+        self._memory.join(self)
 
     def truncate(self, end: int) -> None:
         """Cut everything behind the batch that ends at `end`."""
@@ -124,5 +136,6 @@ class LogTail:
     def _forget_bytes(self, index: int) -> None:
         batch = self._batches[index]
         assert batch is not None, "the bytes of the newest batches are kept"
-        self._bytes -= len(batch.data)
+        self.size_bytes -= len(batch.data)
+        self._memory.drop(len(batch.data))
         self._batches[index] = None

@@ -49,8 +49,12 @@ from quaymaster.core.replication.messages import (
     Tail,
 )
 from quaymaster.core.replication.queue_time import QueueTime
+from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Batch
+
+TAIL_BYTES_MAX = 16 << 20
+"""The newest batches are kept for the other replicas, up to so much."""
 
 Role = Literal["follower", "preparing", "fetching", "elected", "activating", "leading", "stopped"]
 
@@ -66,12 +70,13 @@ class LogReplica(LogCopy):
         start: Position,
         positions: Iterable[Position],
         now_ms: int,
-        tail_bytes_max: int = 16 << 20,
+        tail_memory: SharedBytes | None = None,
         time: QueueTime | None = None,
     ) -> None:
         """Take up a log as it was recovered: `start` is a committed position, `positions` the batches behind it.
 
-        All of it is durable. `time` is told what other replicas say of queue time and of their clocks.
+        All of it is durable. Its newest batches are kept in `tail_memory`. `time` is told what other replicas say of
+        queue time and of their clocks.
         """
         super().__init__(
             node,
@@ -79,7 +84,7 @@ class LogReplica(LogCopy):
             start=start,
             positions=positions,
             now_ms=now_ms,
-            tail_bytes_max=tail_bytes_max,
+            tail_memory=tail_memory or SharedBytes(TAIL_BYTES_MAX),
             time=time,
         )
         self.role: Role = "follower"
