@@ -62,6 +62,7 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
@@ -801,6 +802,24 @@ class _PurgeForgotten(QueueStates):
 class _GroupNotTold(QueueStates):
     def _following(self, row: RecordRow) -> list[Partition]:
         return [] if row.type == RecordType.SEND else super()._following(row)
+
+
+@plant("sealed-takes-sends", "a sealed partition takes messages", "partitions")
+class _SealedTakesSends(QueueStates):
+    def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        sealed_ms, partition.sealed_ms = partition.sealed_ms, 0
+        decided = super()._send(command, now_ms, proposal)
+        partition.sealed_ms = sealed_ms
+        return decided
+
+
+@plant("seal-forgotten", "a snapshot does not say that a partition is sealed", "partitions")
+class _SealForgotten(QueueStates):
+    def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            partition.sealed_ms = 0
+        super().load(definition, partitions)
 
 
 @plant("no-delay", "a message is handed out whatever its delay", "queues")

@@ -39,7 +39,9 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from sim import changing_partitions
 from sim.bugs import Planted
+from sim.changing_partitions import CHANGING, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
 from sim.host import Host
 from sim.kernel import MS, SECOND, Clock, Kernel, Story, Violation
@@ -207,6 +209,7 @@ class Cell:
         self.redrivers_left = 0
         """Who starts move tasks, or waits for them to end."""
         self.redrive_checker = RedriveChecker()
+        self.partition_checker = PartitionChecker()
         self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
@@ -260,9 +263,13 @@ class Cell:
         return self.checkers[journal]
 
     def journal_for(self, command: Command | InternalCommand) -> int:
-        """Return which journal a command goes to: all of a queue is in one."""
+        """Return which journal a command goes to: all of a queue is in one, but for the one whose partitions change."""
         assert not isinstance(command, ListDataKeys | WriteBarrier), "they are of a journal, not of a queue"
+        if isinstance(command, SetQueue) and command.journal_id is not None:
+            return command.journal_id
         queue_id = command.definition.queue_id if isinstance(command, SetQueue) else command.queue_id
+        if queue_id == CHANGING:
+            return self.partition_checker.journals[getattr(command, "partition", 0)]
         return self.journal_of(queue_id)
 
     def journal_of(self, queue_id: int) -> int:
@@ -438,13 +445,16 @@ class Cell:
         kernel.tell("clients", "send no more")
         if not kernel.run_until(kernel.now_us + TASKS_LIMIT_US, lambda: self.redrivers_left == 0):
             raise Violation("L7", f"move tasks do not end: {self._states()}")
-        if not kernel.run_until(kernel.now_us + DRAIN_LIMIT_US, lambda: self.is_drained):
+        if not kernel.run_until(
+            kernel.now_us + DRAIN_LIMIT_US, lambda: self.is_drained and self.partition_checker.is_drained
+        ):
             raise Violation(
                 "L3", f"the queues do not drain: {self.last_counts or 'no counts'}; {self._states()}"
             )
         for checker in (self.queue_checker, *self.group_checkers.values()):
             checker.check_drained()
         self.redrive_checker.check_drained()
+        self.partition_checker.check_drained()
         for sink in self.sinks:
             check_batches(sink, self.judges_of(sink.queue))
         self._configurations_max = self.store.configurations + REST_CHANGES_MAX
@@ -520,6 +530,8 @@ class Cell:
             self._start_sinks()
         if profile.has_redrives:
             start_clients(self)
+        if profile.has_changing_partitions:
+            changing_partitions.start_clients(self)
         client = self.client("counts")
         client.run(watch_empty(client, [kind for kind in self.queues if not kind.is_log]))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 CAUGHT_BY: dict[str, int] = {
+    "sealed-takes-sends": 0,
+    "seal-forgotten": 2,
     "earlyack": 0,
     "softpromise": 9,
     "reuse": 9,

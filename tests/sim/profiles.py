@@ -113,6 +113,8 @@ class Profile:
     """Whether there are queues to which sinks send in transactions."""
     has_redrives: bool = False
     """Whether there are queues whose dead letters come back to them, by move tasks or by themselves."""
+    has_changing_partitions: bool = False
+    """Whether there is a queue whose partitions are split, merged and moved."""
 
 
 def draw(seed: int) -> Profile:
@@ -187,6 +189,7 @@ def draw(seed: int) -> Profile:
         profile.intervals_us["leader alone"] = leaders.choice((5, 15)) * SECOND
     profile.rebuild_us = Random(f"{seed}/rebuild").choice((0, 50 * MS, 2 * SECOND))
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
+    profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
     return profile
 
 
@@ -273,6 +276,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "redrives": {"kill": 3, "leader cut off": 4, "power cut": 4, "transfer": 6, "clock jump": 5},
     "more queues": {"kill": 5, "leader cut off": 5},
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
+    "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
     "restarts": {"kill": 4, "leader cut off": 4, "transfer": 8},
@@ -306,13 +310,16 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_logs = hunt == "logs"
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
+    profile.has_changing_partitions = hunt == "partitions"
     profile.compaction_us = 300 * MS if hunt in ("compaction", "forks", "logs", "transactions") else 0
-    if hunt in ("laggards", "snapshots", "compaction", "forks", "logs", "transactions"):
+    if hunt in ("laggards", "snapshots", "compaction", "forks", "logs", "transactions", "partitions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt in ("alone", "forks", "leases", "stale"):  # a leader that is alone has to be replaced
         for fault in ("store away", "manager away", "manager cut off", "disk fails"):
             profile.intervals_us.pop(fault, None)
+    if hunt == "partitions":  # each change takes as long as ids are known
+        profile.fire_us = 80 * SECOND
     if hunt == "stale":
         profile.gap_us = 200 * MS
         profile.disk.has_stale = True

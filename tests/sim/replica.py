@@ -30,12 +30,14 @@ from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
     Duplicate,
+    Elsewhere,
     ExpireMessages,
     InternalCommand,
     MoveBegun,
     MoveMessage,
     Receive,
     Send,
+    SentElsewhere,
     SentOutcome,
     StageMessages,
     StartMoveTask,
@@ -716,6 +718,9 @@ class Replica:
             answer = self._bodies(asked, answer)
         elif isinstance(answer, SentOutcome):
             answer = self._places(asked, answer)
+        elif isinstance(answer, SentElsewhere):
+            assert not any(answer.results), "a send of one message is found, or goes elsewhere"
+            answer = Elsewhere(answer.definition)
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
         self._answer(asked, answer)

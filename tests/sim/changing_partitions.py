@@ -1,0 +1,386 @@
+"""A queue whose partitions are split, merged and moved in a simulated cell, those who use it, and who judges it.
+
+One client changes the table, as metadata does: children's journals are told first, then parents are closing, and their
+journals told. Others send by tables that may be old, go on where they are told to, and receive from all partitions.
+
+P1    after a committed seal nothing new is stored in a partition
+P3    one send is one message, over all partitions
+P5    what was acknowledged is received from a partition that the table lists; no place is given to two messages
+I17   what was deleted does not come back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from harness.replica_host import identity, message, queue
+
+from quaymaster.core.queues.repeats import as_repeat
+from quaymaster.core.values.commands import (
+    AskPartition,
+    CountMessages,
+    Delete,
+    Done,
+    Elsewhere,
+    EntriesOutcome,
+    PartitionOutcome,
+    QueueCounts,
+    Receipt,
+    Receive,
+    Send,
+    SetQueue,
+)
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidParameterValue,
+    NotNow,
+    OverLimit,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.partition_tables import (
+    entries_to_merge,
+    entries_to_move,
+    entries_to_split,
+    in_state,
+    journals_of,
+    parents_of_new,
+    read_partitions,
+    taking,
+    with_children,
+    with_children_open,
+    with_new_dropped,
+    with_state,
+    without,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from sim.kernel import MS, SECOND, Violation
+from sim.messages import Received, Sent
+from sim.queue_checker import Delivery
+
+if TYPE_CHECKING:
+    from sim.cell import Cell
+    from sim.clients import Client, Script, Wish
+
+CHANGING = 70
+WINDOW_MS = 20_000
+"""Nobody here sends anything again after so long."""
+ATTEMPTS_MAX = 6
+PRODUCERS = 3
+CONSUMERS = 3
+KEYS = 1 << 64
+
+Place = tuple[int, int]
+"""Partition and sequence."""
+
+
+@dataclass(slots=True)
+class _Message:
+    asked_us: int
+    place: Place | None = None
+    is_acked: bool = False
+    deliveries: int = 0
+    deletes_asked: int = 0
+    deleted_us: int | None = None
+
+
+class PartitionChecker:
+    """Judges what clients of the queue see, and has the row that decides on its table."""
+
+    def __init__(self) -> None:
+        self.row: QueueDefinition | None = None
+        self.is_drained = True
+        """Or not used."""
+        self.sealed_us: dict[int, int] = {}
+        """When it was known of each partition that its seal is committed."""
+        self.journals: dict[int, int] = {}
+        """Of each partition there ever was."""
+        self.changes = 0
+        self._messages: dict[int, _Message] = {}
+        self._at: dict[Place, int] = {}
+
+    def begin(self, journal_id: int) -> QueueDefinition:
+        """The queue is made in a journal."""
+        definition = queue(CHANGING, "changing", attributes={"VisibilityTimeout": 2, "PartitionsMax": 4})
+        self.set_row(replace_definition(definition, partitions=one_partition(journal_id)))
+        return self.table
+
+    @property
+    def table(self) -> QueueDefinition:
+        """The row."""
+        assert self.row is not None, "the queue is made before it is used"
+        return self.row
+
+    def set_row(self, definition: QueueDefinition) -> None:
+        """The row is another one: by compare-and-swap, so there is one at a time."""
+        self.row = definition
+        self.journals.update((entry.number, entry.journal_id) for entry in definition.partitions)
+
+    def send_asked(self, number: int, now_us: int) -> None:
+        """A send begins."""
+        self._messages[number] = _Message(now_us)
+
+    def send_acked(
+        self, number: int, partition: int, place: tuple[int, int], asked_us: int, *, is_new: bool
+    ) -> None:
+        """A partition acknowledges a message, that is there at (sequence, which message that is)."""
+        sequence, original = place
+        if original != number:
+            raise Violation("P3", f"message {number} is called a duplicate of {original}")
+        if is_new and self.sealed_us.get(partition, asked_us) < asked_us:
+            raise Violation(
+                "P1", f"message {number} was stored in partition {partition}, which was sealed before"
+            )
+        self._messages[number].is_acked = True
+        self._place(number, (partition, sequence))
+
+    def delivered(self, partition: int, found: list[Delivery], asked_us: int) -> None:
+        """A receive was answered."""
+        for delivery in found:
+            known = self._messages.get(delivery.number)
+            if known is None:
+                raise Violation("I16", f"message {delivery.number} was never sent")
+            if known.deleted_us is not None and known.deleted_us < asked_us:
+                raise Violation(
+                    "I17", f"message {delivery.number} was received after its delete was acknowledged"
+                )
+            self._place(delivery.number, (partition, delivery.sequence))
+            known.deliveries += 1
+
+    def delete_asked(self, number: int) -> None:
+        """A delete begins."""
+        self._messages[number].deletes_asked += 1
+
+    def deleted(self, number: int, now_us: int) -> None:
+        """A delete is acknowledged."""
+        known = self._messages[number]
+        known.deleted_us = known.deleted_us or now_us
+
+    def check_drained(self) -> None:
+        """All partitions that are listed are empty: what was acknowledged was received, and deleted by somebody."""
+        for number, known in self._messages.items():
+            if known.is_acked and not known.deletes_asked:
+                what = "gone, and nobody deleted it" if known.deliveries else "never received"
+                raise Violation("P5", f"message {number}, acknowledged at {known.place}, is {what}")
+
+    def _place(self, number: int, place: Place) -> None:
+        there = self._at.setdefault(place, number)
+        if there != number:
+            raise Violation("P5", f"the place {place} is given to messages {there} and {number}")
+        known = self._messages[number]
+        known.place = known.place or place
+        if known.place != place:
+            raise Violation("P3", f"message {number} is stored twice, at {known.place} and {place}")
+
+
+def start_clients(cell: Cell) -> None:
+    """Start all clients of the queue."""
+    cell.partition_checker.is_drained = False
+    client = cell.client("changes tables")
+    client.run(change_tables(client))
+    for number in range(PRODUCERS):
+        cell.producers_left += 1
+        client = cell.client(f"p changing-{number}")
+        client.run(send_some(client, gap_us=cell.faults.gap_us))
+    for number in range(CONSUMERS):
+        client = cell.client(f"c changing-{number}")
+        client.run(receive_some(client))
+    client = cell.client("counts changing")
+    client.run(watch_empty(client))
+
+
+# Who changes the table
+
+
+def change_tables(client: Client) -> Script:
+    """Split, merge and move partitions, one change after the other; close, drain and drop what was there before."""
+    cell, random, checker = client.cell, client.random, client.cell.partition_checker
+    while not cell.used_journals:
+        yield 50 * MS
+    yield from _tell(
+        client, checker.begin(random.choice(cell.used_journals)), [checker.table.partitions[0].journal_id]
+    )
+    while cell.is_sending:
+        yield random.randint(0, 2 * SECOND)
+        began = _begun(random, checker.table, cell.used_journals)
+        if began is not None:
+            yield from _change(client, began)
+        yield from _clean_up(client)
+
+
+def _begun(random: Random, row: QueueDefinition, journals: list[int]) -> QueueDefinition | None:
+    opened = sorted(in_state(row, "open"), key=lambda entry: entry.first_key)
+    at = random.randrange(len(opened))
+    try:
+        match random.choice(("split", "split", "merge", "move")):
+            case "split":
+                parents, ranges = entries_to_split(row, random.choice((2, 3)), opened[at].number)
+            case "merge":
+                parents, ranges = entries_to_merge(row, [entry.number for entry in opened[at : at + 2]])
+            case _:
+                parents, ranges = entries_to_move(row, opened[at].number)
+        return with_children(row, parents, ranges, [random.choice(journals) for _ in ranges])
+    except (InvalidParameterValue, OverLimit, UnsupportedOperation):
+        return None
+
+
+def _change(client: Client, began: QueueDefinition) -> Script:
+    checker, random = client.cell.partition_checker, client.random
+    checker.set_row(began)
+    parents = [entry.number for entry in parents_of_new(began)]
+    new_journals = sorted({entry.journal_id for entry in in_state(began, "new")})
+    yield from _tell(client, began, new_journals)
+    if random.random() < 0.1:
+        checker.set_row(with_new_dropped(began))
+        yield from _tell(client, checker.table, new_journals)
+        return
+    checker.set_row(with_children_open(began))
+    checker.changes += 1
+    yield random.randint(0, 200 * MS)
+    yield from _tell(client, checker.table, sorted({checker.journals[number] for number in parents}))
+    for number in parents:
+        checker.sealed_us[number] = client.cell.kernel.now_us
+    if random.random() < 0.5:
+        yield from _tell(client, checker.table, list(journals_of(checker.table)))
+    left = list(parents)
+    while left:
+        outcome = yield AskPartition(CHANGING, left[-1])
+        if isinstance(outcome, PartitionOutcome):
+            if outcome.sealed_for_ms is None:
+                raise Violation("P1", f"partition {left[-1]} is not sealed, though its journal was told to")
+            if outcome.sealed_for_ms > WINDOW_MS:
+                checker.set_row(with_state(checker.table, left.pop(), "closed"))
+                continue
+        yield SECOND
+
+
+def _clean_up(client: Client) -> Script:
+    """Drain what is empty, and drop what is drained."""
+    checker = client.cell.partition_checker
+    for entry in in_state(checker.table, "closed"):
+        outcome = yield AskPartition(CHANGING, entry.number)
+        if isinstance(outcome, PartitionOutcome) and outcome.is_empty:
+            checker.set_row(with_state(checker.table, entry.number, "drained", sends=outcome.sends))
+    journals = list(journals_of(checker.table))
+    if client.random.random() < 0.3:
+        drained = [entry.number for entry in in_state(checker.table, "drained")]
+        checker.set_row(without(checker.table, drained))
+    yield from _tell(client, checker.table, journals)
+
+
+def _tell(client: Client, definition: QueueDefinition, journals: list[int]) -> Script:
+    for journal_id in journals:
+        while not isinstance((outcome := (yield SetQueue(definition, journal_id=journal_id))), Done):
+            if isinstance(outcome, Elsewhere):
+                raise Violation("P5", f"journal {journal_id} has a table that no row had")
+
+
+# Who uses the queue
+
+
+def send_some(client: Client, *, gap_us: int) -> Script:
+    """Send messages of random keys, each once as far as it knows."""
+    cell, random, checker = client.cell, client.random, client.cell.partition_checker
+    while checker.row is None or not cell.is_set_up:
+        yield 50 * MS
+    known = checker.table
+    while cell.is_sending:
+        if random.random() < 0.2:
+            known = checker.table
+        number = cell.next_number()
+        checker.send_asked(number, cell.kernel.now_us)
+        new = message(number, retry=identity(number), may_be_retry=random.random() < 0.5)
+        key = random.randrange(KEYS)
+        outcome, known = yield from _sent(client, known, key, Send(CHANGING, 0, [new]))
+        if isinstance(outcome, NotNow) and random.random() < 0.5:
+            repeat = as_repeat(Send(CHANGING, 0, [new]))
+            assert isinstance(repeat, Send), "a repeated send is one"
+            _, known = yield from _sent(client, checker.table, key, repeat)
+        yield random.randint(0, 2 * gap_us)
+    cell.producers_left -= 1
+
+
+def _sent(
+    client: Client, known: QueueDefinition, key: int, command: Send
+) -> Generator[Wish, object, tuple[object, QueueDefinition]]:
+    """Send to the oldest partition of the key, and on to younger ones; return the last outcome and the newest table."""
+    cell, checker = client.cell, client.cell.partition_checker
+    number = int.from_bytes(command.messages[0].message_id, "big")
+    outcome: object = NotNow()
+    after = -1
+    for _ in range(ATTEMPTS_MAX):
+        entry = next((entry for entry in taking(known, key) if entry.number > after), None)
+        if entry is None:
+            known = checker.table
+            continue
+        asked_us = cell.kernel.now_us
+        outcome = yield Send(CHANGING, entry.number, command.messages)
+        if isinstance(outcome, Sent):
+            is_new = not outcome.duplicates
+            checker.send_acked(number, entry.number, outcome.places[0], asked_us, is_new=is_new)
+            break
+        if isinstance(outcome, Elsewhere):
+            after = entry.number
+            known = max(known, outcome.definition, key=lambda table: table.table_version)
+        elif isinstance(outcome, CallerError):  # the partition is not there yet, or no more
+            known = checker.table
+            yield 20 * MS
+        else:
+            break
+    return outcome, known
+
+
+def receive_some(client: Client) -> Script:
+    """Receive from all partitions that a table lists, which may be an old one; delete most of what comes."""
+    cell, random, checker = client.cell, client.random, client.cell.partition_checker
+    while checker.row is None or not cell.is_set_up:
+        yield 50 * MS
+    known = checker.table
+    while True:
+        entries = read_partitions(known)
+        random.shuffle(entries)
+        for entry in entries:
+            asked_us = cell.kernel.now_us
+            outcome = yield Receive(CHANGING, entry.number, 10, table_version=known.table_version)
+            if isinstance(outcome, Elsewhere):
+                known = max(known, outcome.definition, key=lambda table: table.table_version)
+            elif isinstance(outcome, CallerError):
+                known = checker.table
+            elif isinstance(outcome, Received) and outcome.deliveries:
+                checker.delivered(entry.number, outcome.deliveries, asked_us)
+                if not cell.is_sending or random.random() < 0.8:
+                    yield from _deleted(client, entry.number, outcome.deliveries)
+        if random.random() < 0.05:
+            known = checker.table
+        yield random.randint(10 * MS, 200 * MS)
+
+
+def _deleted(client: Client, partition: int, found: list[Delivery]) -> Script:
+    checker = client.cell.partition_checker
+    for delivery in found:
+        checker.delete_asked(delivery.number)
+    receipts = [Receipt(each.sequence, each.epoch, each.delivery_count) for each in found]
+    outcome = yield Delete(CHANGING, partition, receipts)
+    if isinstance(outcome, EntriesOutcome):
+        for delivery, error in zip(found, outcome.errors, strict=True):
+            if error is None:
+                checker.deleted(delivery.number, client.cell.kernel.now_us)
+
+
+def watch_empty(client: Client) -> Script:
+    """After sending has stopped: ask until each partition says that it is empty."""
+    cell, checker = client.cell, client.cell.partition_checker
+    while cell.producers_left:
+        yield 100 * MS
+    left = [entry.number for entry in read_partitions(checker.table)]
+    while left:
+        counts = yield CountMessages(CHANGING, left[-1])
+        if isinstance(counts, QueueCounts):
+            cell.last_counts = f"partition {left[-1]} of changing: {counts}"
+            if not counts.visible + counts.in_flight + counts.delayed:
+                left.pop()
+                continue
+        yield 200 * MS
+    checker.is_drained = True

@@ -1,0 +1,74 @@
+"""Simulated cells keep their rules while partitions are split, merged and moved, and the judge sees breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.cell import Cell
+from sim.changing_partitions import PartitionChecker
+from sim.kernel import Violation
+from sim.profiles import draw_for
+from sim.queue_checker import Delivery
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cells_keep_their_rules_while_partitions_change(seed: int) -> None:
+    cell = Cell(seed, profile=draw_for("partitions", seed))
+
+    cell.run()
+
+    assert cell.partition_checker.changes > 0, "nothing was tried"
+
+
+def checker_of(*numbers: int) -> PartitionChecker:
+    checker = PartitionChecker()
+    for number in numbers:
+        checker.send_asked(number, 0)
+    return checker
+
+
+def delivered(number: int, sequence: int) -> list[Delivery]:
+    return [Delivery(sequence, number, 1, 1, 0, 0)]
+
+
+def test_a_sealed_partition_that_stores_something_is_found() -> None:
+    checker = checker_of(1, 2, 3)
+    checker.sealed_us[0] = 100
+
+    checker.send_acked(1, 0, (5, 1), 90, is_new=True)
+    checker.send_acked(2, 0, (6, 2), 110, is_new=False)
+
+    with pytest.raises(Violation, match="P1: message 3 was stored in partition 0"):
+        checker.send_acked(3, 0, (7, 3), 110, is_new=True)
+
+
+def test_a_message_in_two_partitions_and_a_place_with_two_messages_are_found() -> None:
+    checker = checker_of(1, 2)
+    checker.send_acked(1, 0, (5, 1), 0, is_new=True)
+
+    with pytest.raises(Violation, match="P3: message 1 is stored twice"):
+        checker.delivered(1, delivered(1, 5), 10)
+    with pytest.raises(Violation, match=r"P5: the place .* is given to messages 1 and 2"):
+        checker.send_acked(2, 0, (5, 2), 0, is_new=True)
+    with pytest.raises(Violation, match="P3: message 2 is called a duplicate of 1"):
+        checker.send_acked(2, 0, (6, 1), 0, is_new=False)
+
+
+def test_what_is_lost_comes_back_or_was_never_sent_is_found() -> None:
+    checker = checker_of(1, 2)
+    checker.send_acked(1, 0, (5, 1), 0, is_new=True)
+    with pytest.raises(Violation, match=r"P5: message 1, .* is never received"):
+        checker.check_drained()
+    checker.delivered(0, delivered(1, 5), 10)
+    with pytest.raises(Violation, match=r"P5: message 1, .* is gone, and nobody deleted it"):
+        checker.check_drained()
+
+    checker.delete_asked(1)
+    checker.deleted(1, 20)
+
+    checker.check_drained()
+    checker.delivered(0, delivered(1, 5), 15)
+    with pytest.raises(Violation, match="I17: message 1"):
+        checker.delivered(0, delivered(1, 5), 30)
+    with pytest.raises(Violation, match="I16: message 9"):
+        checker.delivered(0, delivered(9, 9), 30)
