@@ -180,3 +180,27 @@ def test_queues_that_are_split_and_moved_under_load_lose_nothing_while_the_serve
     assert verdict.violations == [], verdict.report()
     assert verdict.acknowledged > 300
     assert not any(any(found) for found in left.values()), left
+
+
+def test_workers_share_a_queue_that_is_split_over_their_journals(
+    process: QuaymasterProcess, connect: Connect
+) -> None:
+    process.settings |= {"workers": "2", "partition_closing_s": "0"}
+    with running(process):
+        client = connect(process)
+        client.create("orders")
+        client.send("orders", bodies(20, "before"))
+
+        rows = partitions(process, "split", "orders", "--into", "2")
+        assert len({row["journal"] for row in rows if row["state"] == "open"}) == 2
+        client.send("orders", bodies(40, "split"))
+        process.restart()
+        client = connect(process)
+        assert client.counts("orders") == 60
+        assert client.take_all("orders") == sorted(bodies(20, "before") + bodies(40, "split"))
+        until_states(process, "orders", ["drained", "open", "open"])
+        assert totals(process, client, "orders") == (60, 60)
+
+        assert client.call("DeleteQueue", "orders").status == 200
+        process.restart()  # no journal has anything of it, so all agree
+        process.stop()
