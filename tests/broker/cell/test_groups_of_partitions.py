@@ -60,14 +60,6 @@ def moved(parent_journal: int, child_journal: int) -> tuple[QueueDefinition, Que
     return before, with_children_open(with_children(before, parents, ranges, [child_journal]))
 
 
-async def seal(cell: TwoJournals, journal: int, queue_id: int) -> None:
-    """Seal the first partition of a queue at all replicas of its journal."""
-    for broker in cell.brokers.values():
-        queues = broker.journals[journal].host.replica.queues
-        await until(lambda queues=queues: partition_key(queue_id, 0) in queues.partitions)  # type: ignore[misc]
-        queues.partition(queue_id, 0).sealed_ms = 1
-
-
 class MovedQueue:
     """A queue that was moved: its parent has messages 1 of group 1 and 2 of group 2, its child 3 and 4 of them."""
 
@@ -81,7 +73,6 @@ class MovedQueue:
         await self.send(0, 1, 2)
         for journal in self.journals:
             await self.cell.tell(journal, SetQueue(self.definition, journal))
-        await seal(self.cell, SOURCE_JOURNAL, ORDERS)
         await self.send(1, 3, 4)
 
     async def send(self, partition: int, *all_numbers: int) -> None:
@@ -182,7 +173,6 @@ def test_all_groups_are_asked_about_when_one_question_cannot_hold_them(tmp_path:
                 await tester.send(ORDERS, message(number, group=number))
             await tester.set_queue(after)
             queues: QueueStates = tester.broker.host.replica.queues
-            queues.partition(ORDERS, 0).sealed_ms = 1
             for number in range(1, 13):
                 await tester.ask(Send(ORDERS, 1, [message(100 + number, group=number)]))
             assert (await tester.ask(Receive(ORDERS, 1, 10))).deliveries == []
@@ -209,7 +199,6 @@ def test_question_about_groups_waits_until_one_is_gone_or_its_time_is_over(tmp_p
             await tester.set_queue(before)
             await tester.send(ORDERS, message(1, group=1), message(2, group=2))
             await tester.set_queue(after)
-            tester.broker.host.replica.queues.partition(ORDERS, 0).sealed_ms = 1
             delivered: list[Delivery] = await tester.receive(ORDERS)
             groups = (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
 
@@ -230,7 +219,6 @@ def test_move_task_waits_for_groups_that_older_partitions_have(tmp_path: Path) -
             await tester.send(ORDERS, message(1, group=1))
             await tester.set_queue(after)
             queues = tester.broker.host.replica.queues
-            queues.partition(ORDERS, 0).sealed_ms = 1
             await tester.ask(Send(ORDERS, 1, [message(2, group=1)]))
             (task,) = (
                 await tester.ask(StartMoveTask(ORDERS, b"task", "from", None, 1, None, partition=1))
@@ -262,7 +250,6 @@ def test_dead_letters_keep_their_order_while_the_partition_they_go_to_is_sealed(
             await cell.move_all(STEPS, STEPS_DEAD, 5)
             await cell.tell(SOURCE_JOURNAL, SetQueue(after, SOURCE_JOURNAL))
             await cell.tell(TARGET_JOURNAL, SetQueue(after, TARGET_JOURNAL))
-            await seal(cell, TARGET_JOURNAL, STEPS_DEAD)
             cell.queues["steps-x.fifo"] = after
             first: list[int] = []
             second: list[int] = []

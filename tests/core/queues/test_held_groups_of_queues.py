@@ -53,7 +53,6 @@ def host() -> Host:
     for number in (1, 2):
         host.ask(Send(STEPS, 0, [message(number, group=A)]))
     host.ask(SetQueue(changed(definition)))
-    host.states.partition(STEPS, 0).sealed_ms = host.now_ms
     for number, group in ((3, A), (4, B)):
         host.ask(Send(STEPS, 1, [message(number, group=group)]))
     return host
@@ -137,7 +136,6 @@ def test_parent_says_that_a_group_is_gone_when_that_is_committed(host: Host) -> 
 
 def test_grandparent_is_asked_as_well(host: Host) -> None:
     host.ask(SetQueue(changed(with_state(host.states.definitions[STEPS], 0, "closed"))))
-    child(host).sealed_ms = host.now_ms
     host.ask(Send(STEPS, 2, [message(5, group=B)]))
 
     assert received(host, 2) == []

@@ -213,7 +213,6 @@ def test_sealed_partition_answers_old_moves_and_takes_no_new_ones() -> None:
     for letter in letters[1:]:
         begin(source, letter, far)
     there.ask(SetQueue(after))
-    there.states.partition(STEPS_DEAD, 0).sealed_ms = there.now_ms
     end = there.replica.end_offset
 
     everything = sent_for(source, STEPS, far, 0)
@@ -340,7 +339,6 @@ def test_messages_are_not_moved_into_a_sealed_partition_of_the_same_journal() ->
     (letter,) = dead_letters(host, STEPS)
     assert move(host, letter, None) == Done()
     host.ask(SetQueue(after))
-    host.states.partition(STEPS_DEAD, 0).sealed_ms = host.now_ms
     send(host, STEPS, 2, group=LOW)
     send(host, STEPS, 3, group=HIGH)
 

@@ -18,7 +18,7 @@ from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, 
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key, parts_of_key
+from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.fifo_order import FIFOOrder
@@ -48,7 +48,6 @@ from quaymaster.core.values.partition_tables import (
     entries_to_split,
     entry_of,
     in_state,
-    is_sealed_by,
     parents_of_new,
     with_children,
     with_children_open,
@@ -131,19 +130,11 @@ class World:
         return elsewhere
 
     def tell(self, journal: int, *, at_once: bool = False) -> None:
-        """Tell a journal the newest table; what that seals is sealed with it."""
+        """Tell a journal the newest table."""
         host = self.journals[journal].host
         host.propose(SetQueue(self.tables[-1], journal))
-        self.seal(host)
         if at_once:
             host.make_durable()
-
-    def seal(self, host: Host) -> None:
-        known = host.states.definitions.get(DEAD)
-        for entry in known.partitions if known is not None else ():
-            partition = host.states.partitions.get(partition_key(DEAD, entry.number))
-            if partition is not None and is_sealed_by(entry):
-                partition.sealed_ms = max(1, partition.sealed_ms)
 
     # Steps
 
@@ -341,7 +332,6 @@ class World:
         if journal.number == 0:
             states.elsewhere = self.elsewhere()
             self.letters = []
-        self.seal(journal.host)
         journal.host.make_durable()
 
     def change(self) -> None:
