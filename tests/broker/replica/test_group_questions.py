@@ -90,7 +90,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_S", "SLOW_RETRY_S", "REFUSED_RETRY_S"):
+    for name in ("RETRY_S", "SLOW_RETRY_S", "REFUSED_RETRY_S", "UNANSWERED_RETRY_S"):
         monkeypatch.setattr(group_questions, name, 0.0)
     monkeypatch.setattr(group_questions, "FAST_RETRIES", 2)
 

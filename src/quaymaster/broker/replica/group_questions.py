@@ -36,11 +36,12 @@ WAIT_MS: Final = 1_000
 """So long a question waits for groups to go. With more groups than one question has, each of several waits less."""
 GROUP_S: Final = 5e-6
 """A question is decided again after so long for each group in the questions that wait: a few percent of a core."""
-RETRY_S: Final = 0.01
+RETRY_S: Final = 0.005
 """A parent that cannot say anything yet is asked again after so long: it is being sealed, or looks at its messages."""
 SLOW_RETRY_S: Final = 0.2
-FAST_RETRIES: Final = 500
+FAST_RETRIES: Final = 1_000
 REFUSED_RETRY_S: Final = 1.0
+UNANSWERED_RETRY_S: Final = 0.1
 UNANSWERED_TOLD: Final = 25
 """After so many attempts in a row without an answer the log says so."""
 
@@ -167,7 +168,7 @@ class GroupQuestions:
                         queue=command.queue_id,
                         reason=str(error),
                     )
-                pause_s = max(pause_s, 10 * RETRY_S)
+                pause_s = max(pause_s, UNANSWERED_RETRY_S)
             except (CallerError, OSError) as error:  # a journal that does not know the partition, for now
                 log_failure(log, "groups not asked for", error, journal=self._host.files.journal_id)
                 pause_s = REFUSED_RETRY_S

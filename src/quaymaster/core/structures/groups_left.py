@@ -13,8 +13,11 @@ from typing import Final
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.index import SequenceIndex
 
-LOOKED_AT_MAX: Final = 32_768
-"""So many messages are looked at with one question: some milliseconds."""
+LOOKED_AT_MAX: Final = 16_384
+"""So many messages are looked at with one question: up to ten milliseconds."""
+
+PAGES: Final = 64
+"""Groups lie in so many pages, by the last bits of their keys: a table of all would take long to grow."""
 
 
 class GroupsLeft:
@@ -23,7 +26,7 @@ class GroupsLeft:
     __slots__ = ("_last", "_next_sequence")
 
     def __init__(self) -> None:
-        self._last: dict[int, int] = {}
+        self._last: list[dict[int, int]] = [{} for _ in range(PAGES)]
         self._next_sequence = 0
 
     def gone(
@@ -35,15 +38,18 @@ class GroupsLeft:
         looked_at_max: int = LOOKED_AT_MAX,
     ) -> list[int] | None:
         """Return which groups a sealed partition has no message of, None if that is not known yet: ask again."""
-        cursor, end, last = order.cursor, index.next_sequence, self._last
+        cursor, end, pages = order.cursor, index.next_sequence, self._last
         start = max(self._next_sequence, cursor)
         if start < end:
             self._next_sequence = min(end, start + looked_at_max)
             for first, some in index.groups_of(start, self._next_sequence):
-                last.update(zip(some, range(first, first + len(some)), strict=True))
+                for sequence, group in enumerate(some, first):
+                    pages[group % PAGES][group] = sequence
             if self._next_sequence < end:
                 return None
         elif cursor >= end:
-            last.clear()
+            self._last = pages = [{} for _ in range(PAGES)]
         known = order.groups
-        return [group for group in groups if group not in known and last.get(group, 0) < cursor]
+        return [
+            group for group in groups if group not in known and pages[group % PAGES].get(group, 0) < cursor
+        ]

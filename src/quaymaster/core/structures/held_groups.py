@@ -13,6 +13,7 @@ for the next question about those that are known to be there: each parent has tw
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
@@ -27,8 +28,9 @@ class _ParentGroups:
     __slots__ = ("present", "unasked")
 
     def __init__(self) -> None:
-        self.unasked: dict[int, None] = {}
-        self.present: dict[int, None] = {}
+        # Ordered ones, which are taken from in front again and again: a plain one would pass over what was there.
+        self.unasked: OrderedDict[int, None] = OrderedDict()
+        self.present: OrderedDict[int, None] = OrderedDict()
 
     def discard(self, group: int) -> bool:
         """Take a group out; return whether it was there."""
@@ -115,9 +117,8 @@ class HeldGroups:
         if not again:
             return list(islice(groups.unasked, count_max))
         some = list(islice(groups.present, count_max))
-        for group in some:  # behind the others
-            del groups.present[group]
-            groups.present[group] = None
+        for group in some:
+            groups.present.move_to_end(group)
         return some
 
     def present_at(self, parent: int) -> int:
