@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quaymaster.broker.cell import backup_calls, move_calls
-from quaymaster.broker.cell.authorization_floor import COMMAND
+from quaymaster.broker.cell import authorization_floor, backup_calls, move_calls
+from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFloor
 from quaymaster.broker.cell.backup_calls import BackupCalls
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.command_calls import CommandCalls
@@ -29,8 +29,10 @@ from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.broker_client import JournalOf
-from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
+from quaymaster.net.routing.enforced_floor import EnforcedFloor
+from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
 from quaymaster.node.broker_metrics import held_expiry, journal_samples, unlisted_partitions
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
@@ -47,14 +49,17 @@ from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_
 from quaymaster.node.workers.calls import WorkerCalls
 from quaymaster.node.workers.lifeline import Lifeline
 from quaymaster.node.workers.near_brokers import NearBrokers
-from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, encode_call
+from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, FOLLOWS, REVISION, encode_call
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Settings
 
 STORE_POLL_MS = 50
 """How often the processes of a server look for what the others wrote into the store."""
+RETRY_S = 0.5
+"""The store is asked again after so long at most, where it did not answer."""
 CALLERS = (
-    {COMMAND: ("frontend", "metadata"), FOLLOWERS: ("frontend",)}
+    {COMMAND: ("frontend", "metadata")}
+    | authorization_floor.CALLERS
     | move_calls.CALLERS
     | backup_calls.CALLERS
     | calls.CALLERS
@@ -110,11 +115,22 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     queues = metadata.queues
     tables = tables_of(queues)
     own = await _lead(brief, node, store, metadata, tables.journal_of, lifeline)
-    router = route_to_brokers(transport, stack, store, tables.journal_of, account_of=queues.account_of)
+    floor = metadata.registry.floor
+    router = route_to_brokers(
+        *(transport, stack, store, tables.journal_of),
+        account_of=queues.account_of,
+        follows=lambda: floor.revision,
+    )
+    floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
     stack.push_async_callback(lifeline.wait_for_others)
     broker = spread_over(NearBrokers(own, router, tables.journal_of), tables, queues)
-    behind = Behind(store, metadata, broker, start_key_uses(node, store, CellFormat()))
+    witnesses = _Links(brief, transport)
+    stack.push_async_callback(witnesses.close)
+    enforced = EnforcedFloor(witnesses)
+    asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
+    stack.callback(asking.cancel)
+    behind = Behind(store, metadata, broker, start_key_uses(node, store, CellFormat()), enforced)
     recent = RecentLogs(metadata.find_queue)
     blocks = start_building(node, behind, recent.logs)
     await asyncio.to_thread(note_in_use, node.data)
@@ -157,9 +173,11 @@ async def _lead(
     node.metrics.log_fsyncs = [journal.host.writer.counters.fsync_durations for journal in own.all()]
     node.metrics.add_source(lambda: journal_samples(own.all(), data, per_queue=settings.metrics_per_queue))
     backups = BackupCalls(own, tasks)
+    floor = AuthorizationFloor(store, lambda: server.connections, retry_max_s=RETRY_S)
     server = RPCServer(
         {
-            **CommandCalls(own.journals).handlers,
+            **CommandCalls(own.journals, check=floor.check).handlers,
+            **floor.handlers,
             **moves.handlers,
             **backups.handlers,
             **WorkerCalls(node, own, lifeline, tasks).handlers,
@@ -169,6 +187,8 @@ async def _lead(
         metrics=node.rpc,
         callers=CALLERS,
     )
+    await floor.start()  # no command is carried out by who does not know it
+    stack.push_async_callback(floor.close)
     await server.start(*brief.address)
     stack.push_async_callback(backups.close)
     stack.push_async_callback(tasks.close)
@@ -182,7 +202,7 @@ async def _lead(
 
 
 def _follows(front_end: str, revision: Callable[[], int]) -> Callable[[IncomingCall], None]:
-    """Return what answers how far the front end of this process follows: no command of others' passes it."""
+    """Return what answers how far the front end of this process follows: it may never ask another one."""
 
     def answer(call: IncomingCall) -> None:
         call.reply(encode_call({front_end: revision()}))
@@ -191,7 +211,7 @@ def _follows(front_end: str, revision: Callable[[], int]) -> Callable[[IncomingC
 
 
 class _Links:
-    """The connections of a worker's journals to other workers, made when something is to be said."""
+    """The connections of a worker to the others, in one of its roles; made when something is to be said."""
 
     def __init__(self, brief: WorkerBrief, transport: Transport) -> None:
         self._brief = brief
@@ -201,8 +221,19 @@ class _Links:
     def to_leader(self, journal_id: int) -> RPCClient | None:
         """See `MoveCalls`."""
         worker = journal_id % self._brief.workers
-        if worker == self._brief.number:
-            return None
+        return None if worker == self._brief.number else self._client(worker)
+
+    def ask_some(self, method: str, deadline_ms: int, on_reply: Callable[[str], OnReply]) -> list[str]:
+        """Ask all other workers; return their addresses. What this one says of itself is no news to it."""
+        asked: list[str] = []
+        for worker in range(self._brief.workers):
+            if worker != self._brief.number:
+                client = self._client(worker)
+                asked.append(client.address[0])
+                client.call(method, b"", deadline_ms, on_reply(client.address[0]))
+        return asked
+
+    def _client(self, worker: int) -> RPCClient:
         client = self._clients.get(worker)
         if client is None:
             address = worker_address(Path(self._brief.sockets), worker)
