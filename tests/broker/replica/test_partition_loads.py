@@ -9,7 +9,7 @@ import pytest
 from quaymaster.broker.replica import partition_loads
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import NewMessage, Purge, Receive, Send, StageMessages
+from quaymaster.core.values.commands import NewMessage, Purge, Receive, Send, StageMessages, WriteBarrier
 
 
 def ticking(*times: float) -> PartitionLoads:
@@ -37,11 +37,12 @@ def test_each_command_counts_for_its_partition_with_the_time_since_the_one_befor
     assert loads.take() == {}
 
 
-def test_command_of_a_whole_queue_costs_the_next_one_nothing() -> None:
-    loads = ticking(0.0, 4.0, 5.0)
+def test_commands_of_a_whole_queue_or_of_none_cost_the_next_one_nothing() -> None:
+    loads = ticking(0.0, 3.0, 4.0, 5.0)
 
     loads.begin()
     loads.note(Purge(5))
+    loads.note(WriteBarrier())
     loads.note(Receive(5, 0, 1))
 
     ((_, counters),) = loads.take().items()

@@ -12,7 +12,13 @@ from time import perf_counter
 from typing import Final
 
 from quaymaster.core.partition.partition_counters import PartitionCounters
-from quaymaster.core.values.commands import Command, InternalCommand, Send, StageMessages
+from quaymaster.core.values.commands import (
+    ALL_PARTITIONS,
+    Command,
+    InternalCommand,
+    Send,
+    StageMessages,
+)
 
 COUNTED_MAX: Final = 10_000
 """With more partitions in a window the counts begin anew: then none of them is a large part of the load."""
@@ -36,8 +42,8 @@ class PartitionLoads:
         """A command was decided, and took all the time since the one before it."""
         now = self._clock()
         seconds, self._since = now - self._since, now
-        partition = getattr(command, "partition", None)
-        if partition is None:
+        partition = getattr(command, "partition", ALL_PARTITIONS)
+        if partition == ALL_PARTITIONS:
             return  # of a whole queue, or of none
         key = command.queue_id << 16 | partition  # type: ignore[union-attr]  # what has a partition has a queue
         counters = self._counters.get(key)
@@ -46,7 +52,7 @@ class PartitionLoads:
                 self._counters.clear()
             counters = self._counters[key] = PartitionCounters()
         if type(command) is Send or type(command) is StageMessages:
-            # Messages have no keys yet. Those of one command are of one partition; a group's all have one key.
+            # Messages come without their keys. Those of one command are of one partition; a group's all have one key.
             messages = command.messages
             counters.note(seconds, messages, messages[0].group if messages else 0)
         else:
