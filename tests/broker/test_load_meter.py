@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from harness.broker_support import define
 
 from broker.cell.test_broker_service import JOURNAL, Cell, run, until
 from quaymaster.broker.load_meter import LoadMeter
@@ -14,6 +15,22 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad
 from quaymaster.core.values.commands import NewMessage, Receive, Send
+from quaymaster.core.values.queue_definitions import (
+    PartitionPlacement,
+    PartitionState,
+    QueueDefinition,
+    replace_definition,
+)
+
+
+def defined(queue_id: int) -> QueueDefinition:
+    """Return a queue with open partitions 0 and 1, and partition 2, which is sealed."""
+    states: tuple[PartitionState, ...] = ("open", "open", "closing")
+    partitions = tuple(PartitionPlacement(number, 1, state) for number, state in enumerate(states))
+    return replace_definition(define(queue_id), partitions=partitions)
+
+
+DEFINITIONS = {queue_id: defined(queue_id) for queue_id in (8, 9, *range(100, 120), *range(200, 220))}
 
 
 class Clocks:
@@ -36,6 +53,7 @@ def meter(clocks: Clocks) -> LoadMeter:
 def journal(**host: Any) -> Any:
     """Return what a meter reads of a replica."""
     host = {"worked_s": 0.0, "loads": None, "files": SimpleNamespace(end_offset=0), **host}
+    host["replica"] = SimpleNamespace(queues=SimpleNamespace(definitions=DEFINITIONS))
     return cast(JournalService, SimpleNamespace(host=SimpleNamespace(**host)))
 
 
@@ -87,7 +105,7 @@ def test_replica_that_was_opened_anew_or_cut_has_no_negative_load(meter: LoadMet
 
 
 def test_busiest_partitions_have_their_part_of_their_journals_share(meter: LoadMeter, clocks: Clocks) -> None:
-    times = iter([0.0, 3.0, 4.0])
+    times = iter([0.0, 3.0, 4.0, 8.0, 12.0])
     loads = PartitionLoads(lambda: next(times))
     one = journal(loads=loads)
     pass_time(clocks, 1.0)
@@ -96,14 +114,16 @@ def test_busiest_partitions_have_their_part_of_their_journals_share(meter: LoadM
     loads.begin()
     loads.note(Send(8, 1, [NewMessage(b"i", b"1234", group=1)] * 2))
     loads.note(Receive(9, 0, 1))
-    one.host.worked_s = 1.0
+    loads.note(Receive(8, 2, 1))  # sealed: it is work, and none that could go elsewhere
+    loads.note(Receive(7, 0, 1))  # of a queue that is gone
+    one.host.worked_s = 1.5
     pass_time(clocks, 2.0)
     busiest, other = meter.measure({1: one}).partitions
 
-    assert (busiest.queue_id, busiest.partition, busiest.journal, busiest.share) == (8, 1, 1, 0.375)
+    assert (busiest.queue_id, busiest.partition, busiest.journal, busiest.share) == (8, 1, 1, 0.1875)
     assert (busiest.commands_per_s, busiest.messages_per_s, busiest.bytes_per_s) == (0.5, 1.0, 4.0)
     assert busiest.by_key == (2, *[0] * 15)
-    assert (other.queue_id, other.share) == (9, 0.125)
+    assert (other.queue_id, other.share) == (9, 0.0625)
 
 
 def test_broker_tells_of_few_partitions_of_all_its_journals(meter: LoadMeter, clocks: Clocks) -> None:

@@ -23,7 +23,7 @@ from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
-from quaymaster.managers.decision_log import CellDecisions
+from quaymaster.managers.decision_log import ManagerDecisions
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
@@ -108,9 +108,9 @@ def test_operators_are_told_what_was_decided_and_why() -> None:
         assert (decision.action, decision.broker) == ("RemoveBroker", "a")
         assert decision.reason == "it drained, and has nothing any more"
 
-    async def decisions(served: Served) -> CellDecisions:
+    async def decisions(served: Served) -> ManagerDecisions:
         answer = await served.client.ask(DECISIONS, b"", 5_000)
-        return msgspec.json.decode(answer, type=CellDecisions)
+        return msgspec.json.decode(answer, type=ManagerDecisions)
 
     serve(scenario)
 

@@ -15,8 +15,12 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad, PartitionLoad
 from quaymaster.core.queues.applied_queues import parts_of_key
+from quaymaster.core.values.partition_tables import entry_of
+from quaymaster.core.values.queue_definitions import QueueDefinition
 
 WINDOW_S: Final = 0.25
+LOOKED_AT_MAX: Final = 4 * BUSIEST_MAX
+"""Among so many of a journal's busiest partitions open ones are looked for."""
 
 
 class LoadMeter:
@@ -68,14 +72,17 @@ class LoadMeter:
 
 
 def _partition_loads(number: int, host: ReplicaHost, share: float, seconds: float) -> list[PartitionLoad]:
-    """Return what the busiest partitions of a journal have of its share."""
+    """Return what the busiest open partitions of a journal have of its share."""
     if host.loads is None:
         return []
     counted = host.loads.take()
+    definitions = host.replica.queues.definitions
     decided_s = sum(counters.seconds for counters in counted.values()) or 1.0
     loads = []
-    for key, counters in nlargest(BUSIEST_MAX, counted.items(), key=lambda item: item[1].seconds):
+    for key, counters in nlargest(LOOKED_AT_MAX, counted.items(), key=lambda item: item[1].seconds):
         queue_id, partition = parts_of_key(key)
+        if not _is_open(definitions.get(queue_id), partition):
+            continue
         loads.append(
             PartitionLoad(
                 queue_id,
@@ -89,3 +96,9 @@ def _partition_loads(number: int, host: ReplicaHost, share: float, seconds: floa
             )
         )
     return loads
+
+
+def _is_open(definition: QueueDefinition | None, number: int) -> bool:
+    """Tell whether a partition is open; what no table lists, as of a queue that is gone, is not."""
+    entry = None if definition is None else entry_of(definition, number)
+    return entry is not None and entry.state == "open"

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.cell.cell import Action
-from quaymaster.core.cell.decisions import Decision, decision_of
+from quaymaster.core.cell.decisions import CellDecision, decision_of
 from quaymaster.monitoring.logs import log_event
 
 KEPT_MAX: Final = 1_000
@@ -28,13 +28,13 @@ class DecisionTaken(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    decision: Decision
+    decision: CellDecision
     result: str
     error: str | None = None
     times: int = 1
 
 
-class CellDecisions(msgspec.Struct, frozen=True):
+class ManagerDecisions(msgspec.Struct, frozen=True):
     """What one manager decided, the newest last."""
 
     manager: str
@@ -70,9 +70,9 @@ class DecisionLog:
             taken = msgspec.structs.replace(taken, times=self._taken.pop().times + 1)
         self._taken.append(taken)
 
-    def told_by(self, manager: str) -> CellDecisions:
+    def told_by(self, manager: str) -> ManagerDecisions:
         """Return all that are kept."""
-        return CellDecisions(manager, tuple(self._taken))
+        return ManagerDecisions(manager, tuple(self._taken))
 
 
 def _is_same(one: DecisionTaken, other: DecisionTaken) -> bool:

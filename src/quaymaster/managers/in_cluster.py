@@ -78,7 +78,7 @@ from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound,
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
-from quaymaster.managers.decision_log import CellDecisions, DecisionLog
+from quaymaster.managers.decision_log import DecisionLog, ManagerDecisions
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -221,7 +221,7 @@ class InClusterManager:
             problems=self._problems,
         )
 
-    def decisions(self) -> CellDecisions:
+    def decisions(self) -> ManagerDecisions:
         """Return what this manager decided last, and why."""
         return self._decisions.told_by(self.name)
 

@@ -13,7 +13,7 @@ from quaymaster.core.cell.cell import (
     ReplaceMember,
     Transfer,
 )
-from quaymaster.core.cell.decisions import Decision, decision_of
+from quaymaster.core.cell.decisions import CellDecision, decision_of
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 NEXT = JournalConfiguration(7, "b@2", ("b@2", "a@1"), ("a@1", "b@2"), activated=False)
@@ -23,12 +23,12 @@ WHY = "because it is so"
 @pytest.mark.parametrize(
     ("action", "decision"),
     [
-        (Appoint(3, NEXT, 9, WHY), Decision("Appoint", 3, None, "b", 7, WHY)),
-        (Transfer(3, "a@1", "b@2", NEXT, 9, WHY), Decision("Transfer", 3, None, "b", 7, WHY)),
-        (ReplaceMember(3, "a@1", "c", NEXT, 9, WHY), Decision("ReplaceMember", 3, "c", "b", 7, WHY)),
+        (Appoint(3, NEXT, 9, WHY), CellDecision("Appoint", 3, None, "b", 7, WHY)),
+        (Transfer(3, "a@1", "b@2", NEXT, 9, WHY), CellDecision("Transfer", 3, None, "b", 7, WHY)),
+        (ReplaceMember(3, "a@1", "c", NEXT, 9, WHY), CellDecision("ReplaceMember", 3, "c", "b", 7, WHY)),
         (
             CreateJournal(3, ("a", "b")),
-            Decision(
+            CellDecision(
                 "CreateJournal",
                 3,
                 "a",
@@ -39,14 +39,14 @@ WHY = "because it is so"
         ),
         (
             DropReplica(3, "a", "a@1", 6),
-            Decision("DropReplica", 3, "a", None, None, "no configuration since epoch 6 names it"),
+            CellDecision("DropReplica", 3, "a", None, None, "no configuration since epoch 6 names it"),
         ),
         (
             RemoveBroker("a", 4),
-            Decision("RemoveBroker", None, "a", None, None, "it drained, and has nothing any more"),
+            CellDecision("RemoveBroker", None, "a", None, None, "it drained, and has nothing any more"),
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_each_action_has_a_reason_and_what_it_is_about(action: Action, decision: Decision) -> None:
+def test_each_action_has_a_reason_and_what_it_is_about(action: Action, decision: CellDecision) -> None:
     assert decision_of(action) == decision

@@ -14,7 +14,6 @@ from quaymaster.core.cell.partition_plans import (
     CLOSED_MAX,
     COUNTED_KEYS,
     KEY_BITS,
-    LISTED_MAX,
     MERGE_MS,
     NARROW_KEYS,
     NEW_NUMBERS_MAX,
@@ -34,6 +33,7 @@ from quaymaster.core.cell.partition_plans import (
     is_of_one_group,
     plan_partitions,
 )
+from quaymaster.core.values.partition_tables import LISTED_MAX
 
 NOW_MS = 10 * SINK_REST_MS
 LAST = (1 << KEY_BITS) - 1
@@ -236,7 +236,8 @@ def test_nothing_has_room_for_a_hot_partition() -> None:
 def test_partition_with_a_small_part_of_the_load_is_no_problem_where_nothing_has_room() -> None:
     full = JournalLoad("b", 0.5, 0.55)
 
-    assert planned(queue(partition(share=0.3)), j1=HOT, j2=full) == NOTHING
+    queues = [queue(partition(share=0.3), queue_id=number) for number in (1, 2)]
+    assert planned(*queues, j1=HOT, j2=full) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -248,12 +249,13 @@ def test_partition_with_a_small_part_of_the_load_is_no_problem_where_nothing_has
 )
 def test_hot_queues_that_managers_leave_alone_are_a_problem(changes: dict[str, Any], why: str) -> None:
     hot, warm = (queue(partition(share=share), **changes) for share in (0.45, 0.3))
+    other = queue(partition(share=0.29), queue_id=8), queue(partition(share=0.2), queue_id=9)
 
     name = "partition 0 of queue 7"
     assert planned(hot) == PartitionsPlan(
         (), (f"journal 1 is busy (80%), 45% of it for {name}, and stays: {why}",)
     )
-    assert planned(warm) == NOTHING
+    assert planned(warm, *other) == NOTHING
 
 
 def test_queue_that_was_changed_just_now_is_left_alone() -> None:
@@ -295,7 +297,11 @@ def test_no_queue_gets_more_partitions_than_may_be_listed() -> None:
 
 def test_each_journal_has_one_change_and_loads_of_a_plan_add_up() -> None:
     also_hot = JournalLoad("d", 0.75, 0.75, busy_since_ms=0)
-    queues = queue(partition(0)), queue(partition(0, journal=4), queue_id=8), queue(partition(0), queue_id=9)
+    queues = (
+        queue(partition(0)),
+        queue(partition(0, journal=4), queue_id=8),
+        queue(partition(0, share=0.1), queue_id=9),
+    )
 
     made = planned(*queues, j1=HOT, j2=COOL, j3=OTHER, j4=also_hot)
 

@@ -14,7 +14,7 @@ from quaymaster.core.cell.cell import (
 )
 
 
-class Decision(msgspec.Struct, frozen=True):
+class CellDecision(msgspec.Struct, frozen=True):
     """An action and its reason. `broker`: the one that gets something, or loses it; None where there is no such one.
 
     `leader` and `epoch` are those of the configuration that was to be written.
@@ -28,22 +28,22 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
 
 
-def decision_of(action: Action) -> Decision:
+def decision_of(action: Action) -> CellDecision:
     """Return what an action decides."""
     kind = type(action).__name__
     match action:
         case CreateJournal():
             reason = "there are fewer journals than journals_per_broker for each broker"
-            return Decision(kind, action.journal, action.brokers[0], None, None, reason)
+            return CellDecision(kind, action.journal, action.brokers[0], None, None, reason)
         case DropReplica():
             reason = f"no configuration since epoch {action.epoch} names it"
-            return Decision(kind, action.journal, action.broker, None, None, reason)
+            return CellDecision(kind, action.journal, action.broker, None, None, reason)
         case RemoveBroker():
-            return Decision(kind, None, action.broker, None, None, "it drained, and has nothing any more")
+            return CellDecision(kind, None, action.broker, None, None, "it drained, and has nothing any more")
         case _:
             configuration = action.configuration
             broker = action.broker if isinstance(action, ReplaceMember) else None
-            return Decision(
+            return CellDecision(
                 kind,
                 action.journal,
                 broker,

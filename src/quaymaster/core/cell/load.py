@@ -40,8 +40,8 @@ class BrokerLoad(msgspec.Struct, frozen=True):
 
     `cpu_share`: how much of the time (0..1) the event loop's thread had a processor. `records_per_s`: that all journals
     took. `journals`: how much of the time (0..1) the event loop worked for each replica, led or followed, by journal;
-    what it did before it knew for which journal, as reading calls, is in none of them. `partitions`: the busiest ones
-    of the journals that it leads, the busiest first. `log_bytes` and `long_polls` are as of now.
+    what it did before it knew for which journal, as reading calls, is in none of them. `partitions`: the busiest
+    open ones of the journals that it leads, the busiest first. `log_bytes` and `long_polls` are as of now.
     """
 
     cpu_share: float = 0.0

@@ -13,11 +13,13 @@ are journals that are too much for any broker. Times are milliseconds of the man
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from quaymaster.core.cell.load import CALM_SHARE
+from quaymaster.core.values.partition_tables import LISTED_MAX
+from quaymaster.core.values.queue_definitions import PartitionState
 
 BUSY_MS: Final = 10_000
 """A journal that is above BUSY_SHARE for so long gives load away."""
@@ -31,7 +33,6 @@ SINK_REST_MS: Final = 7 * 86_400_000
 """A FIFO queue to which a sink commits is left alone for so long after its last commit."""
 CLOSED_MAX: Final = 4
 """No key is changed that has so many closed partitions."""
-LISTED_MAX: Final = 256
 NEW_NUMBERS_MAX: Final = 24
 """So many new partitions a queue may get a day."""
 ONE_GROUP_SHARE: Final = 0.8
@@ -41,8 +42,6 @@ NARROW_KEYS: Final = 1 << 58
 KEY_BITS: Final = 64
 COUNTED_KEYS: Final = 1 << 60
 """Each counter counts the messages of so many keys."""
-
-PartitionState = Literal["new", "open", "closing", "closed", "drained"]
 
 
 class PartitionSeen(msgspec.Struct, frozen=True):
@@ -131,13 +130,13 @@ class MergePartitions(msgspec.Struct, frozen=True):
     reason: str
 
 
-PartitionChange = SplitPartition | MovePartition | MergePartitions
+PlannedChange = SplitPartition | MovePartition | MergePartitions
 
 
 class PartitionsPlan(msgspec.Struct, frozen=True):
     """What to ask metadata nodes for, at most one change of a queue; and what an operator should know."""
 
-    changes: tuple[PartitionChange, ...]
+    changes: tuple[PlannedChange, ...]
     problems: tuple[str, ...]
 
 
@@ -201,7 +200,7 @@ class _Planner:
     """One plan in the making."""
 
     def __init__(self, seen: PartitionsSeen) -> None:
-        self.changes: list[PartitionChange] = []
+        self.changes: list[PlannedChange] = []
         self.problems: list[str] = []
         self._now_ms = seen.now_ms
         self._journals = seen.journals
@@ -223,14 +222,13 @@ class _Planner:
             or not self._is_settled(number)
         ):
             return
-        there = self._at.get(number, [])
-        open_ones = [(queue, one) for queue, one in there if one.state == "open" and one.share > 0.0]
-        if not open_ones:
+        # What is done for sealed partitions cannot move, and does not count.
+        open_ones = [item for item in self._at.get(number, []) if item[1].state == "open"]
+        total = sum(one.share for _, one in open_ones)
+        if not total:
             return
         queue, busiest = max(open_ones, key=lambda item: (item[1].share, -item[0].queue_id, -item[1].number))
-        # What is done for sealed partitions cannot move.
-        movable = journal.share - sum(one.share for _, one in there if one.state in ("closing", "closed"))
-        has_most = busiest.share > movable / 2
+        has_most = busiest.share > total / 2
         name = f"partition {busiest.number} of queue {queue.queue_id}"
         busy = f"journal {number} is busy ({journal.share:.0%}), {busiest.share:.0%} of it for {name}"
         if has_most and is_of_one_group(busiest):
@@ -348,7 +346,7 @@ class _Planner:
 
     def _do(
         self,
-        change: PartitionChange,
+        change: PlannedChange,
         queue: QueueSeen,
         journals: Iterable[int],
         target: int,

@@ -1,7 +1,7 @@
 """What operators ask a manager of a cell, as it goes over the RPC.
 
 cell.status                                ─▶ CellStatus (managers/cell_status), JSON
-cell.decisions                             ─▶ CellDecisions (managers/decision_log), JSON
+cell.decisions                             ─▶ ManagerDecisions (managers/decision_log), JSON
 cell.broker_state    BrokerStateRequest    ─▶ nothing; MessagePack
 """
 
