@@ -377,6 +377,9 @@ def watch_empty(client: Client) -> Script:
     left = [entry.number for entry in read_partitions(checker.table)]
     while left:
         counts = yield CountMessages(CHANGING, left[-1])
+        if isinstance(counts, CallerError):  # it was drained meanwhile, and dropped
+            left.pop()
+            continue
         if isinstance(counts, QueueCounts):
             cell.last_counts = f"partition {left[-1]} of changing: {counts}"
             if not counts.visible + counts.in_flight + counts.delayed:
