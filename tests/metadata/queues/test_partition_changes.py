@@ -345,6 +345,23 @@ def test_a_change_whose_journals_do_not_answer_is_cancelled_after_a_minute(tmp_p
     with_orders(scenario, tmp_path)
 
 
+def test_a_journal_that_is_only_to_hear_that_it_has_nothing_holds_up_no_partition(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        table.journals.without_leader = {2}
+        await table.change("split", into=2, journals=(1, 2))
+        table.world.clock.pass_s(61)
+        await table.step()
+        assert set(table.queue.left_journals) == {1, 2}
+
+        await table.change("split", into=2, journals=(1, 1))
+        await table.closed()
+
+        assert [state for _, _, state in table.states] == ["drained", "open", "open"]
+        assert set(table.queue.left_journals) == {2}
+
+    with_orders(scenario, tmp_path)
+
+
 def test_once_children_are_open_the_change_is_finished_however_long_the_parents_journal_is_away(
     tmp_path: Path,
 ) -> None:

@@ -77,13 +77,14 @@ Step = Literal["begun", "opened", "cancelled", "aged"]
 class _Unfinished:
     """A queue whose table is not at rest: since when it is as it is here, and when it is looked at next.
 
-    `looks`: how often it was looked at since in vain.
+    `looks`: how often it was looked at since in vain. `is_held_up`: its last step failed, which was told.
     """
 
     table_version: int
     since_s: float
     due_s: float
     looks: int = 0
+    is_held_up: bool = False
 
 
 class PartitionChanges:
@@ -245,15 +246,20 @@ class PartitionChanges:
             return 0
         try:
             if in_state(definition, "new"):
-                return await self._open(definition, unfinished)
-            if definition.left_journals:
-                await self._tell_left(definition)
-            return await self._age(definition, unfinished)
+                in_ms = await self._open(definition, unfinished)
+            else:
+                in_ms = await self._age(definition, unfinished)
+                # In the end: a journal that does not answer must not keep partitions of others from going on.
+                await self._tell_left(suffix)
         except RevisionMismatch:
             return AGAIN_MS
         except (*FAILS, CallerError) as error:
-            log.info("partition change waits queue=%s error=%s", suffix, str(error) or "timeout")
+            if not unfinished.is_held_up:
+                log.info("partition change waits queue=%s error=%s", suffix, str(error) or "timeout")
+            unfinished.is_held_up = True
             return RETRY_MS
+        unfinished.is_held_up = False
+        return in_ms
 
     async def _open(self, definition: QueueDefinition, unfinished: _Unfinished) -> int:
         """Let new partitions take messages once their journals know them; after a while, there are none."""
@@ -273,10 +279,13 @@ class PartitionChanges:
         await self._store(queues.rows.compare(suffix), with_children_open(latest), "opened")
         return 0
 
-    async def _tell_left(self, definition: QueueDefinition) -> None:
-        """Tell journals that a queue has no partitions there any more."""
-        queues, suffix = self._queues, suffix_of(definition)
-        compare, left = queues.rows.compare(suffix), definition.left_journals
+    async def _tell_left(self, suffix: str) -> None:
+        """Tell journals that a queue has no partitions there any more, if there are such; RevisionMismatch."""
+        queues = self._queues
+        definition, compare = queues.rows.get(suffix), queues.rows.compare(suffix)
+        if definition is None or definition.state != "active" or not definition.left_journals:
+            return
+        left = definition.left_journals
         if await self._settling.tell(definition, left):
             told = with_told(definition, left)
             await queues.mirror.transact([compare], [Put(QUEUES + suffix, encode_queue_definition(told))])
