@@ -33,6 +33,8 @@ from sim.store import JournalKey
 BLOCKS = 9
 SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 2
 """Seeds of each block. A number, not a time: what is tried must not depend on how fast the machine is."""
+FRUITLESS_MAX = 4
+"""In some runs no send is acknowledged. A block in which none was in any of its seeds takes so many more at most."""
 MEMBERS = ("a@1", "b@2", "c@3")
 QUEUE = 5
 HUNTED_SEEDS = 30
@@ -43,7 +45,9 @@ HUNTED_SEEDS = 30
 def test_cells_keep_their_rules_under_faults_and_recover_when_healed(block: int) -> None:
     acknowledged = 0
 
-    for seed in range(block, block + SEEDS * BLOCKS, BLOCKS):
+    for number, seed in enumerate(range(block, block + (SEEDS + FRUITLESS_MAX) * BLOCKS, BLOCKS)):
+        if number >= SEEDS and acknowledged:
+            break
         outcome = run_seed(seed)
 
         assert outcome.violation is None, (
