@@ -109,8 +109,8 @@ def test_an_outcome_is_the_same_at_the_other_end(kind: type[Any], data: st.DataO
     decoded = decode_outcome(memoryview(encode_outcome(outcome)))
 
     assert type(decoded) is kind
-    if isinstance(outcome, EntriesOutcome):
-        assert isinstance(decoded, EntriesOutcome)
+    if isinstance(outcome, EntriesOutcome | SendOutcome):
+        assert isinstance(decoded, EntriesOutcome | SendOutcome)
         assert [_told(error) for error in decoded.errors] == [_told(error) for error in outcome.errors]
     else:
         assert decoded == outcome
@@ -126,10 +126,10 @@ def test_the_bytes_of_a_command_stay_as_they_are() -> None:
     )
 
     assert encode_command(send) == (
-        b"\x01\x94\x01\x07\x00\x91\x98\xc4\x10iiiiiiiiiiiiiiii\xc4\x07payload\x03\x00\x05\xc0\xc4\x01r\xc3"
+        b"\x01\x95\x01\x07\x00\x91\x98\xc4\x10iiiiiiiiiiiiiiii\xc4\x07payload\x03\x00\x05\xc0\xc4\x01r\xc3\xc2"
     )
-    assert encode_command(Receive(7, 0, 10)) == b"\x01\x99\x02\x07\x00\x0a\xff\x00\xc0\xff\xc2"
-    assert encode_outcome(SendOutcome([SendResult(1, b"m")])) == b"\x01\x92\x01\x91\x93\x01\xc4\x01m\xc2"
+    assert encode_command(Receive(7, 0, 10)) == b"\x01\x9a\x02\x07\x00\x0a\xff\x00\xc0\xff\xc2\xc2"
+    assert encode_outcome(SendOutcome([SendResult(1, b"m")])) == b"\x01\x93\x01\x91\x93\x01\xc4\x01m\xc2\x90"
     assert encode_outcome(Done()) == b"\x01\x91\x04"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.values.commands import PartitionOutcome
@@ -101,7 +101,7 @@ class PartitionChanges:
         self._stepping: dict[str, asyncio.Task[None]] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._steps: Counter[Step] = Counter()
+        self._steps: Counter[Step] = Counter(dict.fromkeys(get_args(Step), 0))
         queues.on_table = self._on_table
 
     def start(self) -> None:
