@@ -44,6 +44,7 @@ SOURCE = msgspec.structs.replace(
 )
 DEAD = msgspec.structs.replace(define(2, "dead"), partitions=one_partition(1))
 QUEUES = (SOURCE, DEAD)
+CACHE_BYTES = 100_000
 
 
 def journal_of(queue_id: int, partition: int) -> int | None:
@@ -69,7 +70,7 @@ async def leading(
     directory: Path, store: Coordination, journals: Iterable[int], *, has_others: bool = False
 ) -> AsyncIterator[OwnJournals]:
     own = OwnJournals(
-        options(directory),
+        options(directory, body_cache_bytes=CACHE_BYTES),
         journals,
         store,
         journal_of=journal_of,
@@ -176,5 +177,21 @@ def test_all_journals_are_in_one_backup(tmp_path: Path) -> None:
         store = MemoryCoordination()
         async with leading(new / "journals", store, await list_journals(new / "journals", store)) as own:
             assert [await count(own, queue.queue_id) for queue in QUEUES] == [1, 1]
+
+    asyncio.run(story())
+
+
+def test_journals_of_a_process_share_the_memory_for_their_newest_messages(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with leading(tmp_path, MemoryCoordination(), (0, 1)) as own:
+            bounds = [journal.host.bodies for journal in own.all()]
+            for queue in QUEUES:
+                await asked(own, SetQueue(queue))
+            for number in range(40):
+                await asked(own, Send(1 + number % 2, 0, [message(number, filling=bytes(8_000))]))
+
+            kept = sum(bodies.size_bytes for bodies in bounds)
+            assert kept <= CACHE_BYTES + 2 * 9_000  # the newest batch of each journal stays
+            assert kept > CACHE_BYTES - 9_000
 
     asyncio.run(story())

@@ -25,6 +25,7 @@ from quaymaster.broker.copies import snapshot_install
 from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import (
+    JournalMemory,
     JournalOptions,
     JournalService,
     OtherJournals,
@@ -63,11 +64,13 @@ class Broker:
         on_stopped: Callable[[Exception], None],
         peers: Peers | None = None,
         others: OtherJournals | None = None,
+        memory: JournalMemory | None = None,
         disk: Disk | None = None,
     ) -> None:
         """`options` hold for each journal; the id in them does not count. Without `peers` no replica has others.
 
-        `others`: the journals that other brokers have; those of `peers` are known by them.
+        `others`: the journals that other brokers have; those of `peers` are known by them. `memory` is what it shares
+        with other brokers of the process.
         """
         self.directory = Path(options.directory)
         self.journals: dict[int, JournalService] = {}
@@ -79,7 +82,7 @@ class Broker:
         self._coordination = coordination
         self._peers = peers
         self._other_journals = others
-        self._memory = journal_memory(options, has_peers=peers is not None)
+        self._memory = memory or journal_memory(options, has_peers=peers is not None)
         self.disk = disk or RealDisk()
         self._on_stopped = on_stopped
         self._without_room: set[int] = set()

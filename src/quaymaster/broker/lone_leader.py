@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.floor_note import FloorNote, read_floor
-from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, OtherJournals
+from quaymaster.broker.replica.journal_service import (
+    JournalMemory,
+    JournalOptions,
+    JournalService,
+    OtherJournals,
+)
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.journal_state import STATE_NAME, JournalEndsEarly, read_state
@@ -54,13 +59,16 @@ class LoneLeader:
         disk: Disk | None = None,
         takes_any_journal: bool = False,
         others: OtherJournals | None = None,
+        memory: JournalMemory | None = None,
     ) -> None:
         """`takes_any_journal`: it was restored, or somebody decided so; else it must be the one that was led last.
 
-        `others`: the other journals of the server, where there are some.
+        `others`: the other journals of the server, where there are some. `memory`: what those of this process share.
         """
         name = BROKER_NAME.format(options.journal_id)
-        self.broker = Broker(options, name, coordination, on_stopped=on_stopped, disk=disk, others=others)
+        self.broker = Broker(
+            *(options, name, coordination), on_stopped=on_stopped, disk=disk, others=others, memory=memory
+        )
         self._coordination = coordination
         self._journal_id = options.journal_id
         self._takes_any_journal = takes_any_journal

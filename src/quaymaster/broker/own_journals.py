@@ -18,7 +18,7 @@ from typing import Protocol
 from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.group_questions import GroupCarrier
-from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
+from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, journal_memory
 from quaymaster.broker.replica.moves_out import MoveCarrier
 from quaymaster.broker.replica.queue_places import FindQueue
 from quaymaster.broker.storage.disk import Disk
@@ -67,7 +67,7 @@ class OwnJournals:
         disk: Disk | None = None,
         takes_any_journal: bool = False,
     ) -> None:
-        """`options` hold for each journal, and the body cache for all; the id in them does not count.
+        """`options` hold for each journal; the id in them does not count.
 
         `numbers`: the journals to lead.
 
@@ -82,16 +82,17 @@ class OwnJournals:
         self._only: JournalService | None = None
         """The one journal of a server, to which every command goes."""
         self._is_only = len(numbers) == 1 and elsewhere is None
-        body_cache_bytes = options.body_cache_bytes // max(1, len(numbers))
+        memory = journal_memory(options, has_peers=False)
         others = None if self._is_only else _Others(self.journals, find_queue, elsewhere)
         self._leaders = {
             number: LoneLeader(
-                replace(options, journal_id=number, body_cache_bytes=body_cache_bytes),
+                replace(options, journal_id=number),
                 coordination,
                 on_stopped=on_stopped,
                 disk=disk,
                 takes_any_journal=takes_any_journal,
                 others=others,
+                memory=memory,
             )
             for number in numbers
         }
