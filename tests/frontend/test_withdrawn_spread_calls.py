@@ -48,7 +48,7 @@ def started(broker: Broker, parts: int, answers: list[Outcome | Exception]) -> S
     tables = SimpleNamespace(find=lambda queue_id: None)
     call = SpreadCall(
         *(cast("Any", broker), cast("Any", tables), cast("Any", None)),
-        cast("Any", SimpleNamespace(queue_id=1)),
+        cast("Any", SimpleNamespace(queue_id=1, table_version=1)),
         cast("Any", Spread(parts)),
         answers.append,
     )
