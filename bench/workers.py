@@ -21,6 +21,7 @@ from bench.work import BATCH, Receive, Send
 
 LEAD_S = 0.5
 IN_FLIGHT = 100_000
+"""Received of each queue at most, in all rounds: no more than 120,000 may be in flight."""
 
 
 def start(folder: Path, workers: int, queues: int) -> tuple[servers.Running, list[str]]:
@@ -46,7 +47,7 @@ def measure(
     def work(number: int, drivers: int) -> Send | Receive:
         url = urls[number % len(urls)]
         if what == "ReceiveMessage of 10":
-            return Receive(at, url, batch=BATCH, delete=False, messages_max=IN_FLIGHT)
+            return Receive(at, url, batch=BATCH, delete=False, messages_max=IN_FLIGHT // plan.rounds)
         return Send(at, url, body_bytes=plan.body, batch=1 if what == "SendMessage" else BATCH)
 
     driven = Load(at, plan.connections, plan.seconds, lead_s=LEAD_S, drivers=len(urls))
