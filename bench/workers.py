@@ -26,9 +26,12 @@ IN_FLIGHT = 100_000
 
 def start(folder: Path, workers: int, queues: int) -> tuple[servers.Running, list[str]]:
     """Start a server with so many workers, each on a core of its own; return it with the URLs of its queues."""
-    os.environ["QUAYMASTER_WORKERS"] = str(workers)
+    # Without the queue of usage each journal has as many queues.
+    settings = {"QUAYMASTER_WORKERS": str(workers), "QUAYMASTER_USAGE": "false"}
+    os.environ.update(settings)
     server = servers.Running(servers.SERVERS["quaymaster"], folder / f"workers-{workers}")
-    del os.environ["QUAYMASTER_WORKERS"]
+    for name in settings:
+        del os.environ[name]
     cores = sorted(os.sched_getaffinity(0) | set(range(os.cpu_count() or 1)))
     if workers > 1:
         for number, pid in enumerate(processes.tree_of(server.pid)[1:]):
