@@ -156,6 +156,7 @@ def test_a_split_opens_children_and_seals_the_parent_which_is_closed_drained_and
         assert {sample.labels: sample.value for sample in table.changes.samples()} == {
             ("begun",): 1,
             ("opened",): 1,
+            ("cancelled",): 0,
             ("aged",): 3,
         }
 
