@@ -13,8 +13,8 @@ from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
-from quaymaster.broker.cell import backup_calls, cell_calls, copy_calls, restore_calls
+from broker.cell.test_broker_service import JOURNAL, Cell, cell_of, here
+from quaymaster.broker.cell import backup_calls, cell_calls, copy_calls, move_calls, restore_calls
 from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.core.replication.messages import Envelope, Resign
@@ -40,7 +40,13 @@ from quaymaster.protocol.rpc.broker_calls import (
 from quaymaster.protocol.rpc.command_codec import encode_command
 from quaymaster.protocol.rpc.replication_codec import encode_envelope
 
-CALLERS = cell_calls.CALLERS | copy_calls.CALLERS | backup_calls.CALLERS | restore_calls.CALLERS
+CALLERS = (
+    cell_calls.CALLERS
+    | copy_calls.CALLERS
+    | backup_calls.CALLERS
+    | restore_calls.CALLERS
+    | move_calls.CALLERS
+)
 WHICH = JOURNAL_ID.pack(JOURNAL)
 SENSIBLE = (
     *(
@@ -113,7 +119,7 @@ def test_no_body_harms_a_broker(
         async with asyncio.timeout(PATIENCE_S), cell_of(directory, "a") as cell:
             await bombard(cell, said)
 
-            await cell.ask("a", SetQueue(define(2)))  # the first one may be gone: somebody may do that
+            await cell.ask("a", SetQueue(here(define(2))))  # the first one may be gone: somebody may do that
             await cell.ask("a", Send(2, 0, [message(1)]))
             outcome = await cell.ask("a", Receive(2, 0, 10))
             assert isinstance(outcome, ReceiveOutcome)

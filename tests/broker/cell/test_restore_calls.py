@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from harness.broker_support import BrokerTester, define, message, running
 
-from broker.cell.test_broker_service import JOURNAL, Cell, until
+from broker.cell.test_broker_service import JOURNAL, Cell, here, until
 from quaymaster.broker.cell.restore_calls import (
     RESTORE_BEGIN,
     RESTORE_END,
@@ -44,7 +44,7 @@ async def a_copy(directory: Path) -> tuple[CopyManifest, Files]:
 
 
 async def filled(tester: BrokerTester) -> None:
-    await tester.set_queue(define(1))
+    await tester.set_queue(here(define(1)))
     await tester.send(1, message(1), message(2))
 
 
