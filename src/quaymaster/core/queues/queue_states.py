@@ -95,7 +95,6 @@ from quaymaster.core.values.commands import (
     Peek,
     PeekedOffsets,
     Purge,
-    QueueCounts,
     Receive,
     ResetGroup,
     Send,
@@ -118,6 +117,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_counts import sum_counts
 from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
@@ -298,20 +298,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         partitions = self.partitions_asked(command.queue_id, command.partition)
         for partition in partitions:
             self._advance(partition, now_ms)
-        each = [partition.counts(now_ms) for partition in partitions]
-        total = QueueCounts(
-            visible=sum(counts.visible for counts in each),
-            in_flight=sum(counts.in_flight for counts in each),
-            delayed=sum(counts.delayed for counts in each),
-            oldest_sent_ms=min(
-                (counts.oldest_sent_ms for counts in each if counts.oldest_sent_ms), default=0
-            ),
-            noisy_groups=sum(counts.noisy_groups for counts in each),
-            sends=sum(counts.sends for counts in each),
-            deletions=sum(counts.deletions for counts in each),
-            counted_from=max(counts.counted_from for counts in each),
-        )
-        return total, Wait.NOTHING
+        return sum_counts([partition.counts(now_ms) for partition in partitions]), Wait.NOTHING
 
     def _peek(self, command: Peek, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)

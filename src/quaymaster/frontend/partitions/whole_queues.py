@@ -30,6 +30,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.partition_tables import final_counts, read_partitions
+from quaymaster.core.values.queue_counts import sum_counts
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.spread_call import Refresh
 from quaymaster.frontend.partitions.tables import PartitionTables
@@ -89,18 +90,7 @@ class WholeQueues:
             )
         )
         ended_sends, ended_deletions = final_counts(definition)
-        return QueueCounts(
-            visible=sum(counts.visible for counts in each),
-            in_flight=sum(counts.in_flight for counts in each),
-            delayed=sum(counts.delayed for counts in each),
-            oldest_sent_ms=min(
-                (counts.oldest_sent_ms for counts in each if counts.oldest_sent_ms), default=0
-            ),
-            noisy_groups=sum(counts.noisy_groups for counts in each),
-            sends=sum(counts.sends for counts in each) + ended_sends,
-            deletions=sum(counts.deletions for counts in each) + ended_deletions,
-            counted_from=max((counts.counted_from for counts in each), default=0),
-        )
+        return sum_counts(each, sends=ended_sends, deletions=ended_deletions)
 
     async def _purge(self, definition: QueueDefinition) -> Done:
         """Purge older partitions first: what is sent meanwhile is in one that a newer table has, and stays or goes."""
