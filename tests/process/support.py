@@ -87,6 +87,10 @@ class CellClient(Client):
     def __init__(self, cell: RunningCell, front_end: str = "frontend-1") -> None:
         self._use(cell.environment(front_end), cell[front_end].port)
 
+    def create(self, queue: str, **attributes: str) -> None:
+        """Create a queue, as soon as a journal of the cell takes new ones: it may just have been started."""
+        self.connection.call_until_answered("CreateQueue", {"QueueName": queue, "Attributes": attributes})
+
 
 @contextmanager
 def running_thread(run: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
