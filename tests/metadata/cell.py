@@ -29,6 +29,7 @@ from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink, when_known
+from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
 
 LIMIT_MS = int(PATIENCE_S * 1000) // 3
@@ -38,9 +39,10 @@ LIMIT_MS = int(PATIENCE_S * 1000) // 3
 class Call:
     """A call as a node gets it."""
 
-    def __init__(self, body: bytes, deadline_ms: int) -> None:
+    def __init__(self, body: bytes, deadline_ms: int, role: str = "frontend") -> None:
         self.body = body
         self.deadline_ms = deadline_ms
+        self.peer = Hello("cell", role, "caller")
         self.on_cancel: Callable[[], None] | None = None
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 

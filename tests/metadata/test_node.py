@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from metadata.cell import Call, Cell, run_cell
@@ -20,24 +21,30 @@ from quaymaster.core.values.errors import (
     CallerError,
     MalformedInput,
     NotNow,
+    OverLimit,
     Overloaded,
     QueueDoesNotExist,
     Timeout,
 )
+from quaymaster.core.values.queue_definitions import decode_queue_definition
 from quaymaster.metadata import node as node_module
 from quaymaster.metadata.node import MetadataNode, StoreUnreachable
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
+    QUEUES_FOUND_MAX,
     BeginPurge,
+    ChangePartitions,
     Changes,
     CreateQueue,
     DeleteQueue,
+    FindQueues,
     FindRows,
     GetChanges,
     GetRow,
     Greet,
     ListRows,
+    QueueList,
     Request,
     Swap,
     Transact,
@@ -102,6 +109,32 @@ def test_purge_of_a_queue_that_was_made_anew_since_is_refused(tmp_path: Path) ->
 
             with pytest.raises(QueueDoesNotExist):
                 await node.answer(BeginPurge(ACCOUNT, "orders", queue.queue_id + 1))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_managers_find_queues_and_change_their_partitions_and_are_refused_all_else(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node, cell.front_end("a") as a:
+            queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+            calls = MetadataCalls(node)
+
+            async def ask(request: Request) -> bytes:
+                call = Call(encode_message(request), 10_000, "manager")
+                calls.on_call(call)
+                return await call.done
+
+            found = msgspec.msgpack.decode(
+                await ask(FindQueues([queue.queue_id, queue.queue_id + 1])), type=QueueList
+            )
+            assert [decode_queue_definition(data).name for data in found.definitions] == ["orders"]
+            with pytest.raises(OverLimit):
+                await ask(ChangePartitions(ACCOUNT, "orders", "split", 99))
+            with pytest.raises(AccessDenied, match="A manager may not ask for DeleteQueue"):
+                await ask(DeleteQueue(ACCOUNT, "orders"))
+            with pytest.raises(Overloaded):
+                await ask(FindQueues([queue.queue_id] * (QUEUES_FOUND_MAX + 1)))
+            await calls.close()
 
     run_cell(scenario, tmp_path)
 

@@ -31,6 +31,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     CreateGroup,
     CreateQueue,
     DeleteQueue,
+    FindQueues,
     GetChanges,
     GrantedShares,
     ListDeadLetterSources,
@@ -38,6 +39,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     ListQueues,
     ListRows,
     QueueChange,
+    QueueList,
     QueueListing,
     RemovePermission,
     ReportShares,
@@ -101,6 +103,14 @@ async def change_partitions(pair: Pair) -> None:
     await pair.front_end.queues.change(CheckTable(ACCOUNT, "jobs"))
 
 
+async def find_queues(pair: Pair) -> None:
+    """Ask for a queue as managers do."""
+    queue = pair.front_end.queue(ACCOUNT, "jobs")
+    client = pair.front_end.registry._client
+    found = await client.ask(FindQueues([queue.queue_id]), QueueList, deadline_ms=PATIENT_MS)
+    assert len(found.definitions) == 1
+
+
 async def use_accounts(pair: Pair) -> None:
     accounts = pair.front_end.accounts
     await accounts.create_account("old", "888888888888")
@@ -150,6 +160,7 @@ STEPS: list[Step] = [
     listed(ListGroups(ACCOUNT, "log")),
     ("BeginPurge and CancelPurge", purge),
     ("ChangePartitions and CheckTable", change_partitions),
+    ("FindQueues", find_queues),
     ("look-ups of each request", look_up),
     ("keys and sessions", use_keys),
     ("accounts", use_accounts),

@@ -74,10 +74,12 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.protocol.rpc.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
+    QUEUES_FOUND_MAX,
     Answer,
     ChangedQueue,
     Changes,
     CountQueues,
+    FindQueues,
     FindRows,
     FoundRows,
     GetChanges,
@@ -280,6 +282,8 @@ class MetadataNode:
                     await self._see_everything()
                 await self.registry.reached(request.at_least)
                 return _queue_list(await self.queues.list_page(request))
+            case FindQueues():
+                return self._find_queues(request)
             case CountQueues():
                 await self._see_everything()
                 return await self.registry.count(request.account_id, request.at_least)
@@ -329,6 +333,12 @@ class MetadataNode:
         # Who asks for a queue is about to need its data key.
         data_keys = [self.feed.get(_data_key_of(row)) for row in known.values() if row.key.startswith(QUEUES)]
         return FoundRows(rows + [_row(row) for row in data_keys if row is not None], position, age_ms)
+
+    def _find_queues(self, request: FindQueues) -> QueueList:
+        if len(request.queue_ids) > QUEUES_FOUND_MAX:
+            raise Overloaded(f"At most {QUEUES_FOUND_MAX} queues are looked for together.")
+        found = map(self.queues.queue_by_id, request.queue_ids)
+        return QueueList([encode_queue_definition(queue) for queue in found if queue is not None], None)
 
     async def _read(self, keys: list[str]) -> tuple[dict[str, KeyValue], int]:
         try:

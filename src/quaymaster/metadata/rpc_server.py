@@ -2,6 +2,8 @@
 
     server = RPCServer(MetadataCalls(node).handlers(), hello)
 
+Front ends ask everything. Managers find queues and change their partitions, and are refused all else.
+
 Each request is a task, bounded in number and by the time its caller waits. One that changes something is not given up
 with its caller: what was begun ends.
 """
@@ -18,12 +20,15 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     RevisionMismatch,
 )
-from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, Timeout
+from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, Overloaded, Timeout
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.protocol.rpc.error_codec import travels
 from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
+    ChangePartitions,
+    FindQueues,
     GetChanges,
+    Greet,
     Request,
     decode_request,
     encode_message,
@@ -32,8 +37,17 @@ from quaymaster.protocol.rpc.metadata_messages import (
 log = logging.getLogger(__name__)
 
 CALLS_MAX: Final = 4_096
+MANAGER: Final = "manager"
+MANAGERS_MAY: Final = Greet | FindQueues | ChangePartitions
 CHANGE_MS_MIN: Final = 30_000
 """How long a change may go on, whoever still waits for it."""
+
+
+class Caller(Protocol):
+    """Who calls, as it said and its certificate confirms."""
+
+    @property
+    def role(self) -> str: ...
 
 
 class IncomingRequest(Protocol):
@@ -41,6 +55,9 @@ class IncomingRequest(Protocol):
 
     body: bytes
     on_cancel: Callable[[], None] | None
+
+    @property
+    def peer(self) -> Caller: ...
 
     @property
     def deadline_ms(self) -> int: ...
@@ -71,6 +88,9 @@ class MetadataCalls:
             request = decode_request(call.body)
         except CallerError as error:
             call.fail(error)
+            return
+        if call.peer.role == MANAGER and not isinstance(request, MANAGERS_MAY):
+            call.fail(AccessDenied(f"A manager may not ask for {type(request).__name__}."))
             return
         task = asyncio.get_running_loop().create_task(self._answer(call, request))
         self._tasks.add(task)

@@ -172,6 +172,19 @@ def test_the_partition_with_most_keys_is_split_and_of_several_the_oldest() -> No
     assert numbers(tables.entries_to_split(finished(split(queue, number=1)), 2)[0]) == [2]
 
 
+def test_a_partition_is_split_in_two_at_a_key() -> None:
+    assert tables.entries_to_split(definition(), 2, key=7)[1] == [(0, 6), (7, KEY_MAX)]
+    assert tables.entries_to_split(definition(), 2, key=KEY_MAX)[1] == [(0, KEY_MAX - 1), (KEY_MAX, KEY_MAX)]
+
+
+@pytest.mark.parametrize(("into", "number", "key"), [(3, 1, 7), (2, 1, HALF), (2, 2, HALF), (2, 2, 7)])
+def test_both_parts_of_a_partition_that_is_split_at_a_key_have_keys(into: int, number: int, key: int) -> None:
+    queue = finished(split(definition()))
+
+    with pytest.raises(InvalidParameterValue, match="each with keys"):
+        tables.entries_to_split(queue, into, number, key)
+
+
 @pytest.mark.parametrize("number", [0, 9])
 def test_only_open_partitions_are_changed(number: int) -> None:
     queue = finished(split(definition()))

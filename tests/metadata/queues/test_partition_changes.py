@@ -214,6 +214,19 @@ def test_where_there_is_one_journal_all_partitions_are_in_it(tmp_path: Path) -> 
     with_orders(scenario, tmp_path)
 
 
+def test_a_queue_is_split_at_a_key_if_its_table_is_the_one_that_was_seen(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        version = table.queue.table_version
+        began = await table.service.queues.change(
+            ChangePartitions(ACCOUNT, "orders", "split", 2, [0], [1, 2], key=1 << 60, table_version=version)
+        )
+
+        assert [entry.first_key for entry in in_state(began, "new")] == [0, 1 << 60]
+        assert began.table_version == version + 1
+
+    with_orders(scenario, tmp_path)
+
+
 def test_changes_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path) -> None:
     async def scenario(table: Table) -> None:
         await table.service.queues.change(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"}))
@@ -233,6 +246,8 @@ def test_changes_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path) -
         await refused(InvalidParameterValue, "orders", "split", into=2, partitions=[4])
         await refused(InvalidParameterValue, "orders", "split", into=2, journals=[9])
         await refused(InvalidParameterValue, "orders", "merge")
+        await refused(InvalidParameterValue, "orders", "split", into=3, key=5)
+        await refused(UnsupportedOperation, "orders", "split", into=2, table_version=2)
         table.world.journal_ids = ()
         await refused(Overloaded, "orders", "move")
 

@@ -281,14 +281,15 @@ def with_told(definition: QueueDefinition, journals: Collection[int]) -> QueueDe
 
 
 def entries_to_split(
-    definition: QueueDefinition, into: int, number: int | None = None
+    definition: QueueDefinition, into: int, number: int | None = None, key: int = 0
 ) -> tuple[list[PartitionPlacement], list[tuple[int, int]]]:
     """Return the open partition to split, and the ranges of its parts.
 
-    `number`: which partition; None: that with most keys, the oldest of several.
+    `number`: which partition; None: that with most keys, the oldest of several. `key`: where the second of two parts
+    begins; 0: the parts are of the same size.
 
     Raises:
-        InvalidParameterValue: there is no such open partition, or it cannot be split into so many.
+        InvalidParameterValue: there is no such open partition, or it cannot be split into so many, or there.
     """
     opened = in_state(definition, "open")
     if number is None:
@@ -298,7 +299,11 @@ def entries_to_split(
     keys = parent.last_key - parent.first_key + 1
     if not 2 <= into <= min(keys, LISTED_MAX):
         raise InvalidParameterValue.of("Into", into, "A partition is split into 2 or more.")
-    return [parent], split_ranges(parent.first_key, parent.last_key, into)
+    if not key:
+        return [parent], split_ranges(parent.first_key, parent.last_key, into)
+    if into != 2 or not parent.first_key < key <= parent.last_key:
+        raise InvalidParameterValue.of("Key", key, "Two parts of the partition meet there, each with keys.")
+    return [parent], [(parent.first_key, key - 1), (key, parent.last_key)]
 
 
 def entries_to_merge(

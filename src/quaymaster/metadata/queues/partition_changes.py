@@ -161,12 +161,14 @@ class PartitionChanges:
             return queues.queue(request.account_id, request.name)
 
     def _plan(self, current: QueueDefinition, request: ChangePartitions) -> QueueDefinition:
+        if request.table_version not in (0, current.table_version):
+            raise UnsupportedOperation("The partitions of the queue were changed meanwhile.")
         if current.group_of:
             raise UnsupportedOperation("A consumer group has the partitions of its queue.")
         number = request.partitions[0] if request.partitions else None
         match request.kind:
             case "split":
-                parents, ranges = entries_to_split(current, request.into, number)
+                parents, ranges = entries_to_split(current, request.into, number, request.key)
             case "merge":
                 parents, ranges = entries_to_merge(current, request.partitions)
             case "move":

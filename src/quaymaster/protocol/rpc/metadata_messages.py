@@ -4,6 +4,7 @@
     queues      CreateQueue, SetAttributes, ... DeleteQueue             answered when metadata and journal are durable
     lists       ListQueues, ListDeadLetterSources, ListGroups, CountQueues
     limits      ReportShares
+    managers    FindQueues, ChangePartitions
 
 Nothing secret is in them in the clear: access key secrets, data keys and receipt keys travel as they are stored,
 wrapped by a master key that metadata nodes do not have.
@@ -23,6 +24,9 @@ from quaymaster.core.values.unreadable import UNREADABLE
 
 METHOD = "metadata"
 """The RPC method that all of them are bodies of."""
+
+QUEUES_FOUND_MAX = 128
+"""Queues that are looked for together."""
 
 PAGE_ROWS_MAX = 1_000
 PAGE_BYTES_MAX = 4 * 1024 * 1024
@@ -223,7 +227,8 @@ class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
     `into`: in how many parts one is split. `partitions`: which, by number; none: of a split the one with most keys, of
     a merge all, of a move the only one. `journals`: where the new ones will be, in turn; none: wherever there are few.
-    From cell format 7 on.
+    `key`: where the second of two parts begins; 0: parts are of the same size. `table_version`: of the table that the
+    caller saw; another one is not changed. 0: any is. From cell format 7 on.
     """
 
     account_id: str
@@ -234,6 +239,8 @@ class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
     journals: list[int] = []
     at_least: int = 0
     queue_id: int = 0
+    key: int = 0
+    table_version: int = 0
 
 
 class CheckTable(msgspec.Struct, frozen=True, array_like=True, tag=27):
@@ -291,6 +298,15 @@ class CountQueues(msgspec.Struct, frozen=True, array_like=True, tag=35):
     at_least: int = 0
 
 
+class FindQueues(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """Active queues by their ids, at most QUEUES_FOUND_MAX, as in the node's memory; so managers ask.
+
+    The answer is a QueueList without a token, in the order of the ids. Queues that there are not are left out.
+    """
+
+    queue_ids: list[int]
+
+
 class BucketReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a front end uses its part of a limit: what is asked for in a second, and what is left of its tokens.
 
@@ -344,6 +360,7 @@ Request = (
     | QueueChange
     | QueueListing
     | CountQueues
+    | FindQueues
     | ReportShares
 )
 
