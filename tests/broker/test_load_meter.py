@@ -14,6 +14,7 @@ from quaymaster.broker.load_meter import LoadMeter
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import NewMessage, Receive, Send
 from quaymaster.core.values.queue_definitions import (
     PartitionPlacement,
@@ -53,7 +54,8 @@ def meter(clocks: Clocks) -> LoadMeter:
 def journal(**host: Any) -> Any:
     """Return what a meter reads of a replica."""
     host = {"worked_s": 0.0, "loads": None, "files": SimpleNamespace(end_offset=0), **host}
-    host["replica"] = SimpleNamespace(queues=SimpleNamespace(definitions=DEFINITIONS))
+    partitions = host.pop("partitions", {})
+    host["replica"] = SimpleNamespace(queues=SimpleNamespace(definitions=DEFINITIONS, partitions=partitions))
     return cast(JournalService, SimpleNamespace(host=SimpleNamespace(**host)))
 
 
@@ -124,6 +126,31 @@ def test_busiest_partitions_have_their_part_of_their_journals_share(meter: LoadM
     assert (busiest.commands_per_s, busiest.messages_per_s, busiest.bytes_per_s) == (0.5, 1.0, 4.0)
     assert busiest.by_key == (2, *[0] * 15)
     assert (other.queue_id, other.share) == (9, 0.0625)
+
+
+def test_broker_tells_which_partitions_sinks_committed_to(meter: LoadMeter, clocks: Clocks) -> None:
+    ticks = iter(range(100))
+    loads = PartitionLoads(lambda: next(ticks))
+    partitions = {
+        partition_key(8, 0): SimpleNamespace(staged=SimpleNamespace(sinks={"etl": 1})),
+        partition_key(8, 1): SimpleNamespace(staged=SimpleNamespace(sinks={})),
+        partition_key(9, 0): SimpleNamespace(staged=None),
+    }
+    one = journal(loads=loads, partitions=partitions)
+    meter.measure({1: one})
+    loads.begin()
+    for queue_id, number in ((8, 0), (8, 1), (9, 0), (9, 1)):
+        loads.note(Receive(queue_id, number, 1))
+    pass_time(clocks, 1.0)
+
+    told = meter.measure({1: one}).partitions
+
+    assert {(load.queue_id, load.partition): load.has_sinks for load in told} == {
+        (8, 0): True,
+        (8, 1): False,
+        (9, 0): False,
+        (9, 1): False,
+    }
 
 
 def test_broker_tells_of_few_partitions_of_all_its_journals(meter: LoadMeter, clocks: Clocks) -> None:

@@ -34,7 +34,7 @@ from quaymaster.core.cell.cell import (
     is_majority,
     with_learner,
 )
-from quaymaster.core.cell.load import BrokerLoad, LoadTrend
+from quaymaster.core.cell.load import BrokerLoad, LoadTrend, PartitionLoad
 from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
@@ -91,6 +91,8 @@ class PlannedCell:
         """Brokers that get nothing from leaders, and since when."""
         self.demand: dict[int, float] = {}
         """How much of a loop's time each journal takes of its leader."""
+        self.partitions: tuple[PartitionLoad, ...] = ()
+        """What leaders tell of partitions of their journals."""
         self.noise: Callable[[], float] = lambda: 1.0
         """By how much a report is more, or less, than that."""
         self.revision = 0
@@ -229,7 +231,8 @@ class PlannedCell:
             number: self.demand.get(number, 0.0) * (1.0 if number in led else FOLLOWING) * self.noise()
             for number in self.hosts[name].replicas
         }
-        return BrokerLoad(cpu_share=min(1.0, sum(shares.values())), journals=shares)
+        named = tuple(load for load in self.partitions if load.journal in led)
+        return BrokerLoad(cpu_share=min(1.0, sum(shares.values())), journals=shares, partitions=named)
 
     def members(self, number: int) -> set[str]:
         """Return the brokers of a journal's members."""

@@ -14,6 +14,7 @@ from typing import Final
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad, PartitionLoad
+from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.values.partition_tables import entry_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -93,6 +94,7 @@ def _partition_loads(number: int, host: ReplicaHost, share: float, seconds: floa
                 counters.messages / seconds,
                 counters.bytes / seconds,
                 tuple(counters.by_key),
+                has_sinks=_has_sinks(host.replica.queues.partitions.get(key)),
             )
         )
     return loads
@@ -102,3 +104,9 @@ def _is_open(definition: QueueDefinition | None, number: int) -> bool:
     """Tell whether a partition is open; what no table lists, as of a queue that is gone, is not."""
     entry = None if definition is None else entry_of(definition, number)
     return entry is not None and entry.state == "open"
+
+
+def _has_sinks(partition: Partition | None) -> bool:
+    """Tell whether a partition remembers commits of sinks."""
+    staged = None if partition is None else partition.staged
+    return staged is not None and bool(staged.sinks)

@@ -12,6 +12,7 @@ import msgspec
 
 from quaymaster.core.cell.cell import Action
 from quaymaster.core.cell.decisions import CellDecision, decision_of
+from quaymaster.core.cell.partition_plans import PlannedChange
 from quaymaster.monitoring.logs import log_event
 
 KEPT_MAX: Final = 1_000
@@ -48,7 +49,7 @@ class DecisionLog:
         self._wall_ms = wall_ms
         self._taken: deque[DecisionTaken] = deque(maxlen=KEPT_MAX)
 
-    def note(self, action: Action, result: str, error: str | None) -> None:
+    def note(self, action: Action | PlannedChange, result: str, error: str | None) -> None:
         """Tell of an action that was carried out, or was not."""
         decision = decision_of(action)
         log_event(

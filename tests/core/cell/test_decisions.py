@@ -14,6 +14,12 @@ from quaymaster.core.cell.cell import (
     Transfer,
 )
 from quaymaster.core.cell.decisions import CellDecision, decision_of
+from quaymaster.core.cell.partition_plans import (
+    MergePartitions,
+    MovePartition,
+    PlannedChange,
+    SplitPartition,
+)
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 NEXT = JournalConfiguration(7, "b@2", ("b@2", "a@1"), ("a@1", "b@2"), activated=False)
@@ -45,8 +51,13 @@ WHY = "because it is so"
             RemoveBroker("a", 4),
             CellDecision("RemoveBroker", None, "a", None, None, "it drained, and has nothing any more"),
         ),
+        (SplitPartition(7, 0, 9, (3, 4), WHY), CellDecision("SplitPartition", 4, None, None, None, WHY)),
+        (MovePartition(7, 0, 4, WHY), CellDecision("MovePartition", 4, None, None, None, WHY)),
+        (MergePartitions(7, (1, 2), 4, WHY), CellDecision("MergePartitions", 4, None, None, None, WHY)),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_each_action_has_a_reason_and_what_it_is_about(action: Action, decision: CellDecision) -> None:
+def test_each_action_has_a_reason_and_what_it_is_about(
+    action: Action | PlannedChange, decision: CellDecision
+) -> None:
     assert decision_of(action) == decision

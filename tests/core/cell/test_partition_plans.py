@@ -17,6 +17,7 @@ from quaymaster.core.cell.partition_plans import (
     MERGE_MS,
     NARROW_KEYS,
     NEW_NUMBERS_MAX,
+    PARTITION_SHARE_MIN,
     QUEUE_REST_MS,
     SETTLE_MS,
     SINK_REST_MS,
@@ -195,6 +196,18 @@ def test_busy_journal_whose_open_partitions_are_idle_or_unknown_is_left_alone() 
     assert planned(queue(partition(share=0.0), partition(1, state="closed"))) == NOTHING
 
 
+def test_partition_with_little_of_a_busy_journal_is_not_changed() -> None:
+    """The rest is work for sealed partitions, which cannot move."""
+    assert planned(queue(partition(share=PARTITION_SHARE_MIN - 0.01))) == NOTHING
+    assert len(planned(queue(partition(share=PARTITION_SHARE_MIN))).changes) == 1
+
+
+def test_reasons_call_a_queue_by_its_name() -> None:
+    (split,) = planned(queue(partition(), name="123456789012/orders")).changes
+
+    assert split.reason.endswith("60% of it for partition 0 of queue 123456789012/orders")
+
+
 def test_one_group_that_is_too_hot_is_a_problem() -> None:
     made = planned(queue(partition(first_key=0, last_key=NARROW_KEYS - 1, by_key=(9, *[0] * 15))))
 
@@ -205,12 +218,6 @@ def test_one_group_that_is_too_hot_is_a_problem() -> None:
             "split divides it",
         ),
     )
-
-
-def test_partition_that_must_not_be_split_is_moved_where_it_fits() -> None:
-    fifo = queue(partition(share=0.45), may_split=False)
-
-    assert [type(change) for change in planned(fifo).changes] == [MovePartition]
 
 
 def test_partition_is_moved_when_there_is_no_number_left_for_two_children() -> None:
@@ -243,7 +250,7 @@ def test_partition_with_a_small_part_of_the_load_is_no_problem_where_nothing_has
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"is_fixed": True}, "the queue's partitions are as they were made"),
+        ({"is_fixed": True}, "managers do not change queues of its kind"),
         ({"sink_ms": NOW_MS - SINK_REST_MS + 1}, "a sink commits to the queue"),
     ],
 )
@@ -345,12 +352,11 @@ def test_partitions_with_little_load_for_long_are_merged_at_the_less_busy_of_the
         queue(TWO[0], **CALM),
         queue(*TWO, calm_since_ms=None),
         queue(*TWO, calm_since_ms=NOW_MS - MERGE_MS + 1),
-        queue(*TWO, may_split=False, **CALM),
         queue(*TWO, is_fixed=True, **CALM),
         queue(*TWO, new_numbers=NEW_NUMBERS_MAX, **CALM),
         queue(*TWO, changed_ms=NOW_MS, **CALM),
     ],
-    ids=["one partition", "load", "not for long", "must not", "fixed", "no numbers", "changed"],
+    ids=["one partition", "load", "not for long", "fixed", "no numbers", "changed"],
 )
 def test_queues_that_are_not_merged(calm: QueueSeen) -> None:
     assert planned(calm, j2=COOL, j3=OTHER) == NOTHING

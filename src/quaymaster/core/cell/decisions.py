@@ -12,12 +12,19 @@ from quaymaster.core.cell.cell import (
     ReplaceMember,
     broker_of,
 )
+from quaymaster.core.cell.partition_plans import (
+    MergePartitions,
+    MovePartition,
+    PlannedChange,
+    SplitPartition,
+)
 
 
 class CellDecision(msgspec.Struct, frozen=True):
     """An action and its reason. `broker`: the one that gets something, or loses it; None where there is no such one.
 
-    `leader` and `epoch` are those of the configuration that was to be written.
+    `leader` and `epoch` are those of the configuration that was to be written. `journal` of a change of partitions: the
+    one that gets a partition from another.
     """
 
     action: str
@@ -28,7 +35,7 @@ class CellDecision(msgspec.Struct, frozen=True):
     reason: str
 
 
-def decision_of(action: Action) -> CellDecision:
+def decision_of(action: Action | PlannedChange) -> CellDecision:
     """Return what an action decides."""
     kind = type(action).__name__
     match action:
@@ -40,6 +47,10 @@ def decision_of(action: Action) -> CellDecision:
             return CellDecision(kind, action.journal, action.broker, None, None, reason)
         case RemoveBroker():
             return CellDecision(kind, None, action.broker, None, None, "it drained, and has nothing any more")
+        case SplitPartition():
+            return CellDecision(kind, action.journals[1], None, None, None, action.reason)
+        case MovePartition() | MergePartitions():
+            return CellDecision(kind, action.journal, None, None, None, action.reason)
         case _:
             configuration = action.configuration
             broker = action.broker if isinstance(action, ReplaceMember) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nlargest
 from math import exp
 from typing import Final
 
@@ -15,6 +16,8 @@ CALM_SHARE: Final = 0.6
 """A broker that takes one for it stays below this."""
 SMOOTHING_MS: Final = 5_000
 """A load of so long ago counts for a third."""
+FORGOTTEN_SHARE: Final = 0.001
+"""A partition that is not among the busiest any more is left out once its smoothed share is below."""
 
 
 class PartitionLoad(msgspec.Struct, frozen=True):
@@ -22,7 +25,8 @@ class PartitionLoad(msgspec.Struct, frozen=True):
 
     `share`: of the loop's time; its part of the journal's, by what deciding its commands took. The rates are of
     commands, and of the messages and bytes that they stored. `by_key`: the messages of the window by their key's first
-    4 bits.
+    4 bits. `has_sinks`: whether a sink committed to the partition within the time that it remembers them; older brokers
+    do not tell.
     """
 
     queue_id: int
@@ -32,7 +36,8 @@ class PartitionLoad(msgspec.Struct, frozen=True):
     commands_per_s: float = 0.0
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
-    by_key: tuple[int, ...] = ()
+    by_key: tuple[float, ...] = ()
+    has_sinks: bool = True
 
 
 class BrokerLoad(msgspec.Struct, frozen=True):
@@ -81,6 +86,7 @@ class LoadTrend:
                     number: _between(known.journals.get(number, share), share, weight)
                     for number, share in load.journals.items()
                 },
+                partitions=_smooth_partitions(known.partitions, load.partitions, weight),
             )
         self._smooth, self._at_ms = load, at_ms
         if load.cpu_share <= BUSY_SHARE:
@@ -92,3 +98,28 @@ class LoadTrend:
 
 def _between(before: float, now: float, weight: float) -> float:
     return before + (now - before) * weight
+
+
+def _smooth_partitions(
+    before: tuple[PartitionLoad, ...], now: tuple[PartitionLoad, ...], weight: float
+) -> tuple[PartitionLoad, ...]:
+    """Return the busiest partitions with shares and counters smoothed; one that is not named did nothing."""
+    known = {(load.queue_id, load.partition): load for load in before}
+    named = {(load.queue_id, load.partition): load for load in now}
+    smooth = []
+    for key in known | named:
+        last = known.get(key) or _without_work(named[key])
+        load = named.get(key) or _without_work(last)
+        share = _between(last.share, load.share, weight)
+        by_key = tuple(_between(old, new, weight) for old, new in zip(last.by_key, load.by_key, strict=False))
+        smooth.append(msgspec.structs.replace(load, share=share, by_key=by_key))
+    lasting = [load for load in smooth if load.share >= FORGOTTEN_SHARE]
+    return tuple(nlargest(BUSIEST_MAX, lasting, key=lambda load: load.share))
+
+
+def _without_work(load: PartitionLoad) -> PartitionLoad:
+    return PartitionLoad(
+        *(load.queue_id, load.partition, load.journal, 0.0),
+        by_key=(0.0,) * len(load.by_key),
+        has_sinks=load.has_sinks,
+    )

@@ -1,4 +1,4 @@
-"""Which partitions should be split, moved or merged, by what is seen of their load: rules that nothing carries out yet.
+"""Which partitions should be split, moved or merged, by what is seen of their load (`partition_trends`).
 
     a journal above BUSY_SHARE for BUSY_MS
       its busiest open partition has most of the load ──▶ SplitPartition, where its counters halve
@@ -35,6 +35,8 @@ CLOSED_MAX: Final = 4
 """No key is changed that has so many closed partitions."""
 NEW_NUMBERS_MAX: Final = 24
 """So many new partitions a queue may get a day."""
+PARTITION_SHARE_MIN: Final = 0.15
+"""A partition with less is not changed: its journal is busy with something else, as sealed partitions."""
 ONE_GROUP_SHARE: Final = 0.8
 """With so much of the messages in NARROW_KEYS the load is taken for that of one group."""
 NARROW_KEYS: Final = 1 << 58
@@ -63,21 +65,26 @@ class PartitionSeen(msgspec.Struct, frozen=True):
 class QueueSeen(msgspec.Struct, frozen=True):
     """A queue with load, or with several open partitions.
 
-    `may_split`: false for FIFO queues whose deduplication or throughput is the queue's. `is_fixed`: its partitions stay
-    as they were made (Peers). `changed_ms`: when its last change ended, None when there was none. `sink_ms`: the last
-    commit of a sink, None when there is none or the queue is not FIFO. `new_numbers`: how many partitions it got within
-    a day. `calm_since_ms`: since when its open partitions together are below MERGED_SHARE; None when they are not.
+    `name`: for reasons. `is_fixed`: managers never change queues of its kind. `changed_ms`: when its last change was,
+    None when there was none. `sink_ms`: the last commit of a sink, None when there is none or the queue is not FIFO.
+    `new_numbers`: how many partitions it got within a day. `calm_since_ms`: since when its open partitions together are
+    below MERGED_SHARE; None when they are not.
     """
 
     queue_id: int
     partitions: tuple[PartitionSeen, ...]
     partitions_max: int = 16
-    may_split: bool = True
     is_fixed: bool = False
     changed_ms: int | None = None
     sink_ms: int | None = None
     new_numbers: int = 0
     calm_since_ms: int | None = None
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What reasons call it."""
+        return self.name or str(self.queue_id)
 
 
 class JournalLoad(msgspec.Struct, frozen=True):
@@ -225,11 +232,13 @@ class _Planner:
         # What is done for sealed partitions cannot move, and does not count.
         open_ones = [item for item in self._at.get(number, []) if item[1].state == "open"]
         total = sum(one.share for _, one in open_ones)
-        if not total:
+        if not open_ones:
             return
         queue, busiest = max(open_ones, key=lambda item: (item[1].share, -item[0].queue_id, -item[1].number))
+        if busiest.share < PARTITION_SHARE_MIN:
+            return
         has_most = busiest.share > total / 2
-        name = f"partition {busiest.number} of queue {queue.queue_id}"
+        name = f"partition {busiest.number} of queue {queue.label}"
         busy = f"journal {number} is busy ({journal.share:.0%}), {busiest.share:.0%} of it for {name}"
         if has_most and is_of_one_group(busiest):
             self.problems.append(f"{busy}, nearly all for one message group: no split divides it")
@@ -240,7 +249,7 @@ class _Planner:
             if has_most:
                 self.problems.append(f"{busy}, and stays: {why}")
             return
-        if has_most and queue.may_split and self._has_numbers(queue, 2, opened=1):
+        if has_most and self._has_numbers(queue, 2, opened=1):
             target = self._least_busy(number, busiest.share / 2)
             if target is not None:
                 split = SplitPartition(
@@ -265,7 +274,6 @@ class _Planner:
         open_ones = [one for one in queue.partitions if one.state == "open"]
         if (
             len(open_ones) < 2
-            or not queue.may_split
             or queue.calm_since_ms is None
             or self._now_ms - queue.calm_since_ms < MERGE_MS
             or self._is_changing(queue)
@@ -282,9 +290,7 @@ class _Planner:
         if not journals:
             return
         target = min(journals, key=lambda number: (self._journals[number].broker_share, number))
-        reason = (
-            f"all of queue {queue.queue_id} is {share:.0%} of a broker's time, for {MERGE_MS // 60_000} min"
-        )
+        reason = f"all of queue {queue.label} is {share:.0%} of a broker's time, for {MERGE_MS // 60_000} min"
         numbers = tuple(one.number for one in open_ones)
         merge = MergePartitions(queue.queue_id, numbers, target, reason)
         self._do(merge, queue, [one.journal for one in open_ones], target, share)
@@ -302,7 +308,7 @@ class _Planner:
     def _why_left_alone(self, queue: QueueSeen, parents: Sequence[PartitionSeen]) -> str | None:
         """Return why managers do not change these partitions, whatever their load."""
         if queue.is_fixed:
-            return "the queue's partitions are as they were made"
+            return "managers do not change queues of its kind"
         if queue.sink_ms is not None and self._now_ms - queue.sink_ms < SINK_REST_MS:
             return "a sink commits to the queue"
         closed = [(one.first_key, one.last_key) for one in queue.partitions if one.state == "closed"]
