@@ -32,6 +32,7 @@ from quaymaster.core.cell.cell import BrokerReport, JournalSeen, PlacementSettin
 from quaymaster.core.values.errors import Timeout, Unreachable
 from quaymaster.managers.broker_link import BrokerLink
 from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.managers.partition_manager import QueueNodes
 
 from .waiting import PATIENCE_S
 
@@ -141,6 +142,8 @@ class FakeCell:
         """What a broker does next for the acting manager before that one dies, and does not hear of it."""
         self.stops_after: str | None = None
         """What a broker does next for the acting manager before that one is stopped for longer than its turn lasts."""
+        self.queue_nodes: QueueNodes | None = None
+        """Whom managers ask for changes of partitions."""
         self.failures: list[Exception] = []
         self._names = names
 
@@ -172,6 +175,7 @@ class FakeCell:
             self.store,
             self._connect,
             settings=self.settings,
+            queue_nodes=self.queue_nodes,
             now_ms=self.now_ms,
             poll_ms=5,
             lease_ttl_ms=1_000,

@@ -27,7 +27,7 @@ from quaymaster.managers.decision_log import ManagerDecisions
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.rpc import RPCClient
+from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.node.manager_role import placement_settings, start_manager
 from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.frames import Hello
@@ -38,6 +38,7 @@ from quaymaster.protocol.rpc.manager_calls import (
     BrokerStateRequest,
     encode_state_request,
 )
+from quaymaster.protocol.rpc.metadata_messages import METHOD, QueueList, encode_message
 from quaymaster.settings import load_settings
 
 
@@ -68,6 +69,40 @@ def serve(scenario: Callable[[Served], Awaitable[None]]) -> None:
             stack.push_async_callback(client.close)
             await scenario(Served(manager, client, store, metrics))
         assert failures == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("setting", "has_nodes"), [("off", False), ("auto", True)])
+def test_manager_changes_partitions_only_where_the_settings_say_so(setting: str, *, has_nodes: bool) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            store = MemoryCoordination()
+            stack.push_async_callback(store.close)
+            asked_by: list[str] = []
+
+            def answer(call: IncomingCall) -> None:
+                asked_by.append(call.peer.role)
+                call.reply(encode_message(QueueList([], None)))
+
+            node = RPCServer({METHOD: answer}, Hello("default", "metadata", "n1"))
+            host, port = await node.start("127.0.0.1", 0)
+            stack.push_async_callback(node.close)
+            flags = {
+                "manager_listen": "127.0.0.1:0",
+                "node": "m1",
+                "partition_changes": setting,
+                "metadata_nodes": f"{host}:{port}",
+            }
+            settings = load_settings(flags=flags)
+            manager, _ = await start_manager(
+                Transport(settings, "manager"), stack, store, on_failure=lambda error: None
+            )
+
+            assert (manager._partitions is not None) is has_nodes
+            if manager._partitions is not None:
+                assert await manager._partitions._nodes.find([7]) == []
+            assert set(asked_by) == ({"manager"} if has_nodes else set())
 
     asyncio.run(main())
 

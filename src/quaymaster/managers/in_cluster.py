@@ -9,6 +9,7 @@
 Several run; one acts (`leader`), the others observe as well, so that they know what they need when their turn comes.
 They stand in for it (`stand_in`) where journals have lost their leader and it appoints nobody.
 What a plan says is done at once, a task for each journal; while it is, nothing else is planned for that journal.
+Partitions of queues are split, moved and merged by a task of its own (`partition_manager`), if it is told to.
 
 Without coordination nothing new is appointed, and the cell goes on with the leaders it has. An outcome that is
 unknown is read before anything else is done to that journal.
@@ -73,12 +74,14 @@ from quaymaster.core.cell.cell import (
     with_learner,
 )
 from quaymaster.core.cell.cell_view import CellView, is_quiet
+from quaymaster.core.cell.partition_plans import PlannedChange
 from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
 from quaymaster.managers.decision_log import DecisionLog, ManagerDecisions
+from quaymaster.managers.partition_manager import PartitionManager, QueueNodes
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -126,6 +129,7 @@ class InClusterManager:
         connect: Connect,
         *,
         settings: PlacementSettings | None = None,
+        queue_nodes: QueueNodes | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
         poll_ms: int = POLL_MS,
         lease_ttl_ms: int = LEASE_TTL_MS,
@@ -133,7 +137,8 @@ class InClusterManager:
     ) -> None:
         """Make a manager; `on_failure` hears of what must not happen, and then it has stopped.
 
-        `now_ms` is the clock of all but the lease.
+        `now_ms` is the clock of all but the lease. `queue_nodes`: whom to ask for changes of partitions; None: they are
+        left to operators.
         """
         self.name = name
         self._coordination = coordination
@@ -180,6 +185,11 @@ class InClusterManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._actions_done: Counter[tuple[str, str]] = Counter()
         self._decisions = DecisionLog()
+        self._partitions = (
+            None
+            if queue_nodes is None
+            else PartitionManager(queue_nodes, self._seen_to_act_on, self._note_done)
+        )
 
     # Life
 
@@ -190,6 +200,8 @@ class InClusterManager:
             self._plan_again_and_again(),
         ):
             self._run(work)
+        if self._partitions is not None:
+            self._run(self._partitions.run(QUIET_POLLS * self._poll_ms / 1000))
         for watch in self._watches:
             watch.start()
         log_event(log, logging.INFO, "manager started", manager=self.name, replicas=self._settings.replicas)
@@ -433,7 +445,8 @@ class InClusterManager:
                 made = plan(seen)
                 unreadable = (*sorted(self._unreadable_brokers), *self._unreadable_rows)
                 told = tuple(f"{key} in coordination cannot be read" for key in unreadable)
-                self._tell_problems((*made.problems, *told))
+                of_partitions = () if self._partitions is None else self._partitions.problems
+                self._tell_problems((*made.problems, *told, *of_partitions))
                 may_act = seen.now_ms >= self._retry_ms and not self._unreadable_brokers
                 for action in self._due(seen, made.actions) if may_act else ():
                     self._begin(action)
@@ -523,9 +536,7 @@ class InClusterManager:
             self._retry_ms = self._now_ms() + int(RETRY_S * 1000)
         except (NotNow, CallerError) as error:
             result, reason = "failed", str(error)
-        kind = type(action).__name__
-        self._actions_done[kind, result] += 1
-        self._decisions.note(action, result, reason)
+        self._note_done(action, result, reason)
         if number is None:
             self._removing.discard(getattr(action, "broker", ""))
         else:
@@ -543,6 +554,15 @@ class InClusterManager:
         if isinstance(action, Appoint):
             self._standing_in.discard((action.journal, action.revision))
         self._replan.set()
+
+    def _note_done(self, action: Action | PlannedChange, result: str, reason: str | None) -> None:
+        self._actions_done[type(action).__name__, result] += 1
+        self._decisions.note(action, result, reason)
+
+    def _seen_to_act_on(self) -> CellSeen | None:
+        """Return what is seen if it is this manager's turn and it knows all of the cell, else None."""
+        is_known = self._broker_watch.listed.is_set() and self._journal_watch.listed.is_set()
+        return self._seen() if self.leadership.is_held and is_known else None
 
     def _note_hand_over(self, action: Action, number: int, before: JournalConfiguration) -> None:
         """Let a journal rest whose leader had to be replaced because it never led what was handed over to it.

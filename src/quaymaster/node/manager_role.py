@@ -1,7 +1,7 @@
 """The in-cluster manager of a cell, put together from settings.
 
     coordination (etcd) ─▶ InClusterManager ─▶ brokers, by RPC
-                                 ▲
+                                 ▲         └─▶ metadata nodes, by RPC: changes of partitions
     operators ──RPC on `manager_listen`
 
 Whoever starts the process hands in the store, and the stack that ends everything in the opposite order.
@@ -17,9 +17,11 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell.cell import PlacementSettings
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.managers.partition_manager import QueueNodes, RPCQueueNodes
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.transport import BROKER_ROLE, OPERATOR_ROLE, Transport
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
+from quaymaster.node.transport import BROKER_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
 from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,12 @@ async def start_manager(
     )
     name = transport.hello.node
     manager = InClusterManager(
-        name, store, links, settings=placement_settings(settings), on_failure=on_failure
+        name,
+        store,
+        links,
+        settings=placement_settings(settings),
+        queue_nodes=_queue_nodes(transport, stack) if settings.partition_changes == "auto" else None,
+        on_failure=on_failure,
     )
     calls = ManagerCalls(manager, problems)
     address = await transport.listen(stack, settings.manager_listen_address, calls.handlers(), OPERATOR_ROLE)
@@ -72,3 +79,14 @@ async def start_manager(
     stack.push_async_callback(manager.close)
     log_event(log, logging.INFO, "manager listens", manager=name, address=str(address))
     return manager, address
+
+
+def _queue_nodes(transport: Transport, stack: AsyncExitStack) -> QueueNodes:
+    """Return the way to the cell's metadata nodes; connections are made when something is asked."""
+    nodes = []
+    for address in transport.settings.metadata_node_list:
+        transport.secure(address)
+        client = transport.connect((address.host, address.port), METADATA_ROLE)
+        stack.push_async_callback(client.close)
+        nodes.append(MetadataLink(str(address), client))
+    return RPCQueueNodes(MetadataClient(FullNodes(nodes)))

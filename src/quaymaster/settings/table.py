@@ -309,7 +309,7 @@ class SettingsTable(BaseModel):
     manager_listen: str = Field("127.0.0.1:9350", json_schema_extra=CELL)
     """Address on which a manager answers operators."""
     metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=CELL)
-    """Address on which a metadata node answers front ends."""
+    """Address on which a metadata node answers front ends and managers."""
     suspicion_ms: Annotated[int, Field(ge=500)] = Field(1_500, json_schema_extra=CELL)
     """A broker that is silent for so long is suspected, and others lead its journals; one whose connection ended and
     that cannot be reached again is suspected at once."""
@@ -322,6 +322,9 @@ class SettingsTable(BaseModel):
     journals_per_broker: Annotated[int, Field(ge=1, le=16)] = Field(1, json_schema_extra=CELL)
     """Journals of a cell for each of its brokers. With several, load is moved between brokers journal by journal. More
     are created when this is raised or brokers join; none is taken away."""
+    partition_changes: Literal["off", "auto"] = Field("off", json_schema_extra=CELL)
+    """Whether managers [change partitions](../guides/scale-a-queue.md#let-the-managers-do-it) of queues by their load.
+    `auto`: they split, move and merge them, by way of `metadata_nodes`. `off`: only operators do."""
     metadata_rows_max: Count = Field(200_000, json_schema_extra=CELL)
     """Queues that a front end keeps in memory, at about 2 KiB a queue; others are asked for when needed."""
     metadata_staleness_ms: Count = Field(10_000, json_schema_extra=CELL)
