@@ -112,6 +112,10 @@ class QueueRegistry:
         """Give the metrics of the queues and their data keys: a source for `Metrics`."""
         return [
             Sample("quaymaster_metadata_queues", len(self.queues)),
+            *(
+                Sample("quaymaster_partitions", number, (state,))
+                for state, number in self.queues.partition_states.items()
+            ),
             *self.data_key_sweep.samples(),
             *self.queues.partition_changes.samples(),
         ]

@@ -88,6 +88,11 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_metadata_queues": Declaration(
         "gauge", "Queues in the memory of this front end or metadata node, in a cell.", is_of_cells=True
     ),
+    "quaymaster_partitions": Declaration(
+        "gauge",
+        "Partitions of queues by state: new, open, closing, closed, drained. Each metadata node tells of all.",
+        ("state",),
+    ),
     "quaymaster_partition_changes_total": Declaration(
         "counter",
         "Steps of splits, merges and moves of queues that this process took: begun, opened (new partitions take "

@@ -227,6 +227,34 @@ def test_a_queue_is_split_at_a_key_if_its_table_is_the_one_that_was_seen(tmp_pat
     with_orders(scenario, tmp_path)
 
 
+def test_partitions_are_counted_by_their_state(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        queues = table.service.queues
+
+        def counted() -> dict[str, float]:
+            return {
+                sample.labels[0]: sample.value
+                for sample in table.service.registry.samples()
+                if sample.name == "quaymaster_partitions" and sample.value
+            }
+
+        await queues.change(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"}))
+        await queues.change(CreateGroup(ACCOUNT, "log@a"))
+        assert counted() == {"open": 2}
+
+        await table.change("split", into=3)
+        assert counted() == {"open": 2, "new": 3}
+        await table.step()
+        assert counted() == {"open": 4, "closing": 1}
+        await table.closed()
+        assert counted() == {"open": 4, "drained": 1}
+
+        await queues.change(DeleteQueue(ACCOUNT, "orders"))
+        assert counted() == {"open": 1}
+
+    with_orders(scenario, tmp_path)
+
+
 def test_changes_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path) -> None:
     async def scenario(table: Table) -> None:
         await table.service.queues.change(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"}))

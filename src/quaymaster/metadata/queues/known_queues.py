@@ -11,7 +11,7 @@ import binascii
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -19,7 +19,7 @@ from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition, told_journals
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queue_definitions import PartitionState, QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -69,6 +69,8 @@ class KnownQueues(ActiveQueues):
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[QueueArn, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
+        self.partition_states: Counter[PartitionState] = Counter(dict.fromkeys(get_args(PartitionState), 0))
+        """How many partitions are in each state; consumer groups have none of their own."""
         # Queues in any state:
         self._queues_with_key: Counter[int] = Counter()
         self._groups_of: dict[int, set[str]] = {}
@@ -243,6 +245,7 @@ class KnownQueues(ActiveQueues):
         if not is_internal(*key):
             insort(self._names.setdefault(definition.account_id, []), definition.name)
         self._partitions_in.update(_counted_journals(definition))
+        self.partition_states.update(entry.state for entry in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
             insort(self._dead_letter_sources.setdefault(policy.target, []), definition.name)
@@ -256,6 +259,7 @@ class KnownQueues(ActiveQueues):
             names = self._names[definition.account_id]
             del names[bisect_left(names, definition.name)]
         self._partitions_in.subtract(_counted_journals(definition))
+        self.partition_states.subtract(entry.state for entry in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
             sources = self._dead_letter_sources[policy.target]
