@@ -86,7 +86,7 @@ class PartitionTrends:
         """Take a queue's table."""
         known = self._known.get(definition.queue_id)
         if known is None:
-            oldest = min(entry.number for entry in definition.partitions)
+            oldest = min((entry.number for entry in definition.partitions), default=0)
             given = [(now_ms, definition.next_partition - 1 - oldest)]
             self._known[definition.queue_id] = _Known(definition, now_ms, given)
             return
