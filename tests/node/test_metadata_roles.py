@@ -19,11 +19,14 @@ from quaymaster.coordination.cell_keys import configuration_key, encode_configur
 from quaymaster.coordination.interface import Coordination, CoordinationUnavailable, KeyValue, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.core.cell.partition_plans import SplitPartition
 from quaymaster.core.values import commands
-from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.errors import AccessDenied, NotNow, UnsupportedOperation
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.partition_tables import in_state
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.managers.partition_manager import request_of
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.service import MetadataService
@@ -32,9 +35,10 @@ from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
 from quaymaster.node.data.stores import open_etcd
+from quaymaster.node.manager_role import queue_nodes
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
 from quaymaster.node.transport import Transport
-from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
+from quaymaster.protocol.rpc.metadata_messages import ChangedQueue, CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
@@ -209,6 +213,41 @@ def test_nodes_take_front_ends_with_certificates_only(tmp_path: Path) -> None:
             ):
                 with pytest.raises((NotNow, TransportSecurityError)):
                     await parts.start_front_end(stranger, wait_s=0, **flags)
+
+    asyncio.run(scenario())
+
+
+def test_manager_with_its_certificate_has_a_queue_split_where_it_says_and_is_refused_all_else(
+    tmp_path: Path,
+) -> None:
+    authority = CertificateAuthority.create(tmp_path / "ca", "eu1", days=10)
+    for name, role in (("one", "metadata"), ("a", "frontend"), ("m", "manager")):
+        authority.issue(name, [role], days=1)
+    certificates = tmp_path / "ca" / "nodes"
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+            parts = Parts(tmp_path, stack, cell="eu1")
+            await parts.start_node("one", MemoryCoordination(), tls_directory=certificates / "one")
+            a = await parts.start_front_end("a", tls_directory=certificates / "a")
+            queue = await create_patiently(a, "orders")
+            settings = parts.settings(
+                node="m", tls_directory=certificates / "m", metadata_nodes=",".join(parts.addresses)
+            )
+            nodes = queue_nodes(Transport(settings, "manager"), stack)
+
+            (found,) = await nodes.find([queue.queue_id])
+            assert found == queue
+            split = SplitPartition(queue.queue_id, 0, 1 << 60, (3, 4), "it is busy")
+            began = await nodes.change(request_of(split, found))
+            assert [(one.journal_id, one.first_key) for one in in_state(began, "new")] == [
+                (3, 0),
+                (4, 1 << 60),
+            ]
+            with pytest.raises(UnsupportedOperation, match="changed meanwhile"):
+                await nodes.change(request_of(split, found))
+            with pytest.raises(AccessDenied, match="A manager may not ask for DeleteQueue"):
+                await nodes.client.ask(DeleteQueue(ACCOUNT, "orders"), ChangedQueue, deadline_ms=10_000)
 
     asyncio.run(scenario())
 

@@ -57,16 +57,16 @@ class RPCQueueNodes:
     """Metadata nodes behind the RPC."""
 
     def __init__(self, client: MetadataClient) -> None:
-        self._client = client
+        self.client = client
 
     async def find(self, queue_ids: Sequence[int]) -> list[QueueDefinition]:
         """See `QueueNodes`."""
-        found = await self._client.ask(FindQueues(list(queue_ids)), QueueList, deadline_ms=FIND_MS)
+        found = await self.client.ask(FindQueues(list(queue_ids)), QueueList, deadline_ms=FIND_MS)
         return [_read(data) for data in found.definitions]
 
     async def change(self, request: ChangePartitions) -> QueueDefinition:
         """See `QueueNodes`."""
-        changed = await self._client.ask(request, ChangedQueue, deadline_ms=CHANGE_MS, is_repeatable=False)
+        changed = await self.client.ask(request, ChangedQueue, deadline_ms=CHANGE_MS, is_repeatable=False)
         assert changed.definition is not None, "only a creation is answered without a queue"
         return _read(changed.definition)
 

@@ -17,7 +17,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell.cell import PlacementSettings
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
-from quaymaster.managers.partition_manager import QueueNodes, RPCQueueNodes
+from quaymaster.managers.partition_manager import RPCQueueNodes
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
@@ -69,7 +69,7 @@ async def start_manager(
         store,
         links,
         settings=placement_settings(settings),
-        queue_nodes=_queue_nodes(transport, stack) if settings.partition_changes == "auto" else None,
+        queue_nodes=queue_nodes(transport, stack) if settings.partition_changes == "auto" else None,
         on_failure=on_failure,
     )
     calls = ManagerCalls(manager, problems)
@@ -81,7 +81,7 @@ async def start_manager(
     return manager, address
 
 
-def _queue_nodes(transport: Transport, stack: AsyncExitStack) -> QueueNodes:
+def queue_nodes(transport: Transport, stack: AsyncExitStack) -> RPCQueueNodes:
     """Return the way to the cell's metadata nodes; connections are made when something is asked."""
     nodes = []
     for address in transport.settings.metadata_node_list:
