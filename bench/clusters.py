@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -131,6 +131,11 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
         node.process.wait()
 
+    def pause(self, name: str) -> None:
+        """Have a node do nothing more, with all of its connections open, until it is killed."""
+        for pid in self.nodes[name].pids:
+            os.kill(pid, signal.SIGSTOP)
+
     def stop(self) -> None:
         """End all nodes, the last started first: asked all at once, killed when they do not listen."""
         running = [node for node in reversed(self.nodes.values()) if node.pids]
@@ -148,9 +153,15 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(node.process.pid, signal.SIGKILL)
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until(
+        self,
+        is_so: Callable[[], bool],
+        what: str,
+        timeout_s: float = START_TIMEOUT_S,
+        interval_s: float = 0.1,
+    ) -> None:
         """Wait for something about the cluster, else raise Unavailable with the ends of the logs."""
-        if processes.wait_until(is_so, timeout_s, 0.1):
+        if processes.wait_until(is_so, timeout_s, interval_s):
             return
         logs = "\n".join(
             f"--- {node.name}\n{node.log.read_text(errors='replace')[-800:]}"
@@ -208,7 +219,15 @@ def _listens(port: int) -> bool:
 class Cell(Cluster):
     """etcd, three brokers, a manager, a metadata node and front ends, one unless told otherwise."""
 
-    def __init__(self, folder: Path, traces: Path | None = None, *, front_ends: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        traces: Path | None = None,
+        *,
+        front_ends: int = 1,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """Plan a cell; `settings` are for all of its processes."""
         ports = iter(free_ports(2 + 2 * (NODES + 2 + front_ends)))
         self._ports: list[int] = []
         """Of the front ends."""
@@ -219,7 +238,7 @@ class Cell(Cluster):
         self._admin: dict[str, int] = {}
         for name, role, own in self._processes(ports, metadata_port, front_ends):
             self._admin[name] = next(ports)
-            settings = {
+            given = {
                 "data_directory": str(folder / name),
                 "admin_listen": f"127.0.0.1:{self._admin[name]}",
                 "coordination": "etcd",
@@ -229,10 +248,11 @@ class Cell(Cluster):
                 "keys_directory": str(folder / "keys"),
                 "metadata_nodes": f"127.0.0.1:{metadata_port}",
                 **own,
+                **(settings or {}),
             }
             (folder / "config").mkdir(parents=True, exist_ok=True)
             config = folder / "config" / f"{name}.toml"
-            config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+            config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items()))
             program = Path(sys.executable).with_name("quaymaster")
             nodes.append(Node(name, role, [program, "run", role, "--config", config], folder / "logs"))
         super().__init__(folder, nodes, traces)
@@ -270,8 +290,9 @@ class Cell(Cluster):
         key = facts["access_key_id"], facts["secret_access_key"], facts["region"]
         return [Endpoint("127.0.0.1", port, *key) for port in self._ports]
 
-    def create_queue(self, name: str) -> str:
-        return str(call(self.endpoint, "CreateQueue", {"QueueName": name})["QueueUrl"])
+    def create_queue(self, name: str, **attributes: str) -> str:
+        fields = {"QueueName": name, "Attributes": attributes}
+        return str(call(self.endpoint, "CreateQueue", fields)["QueueUrl"])
 
     def _answers(self) -> bool:
         try:
@@ -283,8 +304,11 @@ class Cell(Cluster):
             return False
         return True
 
-    def sample(self, name: str, metric: str) -> float | None:
-        """Return a metric of a node (all its labels added up); None when the node does not answer."""
+    def sample(self, name: str, metric: str, label: str = "") -> float | None:
+        """Return a metric of a node; None when the node does not answer, or does not have it.
+
+        All samples that have `label` (`journal="3"`) are added up.
+        """
         url = f"http://127.0.0.1:{self._admin[name]}/metrics"
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -292,7 +316,9 @@ class Cell(Cluster):
         except (OSError, ValueError):
             return None
         found = [
-            line.rpartition(" ")[2] for line in lines if line.partition("{")[0].partition(" ")[0] == metric
+            line.rpartition(" ")[2]
+            for line in lines
+            if line.partition("{")[0].partition(" ")[0] == metric and label in line
         ]
         return sum(map(float, found)) if found else None
 
@@ -300,6 +326,13 @@ class Cell(Cluster):
         """Return the broker that leads the journal with the only queue there is."""
         for name in self._brokers():
             if (self.sample(name, "quaymaster_queues") or 0) > 0:
+                return name
+        return None
+
+    def leader_of(self, journal: int) -> str | None:
+        """Return the broker that leads a journal."""
+        for name in self._brokers():
+            if self.sample(name, "quaymaster_journal_leading", f'journal="{journal}"'):
                 return name
         return None
 

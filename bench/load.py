@@ -49,12 +49,17 @@ class Work(Protocol):
 MakeWork = Callable[[int, int], Work]
 """Makes the work of one process: (which process, how many processes)."""
 
+Note = Callable[[int, int, int], object]
+"""Hears of each request that ended: when it was due and answered (monotonic ns), and of how many messages it was.
+0 messages: it failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How a server is driven. `rate` (requests a second) makes it an open loop; `requests_max` ends it early.
 
-    What happens in the first `lead_s` is not counted.
+    What happens in the first `lead_s` is not counted. With `naps` an open loop sleeps where it would poll again and
+    again until the next request is due: others have the processor, and latencies are up to a millisecond longer.
     """
 
     endpoint: Endpoint
@@ -64,6 +69,7 @@ class Load:
     rate: float | None = None
     requests_max: int | None = None
     drivers: int = 1
+    naps: bool = False
 
 
 @dataclass(slots=True)
@@ -108,13 +114,14 @@ class Result:
 
 
 class _Connection:
-    __slots__ = ("kind", "number", "replies", "since_ns", "sock", "unsent")
+    __slots__ = ("is_waiting", "kind", "number", "replies", "since_ns", "sock", "unsent")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.sock: socket.socket
         self.replies = Replies()
         self.unsent = b""
+        self.is_waiting = False
         self.kind = 0
         self.since_ns = 0
 
@@ -122,13 +129,16 @@ class _Connection:
 class Driver:
     """The load of one process."""
 
-    def __init__(self, load: Load, work: Work, start_ns: int) -> None:
+    def __init__(self, load: Load, work: Work, start_ns: int, note: Note | None = None) -> None:
         self._load = load
         self._work = work
+        self._note = note
         self._count_from_ns = start_ns + int(load.lead_s * NS_PER_S)
         self._until_ns = self._count_from_ns + int(load.seconds * NS_PER_S)
         self._start_ns = start_ns
         self._left = -1 if load.requests_max is None else load.requests_max
+        """Counted by the thread that runs, and by no other."""
+        self._is_stopped = False
         self._poll = select.epoll()
         self._by_fd: dict[int, _Connection] = {}
         self._open = 0
@@ -160,6 +170,10 @@ class Driver:
             driver_share=min(1.0, busy_s / seconds),
         )
 
+    def stop(self) -> None:
+        """Send nothing more. The run ends when all that was sent is answered. May be called from another thread."""
+        self._is_stopped = True
+
     def _run_closed(self) -> tuple[int, float]:
         """Return when it ended, and the CPU seconds of the counted part."""
         clock = time.monotonic_ns
@@ -168,6 +182,8 @@ class Driver:
         cpu_before_s = None
         now_ns = last_ns = clock()
         while self._open and now_ns < self._until_ns:
+            if self._is_stopped:
+                self._left = 0
             if cpu_before_s is None and now_ns >= self._count_from_ns:
                 cpu_before_s = time.process_time()
             wait_s = (self._until_ns - now_ns) / NS_PER_S
@@ -193,25 +209,41 @@ class Driver:
         due_ns = float(self._start_ns)
         cpu_before_s = 0.0
         counting = False
-        now_ns = clock()
+        now_ns = last_ns = clock()
         while now_ns < self._until_ns and (self._left or self._open):
+            if self._is_stopped:
+                self._left = 0
             if not counting and now_ns >= self._count_from_ns:
                 counting, cpu_before_s = True, time.process_time()
             while due_ns <= now_ns and self._idle and self._left:
                 connection = self._idle.popleft()
                 self._send(connection, self._ask(connection), int(due_ns))
                 due_ns += dice.expovariate(rate) * NS_PER_S
+            if now_ns - last_ns > STALL_S * NS_PER_S:
+                self._fail_unanswered(now_ns)
+                break
             # The poll sleeps whole milliseconds only; what is due sooner is waited for by polling again and again.
             sleep_ms = (min(due_ns, self._until_ns) - now_ns) // 1_000_000 if self._idle else 1
-            for fd, event in self._poll.poll(max(0, sleep_ms) / 1000):
+            for fd, event in self._poll.poll(max(1 if self._load.naps else 0, sleep_ms) / 1000):
+                last_ns = now_ns
                 free = self._take(fd, event)
                 if free is not None:
                     self._idle.append(free)
             now_ns = clock()
+            if len(self._idle) == len(self._by_fd):
+                last_ns = now_ns
         while due_ns < now_ns and self._left:
             self._late += 1
             due_ns += dice.expovariate(rate) * NS_PER_S
         return now_ns, time.process_time() - cpu_before_s
+
+    def _fail_unanswered(self, now_ns: int) -> None:
+        """Give up all requests that an open loop has under way."""
+        unanswered = [connection for connection in self._by_fd.values() if connection.is_waiting]
+        self._fail(f"nothing was answered for {STALL_S:g} s; {len(unanswered)} requests wait")
+        if self._note is not None:
+            for connection in unanswered:
+                self._note(connection.since_ns, now_ns, 0)
 
     def _connect(self, connection: _Connection) -> None:
         endpoint = self._load.endpoint
@@ -244,6 +276,7 @@ class Driver:
         if not request:
             return
         connection.since_ns = since_ns
+        connection.is_waiting = True
         try:
             sent = connection.sock.send(request)
         except BlockingIOError:
@@ -275,6 +308,8 @@ class Driver:
             return None
         now_ns = time.monotonic_ns()
         self._open -= 1
+        connection.is_waiting = False
+        messages = 0
         if reply[9:12] != b"200":
             self._fail(f"{self._work.kinds[connection.kind]}: {reply[:1500].decode(errors='replace')}")
         else:
@@ -284,6 +319,8 @@ class Driver:
                 tally.requests += 1
                 tally.messages += messages
                 tally.latencies[histogram.bucket_of((now_ns - connection.since_ns) // 1000)] += 1
+        if self._note is not None:
+            self._note(connection.since_ns, now_ns, messages)
         if b"onnection: close" in reply[:1000]:
             self._reconnect(connection)
         return connection
@@ -294,8 +331,14 @@ class Driver:
         if not connection.unsent:
             self._poll.modify(connection.sock, select.EPOLLIN)
 
-    def _broken(self, connection: _Connection) -> _Connection:
+    def _broken(self, connection: _Connection) -> _Connection | None:
+        if not connection.is_waiting:  # the server may close what is idle
+            self._reconnect(connection)
+            return None
         self._fail("the server broke off")
+        connection.is_waiting = False
+        if self._note is not None:
+            self._note(connection.since_ns, time.monotonic_ns(), 0)
         self._open -= 1
         self._reconnect(connection)
         return connection
@@ -357,6 +400,7 @@ def _share_of(load: Load, number: int) -> Load:
         lead_s=load.lead_s,
         rate=None if load.rate is None else load.rate / load.drivers,
         requests_max=None if load.requests_max is None else part(load.requests_max),
+        naps=load.naps,
     )
 
 
