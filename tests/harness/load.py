@@ -131,6 +131,10 @@ class SQSConnection:
         self.token: str | None = None
         """Of a session."""
 
+    def __del__(self) -> None:
+        # A test that failed leaves its connections. The end of them must not fail another test.
+        self.close()
+
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         if self._socket is not None:
