@@ -38,6 +38,7 @@ from quaymaster.core.replication.messages import Append, Mismatch
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.committed_runs import CommittedRuns
+from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.values.commands import (
     AbortedOutcome,
     AbortTransaction,
@@ -1037,6 +1038,7 @@ class _LateFirstAttempt(QueueStates):
     def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         self.repeats_until_ms = 0
         self.partition(command.queue_id, command.partition).repeats_until_ms = 0
+        self._recent_retries = RecentMarks()
         return super()._send(command, now_ms, proposal)
 
 
