@@ -85,7 +85,7 @@ CAUGHT_BY: dict[str, int] = {
     "absence-not-counted": 0,
     "time-of-another-boot": 3,
     "fifo-receive-uncommitted": 0,
-    "delete-uncommitted": 69,
+    "delete-uncommitted": 40,
     "longack": 14,
     "slices-let-others-in": 0,
     "snapshot-between-slices": 0,
