@@ -51,7 +51,7 @@ CAUGHT_BY: dict[str, int] = {
     "late-first-attempt": 1056,
     "retry-is-new": 0,
     "answers-mixed-up": 0,
-    "noprevcheck": 8,
+    "noprevcheck": 43,
     "nofence": 27,
     "commit-unverified": 1,
     "learner-votes": 20,
