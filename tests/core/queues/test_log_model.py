@@ -216,6 +216,7 @@ class LogMachine(QueueMachine):
             log = self.log_of(name)
             self.ask(Purge(log.queue_id))
             log.stored.clear()
+            log.retries_before.clear()
             for model in (log, *log.followers.values()):
                 model.live.clear()
                 model.attempts.clear()
