@@ -96,7 +96,6 @@ CAUGHT_BY: dict[str, int] = {
     "probably-activated": 0,
     "move-answered-early": 0,
     "move-sent-early": 0,
-    "resumes-uncommitted": 41_000_144,
     "compacted-before-commit": 0,
     "lost-answer-is-a-failure": 0,
     "never-settles": 1,
