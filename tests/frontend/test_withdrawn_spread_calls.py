@@ -47,7 +47,7 @@ class Spread:
 def started(broker: Broker, parts: int, answers: list[Outcome | Exception]) -> SpreadCall:
     tables = SimpleNamespace(find=lambda queue_id: None)
     call = SpreadCall(
-        *(cast("Any", broker), cast("Any", tables), cast("Any", None)),
+        *(cast("Any", broker), cast("Any", tables)),
         cast("Any", SimpleNamespace(queue_id=1, table_version=1)),
         cast("Any", Spread(parts)),
         answers.append,

@@ -252,7 +252,7 @@ def make_front_end(
 
 def tables_of(queues: KnowsPartitions) -> PartitionTables:
     """Return the partition tables that a front end goes by; `journal_of` of it is for its way to the brokers."""
-    return PartitionTables(queues.queue_by_id, queues.journal_of)
+    return PartitionTables(queues.queue_by_id, queues.journal_of, queues.refresh)
 
 
 def spread_over(broker: BrokerClient, tables: PartitionTables, queues: KnowsPartitions) -> PartitionedBroker:
@@ -261,7 +261,7 @@ def spread_over(broker: BrokerClient, tables: PartitionTables, queues: KnowsPart
     async def check(definition: QueueDefinition) -> None:
         await queues.change(CheckTable(definition.account_id, definition.name, queue_id=definition.queue_id))
 
-    return PartitionedBroker(broker, tables, queues.refresh, check)
+    return PartitionedBroker(broker, tables, check)
 
 
 def make_opening_pool(settings: Settings) -> OpeningPool:

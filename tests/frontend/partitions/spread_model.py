@@ -314,10 +314,12 @@ class ModelFrontEnd:
         self.row = world.row
         self._world = world
         self.tables = PartitionTables(
-            lambda queue_id: self.row, lambda queue_id, number: journal_of_partition(self.row, number)
+            lambda queue_id: self.row,
+            lambda queue_id, number: journal_of_partition(self.row, number),
+            self.refresh,
         )
         # No store is restored here, so metadata need not look for tables that are later than its rows.
-        self.broker = PartitionedBroker(self, self.tables, self.refresh, self.refresh)
+        self.broker = PartitionedBroker(self, self.tables, self.refresh)
 
     def submit(self, command: Command, reply: Reply) -> Submitted:
         return ModelSubmission(self._world, self.tables, command, reply)

@@ -120,7 +120,7 @@ class Rows:
         """What a journal has that metadata asks; None: what the row has."""
         self.refusal: Exception | None = None
         self.gate: asyncio.Event | None = None
-        self.tables = PartitionTables(self.find, self.journal_of)
+        self.tables = PartitionTables(self.find, self.journal_of, self.refresh)
 
     def find(self, queue_id: int) -> QueueDefinition | None:
         return self.shown if self.shown is not None and self.shown.queue_id == queue_id else None
@@ -156,7 +156,7 @@ class Bench:
         self.rows = Rows(shown)
         self.tables = self.rows.tables
         self.broker = ScriptedBroker()
-        self.front = PartitionedBroker(self.broker, self.tables, self.rows.refresh, self.rows.check)
+        self.front = PartitionedBroker(self.broker, self.tables, self.rows.check)
 
 
 class Answer:

@@ -126,7 +126,7 @@ def test_the_journal_of_all_partitions_is_that_of_the_oldest_one_that_is_listed(
 def test_of_too_many_met_tables_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "MET_MAX", 2)
     rows = {number: replace(PLAIN, queue_id=number) for number in range(1, 4)}
-    tables = tables_module.PartitionTables(rows.get, lambda queue_id, partition: None)
+    tables = tables_module.PartitionTables(rows.get, lambda queue_id, partition: None, Rows().refresh)
 
     for number in rows:
         tables.meet(replace(SPLIT, queue_id=number))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quaymaster.core.partition.partition import VISIBILITY_TIMEOUT_MAX_MS, Partition
 from quaymaster.core.values.commands import RECEIPT_HANDLE_PLACEHOLDER, Receipt
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit
+
+NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
 
 
 def holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
@@ -29,7 +33,7 @@ def visibility_error(
         or partition.is_leaving(sequence)
         or (partition.definition.is_fifo and not holds(partition, receipt, now_ms))
     ):
-        return receipt_invalid("Message does not exist or is not available for visibility timeout change.")
+        return receipt_invalid(NOT_AVAILABLE)
     row = partition.in_flight.get(sequence)
     if row is None:
         if len(partition.in_flight) >= in_flight_max and timeout_ms:

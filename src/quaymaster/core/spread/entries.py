@@ -9,14 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quaymaster.core.partition.receipts import receipt_invalid
+from quaymaster.core.partition.receipts import NOT_AVAILABLE, receipt_invalid
 from quaymaster.core.spread.parts import SEVERAL, Part
 from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Outcome, Receipt
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.partition_tables import entry_of, is_read
 from quaymaster.core.values.queue_definitions import QueueDefinition
-
-_NOT_AVAILABLE = "Message does not exist or is not available for visibility timeout change."
 
 
 class HandledEntries(msgspec.Struct, gc=False):
@@ -90,7 +88,7 @@ class SpreadEntries:
             if self._command.visibility_timeouts_ms is None:
                 self._gone += 1
             else:
-                self._errors[index] = receipt_invalid(_NOT_AVAILABLE)
+                self._errors[index] = receipt_invalid(NOT_AVAILABLE)
         return []
 
     def _to(self, number: int, indexes: Sequence[int]) -> Delete | ChangeVisibility:

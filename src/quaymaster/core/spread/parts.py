@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.errors import Unreachable
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 SEVERAL: Final = -2
@@ -24,6 +25,11 @@ class Part(msgspec.Struct, eq=False):
     indexes: list[int] = []
     attempts: int = 1
     patience_ms: int = 0
+
+
+def partitions_are_changing() -> Unreachable:
+    """Return what is told of a request that no partition takes by the tables that are known."""
+    return Unreachable("The partitions of the queue are changing. Try again.")
 
 
 class Spread(Protocol):

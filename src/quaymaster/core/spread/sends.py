@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.spread.parts import Part
+from quaymaster.core.spread.parts import Part, partitions_are_changing
 from quaymaster.core.values.commands import Elsewhere, NewMessage, Outcome, Send, SendOutcome, SendResult
-from quaymaster.core.values.errors import NotNow, Timeout, Unreachable
+from quaymaster.core.values.errors import NotNow, Timeout
 from quaymaster.core.values.partition_tables import in_state, taking
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
@@ -93,7 +93,7 @@ class SpreadSend:
         for index in indexes:
             number = self._target(self._messages[index], before)
             if number is None:
-                self._results[index] = Unreachable("The partitions of the queue are changing. Try again.")
+                self._results[index] = partitions_are_changing()
             else:
                 by_number.setdefault(number, []).append(index)
         attempts = 1 if before is None else before.attempts + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
-from quaymaster.core.spread.parts import Part
+from quaymaster.core.spread.parts import Part, partitions_are_changing
 from quaymaster.core.values.commands import (
     AbortTransaction,
     CommitTransaction,
@@ -16,7 +16,7 @@ from quaymaster.core.values.commands import (
     Outcome,
     StageMessages,
 )
-from quaymaster.core.values.errors import Unreachable
+from quaymaster.core.values.partition_tables import has_key
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
@@ -50,9 +50,8 @@ class SpreadTransaction:
 
     def _ask(self, after: int) -> list[Part]:
         for entry in self._definition.partitions:
-            is_asked = entry.number > after and entry.state != "new"
-            if is_asked and entry.first_key <= self._key <= entry.last_key:
+            if entry.number > after and entry.state != "new" and has_key(entry, self._key):
                 command = msgspec.structs.replace(self._command, partition=entry.number)
                 return [Part(entry.number, command)]
-        self.result = Unreachable("The partitions of the queue are changing. Try again.")
+        self.result = partitions_are_changing()
         return []

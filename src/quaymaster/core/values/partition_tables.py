@@ -53,6 +53,16 @@ def is_read(entry: PartitionPlacement) -> bool:
     return entry.state in _READ
 
 
+def has_key(entry: PartitionPlacement, key: int) -> bool:
+    """Return whether messages of a key are, or were, for the partition."""
+    return entry.first_key <= key <= entry.last_key
+
+
+def have_keys_in_common(one: PartitionPlacement, other: PartitionPlacement) -> bool:
+    """Return whether there are keys that both partitions have."""
+    return one.first_key <= other.last_key and other.first_key <= one.last_key
+
+
 def entry_of(definition: QueueDefinition, number: int) -> PartitionPlacement | None:
     """Return a partition's entry, None if it is not listed."""
     for entry in definition.partitions:
@@ -71,11 +81,7 @@ def journal_of_partition(definition: QueueDefinition, number: int) -> int | None
 
 def taking(definition: QueueDefinition, key: int) -> list[PartitionPlacement]:
     """Return which partitions are asked about a new message of a key, the oldest first; there is at least one."""
-    return [
-        entry
-        for entry in definition.partitions
-        if entry.state in _TAKING and entry.first_key <= key <= entry.last_key
-    ]
+    return [entry for entry in definition.partitions if entry.state in _TAKING and has_key(entry, key)]
 
 
 def in_state(definition: QueueDefinition, *states: PartitionState) -> list[PartitionPlacement]:
@@ -96,10 +102,7 @@ def parents_of(definition: QueueDefinition, number: int) -> list[PartitionPlacem
     return [
         entry
         for entry in definition.partitions
-        if entry.number < number
-        and entry.state != "drained"
-        and entry.first_key <= child.last_key
-        and child.first_key <= entry.last_key
+        if entry.number < number and entry.state != "drained" and have_keys_in_common(entry, child)
     ]
 
 
@@ -225,20 +228,18 @@ def parents_of_new(definition: QueueDefinition) -> list[PartitionPlacement]:
     return [
         entry
         for entry in in_state(definition, "open")
-        if any(entry.first_key <= child.last_key and child.first_key <= entry.last_key for child in new)
+        if any(have_keys_in_common(entry, child) for child in new)
     ]
 
 
 def with_children_open(definition: QueueDefinition) -> QueueDefinition:
     """Return the next version: new partitions are open, and those they are for are closing."""
-    parents = {entry.number for entry in parents_of_new(definition)}
-    states: dict[PartitionState, PartitionState] = {"new": "open"}
+    becomes: dict[int, PartitionState] = {entry.number: "closing" for entry in parents_of_new(definition)}
+    becomes |= {entry.number: "open" for entry in in_state(definition, "new")}
     return _next(
         definition,
         tuple(
-            msgspec.structs.replace(entry, state="closing")
-            if entry.number in parents
-            else msgspec.structs.replace(entry, state=states.get(entry.state, entry.state))
+            msgspec.structs.replace(entry, state=becomes.get(entry.number, entry.state))
             for entry in definition.partitions
         ),
     )

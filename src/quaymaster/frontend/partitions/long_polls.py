@@ -23,7 +23,7 @@ from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, Receive
 from quaymaster.core.values.errors import CallerError, NotNow, OverLimit, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.partitions.spread_call import Refresh, SpreadCall
+from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
 
@@ -94,7 +94,6 @@ class Board:
         self,
         broker: BrokerClient,
         tables: PartitionTables,
-        refresh: Refresh,
         definition: QueueDefinition,
         on_idle: Callable[[], None],
     ) -> None:
@@ -106,7 +105,6 @@ class Board:
         """Of those that wait, the ones with partitions that are unknown."""
         self._broker = broker
         self._tables = tables
-        self._refresh = refresh
         self._definition = definition
         self._on_idle = on_idle
         self._watches: dict[int, Submitted] = {}
@@ -124,7 +122,6 @@ class Board:
         call = SpreadCall(
             self._broker,
             self._tables,
-            self._refresh,
             self._definition,
             spread,
             partial(self._on_first, poll, spread),
@@ -256,7 +253,7 @@ class Board:
 
     async def _look(self, number: int) -> None:
         with suppress(CallerError, NotNow):  # else it is asked again after the pause
-            await self._refresh(self._definition)
+            await self._tables.look(self._definition)
         self._looking = None
         if self._tables.find(self._definition.queue_id) is None:
             self._answer_idle(QueueDoesNotExist())
@@ -315,10 +312,9 @@ def _is_to_wait(command: Receive, outcome: Outcome | Exception) -> bool:
 class LongPolls:
     """The boards of all queues that polls wait for."""
 
-    def __init__(self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh) -> None:
+    def __init__(self, broker: BrokerClient, tables: PartitionTables) -> None:
         self._broker = broker
         self._tables = tables
-        self._refresh = refresh
         self._boards: dict[int, Board] = {}
 
     def begin(self, definition: QueueDefinition, command: Receive, reply: Reply, turn: int) -> Poll:
@@ -327,7 +323,7 @@ class LongPolls:
         board = self._boards.get(queue_id)
         if board is None:
             board = self._boards[queue_id] = Board(
-                self._broker, self._tables, self._refresh, definition, partial(self._forget, queue_id)
+                self._broker, self._tables, definition, partial(self._forget, queue_id)
             )
         return board.begin(command, reply, turn)
 

@@ -31,8 +31,8 @@ from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import is_plain
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.long_polls import LongPolls
-from quaymaster.frontend.partitions.spread_call import Refresh, SpreadCall
-from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.frontend.partitions.spread_call import SpreadCall
+from quaymaster.frontend.partitions.tables import PartitionTables, Refresh
 from quaymaster.frontend.partitions.whole_queues import WHOLE_COMMANDS, WholeCommand, WholeQueues
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted, ask
 
@@ -45,16 +45,13 @@ GOES_ON: Final = (*_SPREAD, Delete, ChangeVisibility, *WHOLE_COMMANDS)
 class PartitionedBroker:
     """A `BrokerClient` that also takes commands whose partition is SEVERAL, and HandledEntries."""
 
-    def __init__(
-        self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh, check: Refresh
-    ) -> None:
-        """`refresh` looks at the row of a queue, `check` lets metadata ask its journals for later tables."""
+    def __init__(self, broker: BrokerClient, tables: PartitionTables, check: Refresh) -> None:
+        """`check` lets metadata ask the journals of a queue for later tables."""
         self._check = check
         self._broker = broker
         self._tables = tables
-        self._refresh = refresh
-        self._polls = LongPolls(broker, tables, refresh)
-        self._whole = WholeQueues(broker, tables, refresh)
+        self._polls = LongPolls(broker, tables)
+        self._whole = WholeQueues(broker, tables)
         self._turn = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing: set[int] = set()
@@ -125,7 +122,7 @@ class PartitionedBroker:
                 spread = SpreadTransaction(definition, command)
             case _:
                 raise AssertionError(f"{type(command).__name__} is not spread")
-        call = SpreadCall(self._broker, self._tables, self._refresh, definition, spread, reply)
+        call = SpreadCall(self._broker, self._tables, definition, spread, reply)
         call.start()
         return call
 
@@ -158,11 +155,9 @@ class PartitionedBroker:
 
     async def _look_at_row(self, definition: QueueDefinition) -> None:
         try:
-            await self._refresh(definition)
-            self._tables.find(definition.queue_id)
-            if (
-                definition.queue_id in self._tables.met
-            ):  # the store is older than the journal: it was restored
+            await self._tables.look(definition)
+            if definition.queue_id in self._tables.met:
+                # The store is older than the journal: it was restored.
                 await self._check(definition)
         except (CallerError, NotNow):
             pass  # the row comes by itself, later

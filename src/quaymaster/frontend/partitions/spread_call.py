@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
-from quaymaster.core.spread.parts import Part, Spread
+from quaymaster.core.spread.parts import Part, Spread, partitions_are_changing
 from quaymaster.core.values.commands import Elsewhere, Outcome, Send
-from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Timeout, Unreachable
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Timeout
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
-
-Refresh = Callable[[QueueDefinition], Coroutine[Any, Any, None]]
-"""Has memory show a queue as it is now, if that can be learned."""
 
 
 class SpreadCall:
@@ -25,14 +20,12 @@ class SpreadCall:
         self,
         broker: BrokerClient,
         tables: PartitionTables,
-        refresh: Refresh,
         definition: QueueDefinition,
         spread: Spread,
         reply: Reply,
     ) -> None:
         self._broker = broker
         self._tables = tables
-        self._refresh = refresh
         self._definition = definition
         self._spread = spread
         self._reply: Reply | None = reply
@@ -115,9 +108,9 @@ class SpreadCall:
         looking.add_done_callback(self._looking.discard)
 
     async def _look(self, part: Part, version: int) -> None:
-        error: Exception = Unreachable("The partitions of the queue are changing. Try again.")
+        error: Exception = partitions_are_changing()
         try:
-            await self._refresh(self._definition)
+            await self._tables.look(self._definition)
         except (CallerError, NotNow) as refused:
             error = refused
         if self._reply is None:

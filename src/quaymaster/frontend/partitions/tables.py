@@ -6,11 +6,14 @@ an older copy. What a broker tells is believed until the row has it, or the queu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from quaymaster.core.values.partition_tables import is_newer_table, journal_of_partition
 from quaymaster.core.values.queue_definitions import QueueDefinition
+
+Refresh = Callable[[QueueDefinition], Coroutine[Any, Any, None]]
+"""Has memory show a queue as it is now, if that can be learned."""
 
 MET_MAX: Final = 10_000
 """Queues with tables newer than their rows; of more, the one that was met first is forgotten, and met again."""
@@ -27,11 +30,13 @@ class PartitionTables:
         self,
         find_row: Callable[[int], QueueDefinition | None],
         journal_of_row: Callable[[int, int], int | None],
+        refresh: Refresh,
     ) -> None:
         self.on_newer: Callable[[QueueDefinition], None] = lambda definition: None
         self.met: dict[int, QueueDefinition] = {}
         self._find_row = find_row
         self._journal_of_row = journal_of_row
+        self._refresh = refresh
         self._sealed: dict[tuple[int, int], None] = {}
 
     def find(self, queue_id: int) -> QueueDefinition | None:
@@ -44,6 +49,14 @@ class PartitionTables:
             del self.met[queue_id]
             return row
         return met
+
+    async def look(self, definition: QueueDefinition) -> QueueDefinition | None:
+        """Look at the row of a queue, and return what `find` does then.
+
+        Raises CallerError or NotNow when the row cannot be seen; `find` tells what is known all the same.
+        """
+        await self._refresh(definition)
+        return self.find(definition.queue_id)
 
     def meet(self, definition: QueueDefinition) -> None:
         """A broker has this table."""

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from quaymaster.core.spread.parts import partitions_are_changing
 from quaymaster.core.values.commands import (
     AskPartition,
     CancelMoveTask,
@@ -26,13 +27,11 @@ from quaymaster.core.values.errors import (
     CallerError,
     NotNow,
     QueueDoesNotExist,
-    Unreachable,
     UnsupportedOperation,
 )
 from quaymaster.core.values.partition_tables import final_counts, read_partitions
 from quaymaster.core.values.queue_counts import sum_counts
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.partitions.spread_call import Refresh
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 
@@ -40,7 +39,6 @@ WholeCommand = CountMessages | Purge | StartMoveTask | CancelMoveTask | ListMove
 WHOLE_COMMANDS: Final = (CountMessages, Purge, StartMoveTask, CancelMoveTask, ListMoveTasks)
 TABLES_MAX: Final = 4
 """Newer tables that a question may meet on its way."""
-_CHANGING: Final = "The partitions of the queue are changing. Try again."
 _UNFINISHED: Final = ("RUNNING", "CANCELLING")
 _STATUSES: Final = ("RUNNING", "CANCELLING", "FAILED", "CANCELLED", "COMPLETED")
 """Of a task's parts the first of these that one has is the task's."""
@@ -51,10 +49,9 @@ _Outcome = TypeVar("_Outcome", bound=Outcome)
 class WholeQueues:
     """Asks all partitions of a queue, and puts their answers together. Raises what a partition answers with."""
 
-    def __init__(self, broker: BrokerClient, tables: PartitionTables, refresh: Refresh) -> None:
+    def __init__(self, broker: BrokerClient, tables: PartitionTables) -> None:
         self._broker = broker
         self._tables = tables
-        self._refresh = refresh
 
     async def ask(self, definition: QueueDefinition, command: WholeCommand) -> Outcome:
         """Carry out a command about a queue of several partitions. Those that are not known may be of an old table."""
@@ -66,7 +63,7 @@ class WholeQueues:
                 if newer.table_version <= definition.table_version:
                     break
                 definition = newer
-        raise Unreachable(_CHANGING)
+        raise partitions_are_changing()
 
     async def _ask(self, definition: QueueDefinition, command: WholeCommand) -> Outcome:
         match command:
@@ -114,11 +111,10 @@ class WholeQueues:
             if version > definition.table_version:
                 definition = await self._newest(definition)
                 if version > definition.table_version:
-                    raise Unreachable(_CHANGING)
+                    raise partitions_are_changing()
 
     async def _newest(self, definition: QueueDefinition) -> QueueDefinition:
-        await self._refresh(definition)
-        found = self._tables.find(definition.queue_id)
+        found = await self._tables.look(definition)
         if found is None:
             raise QueueDoesNotExist
         return found
@@ -145,7 +141,7 @@ class WholeQueues:
             if isinstance(
                 error, QueueDoesNotExist
             ):  # a partition is not known there; parts do not start twice
-                raise Unreachable(_CHANGING) from error
+                raise partitions_are_changing() from error
             raise
         return outcome
 
