@@ -103,8 +103,8 @@ def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: b
 def test_a_queue_with_several_partitions_is_one_in_its_metrics_and_unlisted_ones_are_told(
     tmp_path: Path,
 ) -> None:
-    partitions, next_partition = spread_table([0, 0])
-    definition = replace_definition(define(1), partitions=partitions, next_partition=next_partition)
+    partitions = spread_table([0, 0])
+    definition = replace_definition(define(1), partitions=partitions, next_partition=len(partitions))
 
     async def scenario() -> tuple[list[Sample | None], list[str], list[str]]:
         async with running(tmp_path / "journal") as tester:

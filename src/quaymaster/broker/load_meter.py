@@ -56,7 +56,7 @@ class LoadMeter:
             host = journal.host
             end = host.files.end_offset
             known, worked_s, known_end = before.get(number, (host, 0.0, end))
-            if known is not host:  # it was opened anew
+            if known is not host:  # it was opened again
                 worked_s, known_end = 0.0, end
             self._replicas[number] = host, host.worked_s, end
             shares[number] = (host.worked_s - worked_s) / seconds

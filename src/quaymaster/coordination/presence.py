@@ -23,6 +23,11 @@ ALIVE: Final = "alive/"
 LEASE_MS: Final = 10_000
 
 
+def alive_key(role: str, node: str = "") -> str:
+    """Return where a process's row is; without a node, what the rows of all processes of a role begin with."""
+    return f"{ALIVE}{role}/{node}"
+
+
 class PresenceRow(msgspec.Struct, frozen=True):
     """A running process, and the formats that it reads."""
 
@@ -36,7 +41,7 @@ class PresenceRow(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """Where it is kept."""
-        return f"{ALIVE}{self.role}/{self.node}"
+        return alive_key(self.role, self.node)
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -52,7 +52,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.leadership import LEASE_TTL_MS, Leadership
 from quaymaster.coordination.noted_acts import NotedAct, put_act
-from quaymaster.coordination.presence import ALIVE, decode_presence
+from quaymaster.coordination.presence import alive_key, decode_presence
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import (
     Action,
@@ -103,7 +103,7 @@ BLIND_MS: Final = 5_000
 """A manager that hears no majority of the brokers for so long lets another one act."""
 BLIND_REST_MS: Final = 30_000
 
-MANAGERS_ALIVE: Final = f"{ALIVE}manager/"
+MANAGERS_ALIVE: Final = alive_key("manager")
 
 log = logging.getLogger(__name__)
 
@@ -406,9 +406,7 @@ class InClusterManager:
         suspects = {
             broker.name
             for broker in seen.brokers
-            if not broker.is_reachable
-            or seen.now_ms - (broker.since_ms if broker.heard_ms is None else broker.heard_ms)
-            >= self._settings.suspicion_ms
+            if not broker.is_reachable or seen.now_ms - broker.silent_since_ms >= self._settings.suspicion_ms
         }
         for name in sorted(suspects - self._suspects):
             reason = "silent" if self._brokers[name].is_reachable else "unreachable"
@@ -420,6 +418,11 @@ class InClusterManager:
         self._suspects = suspects
 
     # Plan
+
+    @property
+    def _knows_cell(self) -> bool:
+        """Whether all brokers and journals were listed."""
+        return self._broker_watch.listed.is_set() and self._journal_watch.listed.is_set()
 
     def _seen(self) -> CellSeen:
         now_ms = self._now_ms()
@@ -438,7 +441,7 @@ class InClusterManager:
     async def _plan_again_and_again(self) -> None:
         while True:
             self._replan.clear()
-            if self._broker_watch.listed.is_set() and self._journal_watch.listed.is_set():
+            if self._knows_cell:
                 seen = self._seen()
                 self._look_for_suspects(seen)
                 await self._give_way_when_blind(seen)
@@ -459,9 +462,7 @@ class InClusterManager:
         """Return after which time a plan is due though nothing was heard: soon, when a broker could be suspected."""
         if not self._is_quiet:
             return self._poll_ms / 1000
-        oldest_ms = min(
-            (broker.heard_ms or broker.since_ms for broker in self._brokers.values()), default=self._now_ms()
-        )
+        oldest_ms = min(broker.seen().silent_since_ms for broker in self._brokers.values())
         suspected_ms = oldest_ms + self._settings.suspicion_ms - self._now_ms()
         return min(QUIET_POLLS * self._poll_ms, max(suspected_ms, 1)) / 1000
 
@@ -469,7 +470,7 @@ class InClusterManager:
         """Return what this manager is to do of a plan: all of it when it acts, else what the acting one should have."""
         if self.leadership.is_held:
             return planned
-        acting_zone = self._manager_zones.get(f"{MANAGERS_ALIVE}{self.leadership.holder}", "")
+        acting_zone = self._manager_zones.get(alive_key("manager", self.leadership.holder or ""), "")
         due = self._stand_in.choose(seen, planned, self._suspects, acting_zone)
         self._standing_in |= {(action.journal, action.revision) for action in due}
         return due
@@ -561,7 +562,7 @@ class InClusterManager:
 
     def _seen_to_act_on(self) -> CellSeen | None:
         """Return what is seen if it is this manager's turn and it knows all of the cell, else None."""
-        is_known = self._broker_watch.listed.is_set() and self._journal_watch.listed.is_set()
+        is_known = self._knows_cell
         return self._seen() if self.leadership.is_held and is_known else None
 
     def _note_hand_over(self, action: Action, number: int, before: JournalConfiguration) -> None:

@@ -13,14 +13,12 @@ from quaymaster.core.cell.partition_plans import (
     BUSY_MS,
     CLOSED_MAX,
     COUNTED_KEYS,
-    KEY_BITS,
     MERGE_MS,
     NARROW_KEYS,
     NEW_NUMBERS_MAX,
     PARTITION_SHARE_MIN,
     QUEUE_REST_MS,
     SETTLE_MS,
-    SINK_REST_MS,
     JournalLoad,
     MergePartitions,
     MovePartition,
@@ -35,10 +33,11 @@ from quaymaster.core.cell.partition_plans import (
     plan_partitions,
 )
 from quaymaster.core.values.partition_tables import LISTED_MAX
+from quaymaster.core.values.queue_definitions import KEY_MAX
 
-NOW_MS = 10 * SINK_REST_MS
-LAST = (1 << KEY_BITS) - 1
-MIDDLE = 1 << KEY_BITS - 1
+NOW_MS = 10 * 7 * 86_400_000
+LAST = KEY_MAX
+MIDDLE = KEY_MAX // 2 + 1
 EVEN = (5,) * 16
 QUEUE = 7
 
@@ -55,7 +54,8 @@ def partition(number: int = 0, journal: int = 1, **changes: Any) -> PartitionSee
 
 
 def queue(*partitions: PartitionSeen, **changes: Any) -> QueueSeen:
-    return QueueSeen(changes.pop("queue_id", QUEUE), partitions, **changes)
+    queue_id = changes.pop("queue_id", QUEUE)
+    return QueueSeen(queue_id, changes.pop("name", str(queue_id)), partitions, **changes)
 
 
 HOT = JournalLoad("a", 0.8, 0.8, busy_since_ms=NOW_MS - BUSY_MS)
@@ -251,7 +251,7 @@ def test_partition_with_a_small_part_of_the_load_is_no_problem_where_nothing_has
     ("changes", "why"),
     [
         ({"is_fixed": True}, "managers do not change queues of its kind"),
-        ({"sink_ms": NOW_MS - SINK_REST_MS + 1}, "a sink commits to the queue"),
+        ({"has_sinks": True}, "a sink commits to the queue"),
     ],
 )
 def test_hot_queues_that_managers_leave_alone_are_a_problem(changes: dict[str, Any], why: str) -> None:
@@ -274,7 +274,7 @@ def test_queue_that_got_many_partitions_in_a_day_gets_no_more() -> None:
 
 
 def test_queue_whose_rests_are_over_is_changed() -> None:
-    rested = queue(partition(), changed_ms=NOW_MS - QUEUE_REST_MS, sink_ms=NOW_MS - SINK_REST_MS)
+    rested = queue(partition(), changed_ms=NOW_MS - QUEUE_REST_MS)
     settled = msgspec.structs.replace(HOT, changed_ms=NOW_MS - SETTLE_MS)
 
     assert len(planned(rested, j1=settled, j2=COOL).changes) == 1

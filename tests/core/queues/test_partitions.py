@@ -46,8 +46,8 @@ TASK = b"the-task-is-here"
 
 def spread(*journals: int, queue_id: int = JOBS, name: str = "jobs") -> QueueDefinition:
     """Return a queue with a partition in each of these journals."""
-    partitions, next_partition = spread_table(journals)
-    return replace_definition(queue(queue_id, name), partitions=partitions, next_partition=next_partition)
+    partitions = spread_table(journals)
+    return replace_definition(queue(queue_id, name), partitions=partitions, next_partition=len(partitions))
 
 
 def split(definition: QueueDefinition, *journals: int) -> QueueDefinition:

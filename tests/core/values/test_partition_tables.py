@@ -344,8 +344,8 @@ def test_a_row_that_meets_a_newer_table_takes_it_over_above_both() -> None:
 
 
 def test_a_new_queue_may_have_an_open_partition_in_each_of_several_journals() -> None:
-    partitions, next_partition = tables.spread_table([4, 5, 6])
-    queue = replace_definition(definition(), partitions=partitions, next_partition=next_partition)
+    partitions = tables.spread_table([4, 5, 6])
+    queue = replace_definition(definition(), partitions=partitions, next_partition=len(partitions))
 
     assert states(queue) == [(0, "open"), (1, "open"), (2, "open")]
     assert tables.journals_of(queue) == (4, 5, 6)

@@ -161,8 +161,8 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
 async def add_two_partitions(port: Port, name: str) -> None:
     """Create a queue that has two open partitions."""
     queue = await port.service.add_queue(name)
-    partitions, next_partition = spread_table([0, 0])
-    changed = replace_definition(queue, partitions=partitions, next_partition=next_partition)
+    partitions = spread_table([0, 0])
+    changed = replace_definition(queue, partitions=partitions, next_partition=len(partitions))
     row = Put(f"{QUEUES}{ACCOUNT}/{name}", encode_queue_definition(changed))
     await port.service.metadata.registry.mirror.transact([], [row])
 

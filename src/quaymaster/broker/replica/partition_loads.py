@@ -21,7 +21,7 @@ from quaymaster.core.values.commands import (
 )
 
 COUNTED_MAX: Final = 10_000
-"""With more partitions in a window the counts begin anew: then none of them is a large part of the load."""
+"""With more partitions in a window the counts start again: then none of them is a large part of the load."""
 
 
 class PartitionLoads:
@@ -59,6 +59,6 @@ class PartitionLoads:
             counters.note(seconds)
 
     def take(self) -> dict[int, PartitionCounters]:
-        """Return what was counted since the last time, and begin anew."""
+        """Return what was counted since the last time, and start again."""
         counted, self._counters = self._counters, {}
         return counted

@@ -2,7 +2,7 @@
 
 What was found stays in use until it proves wrong. A partition that is sealed tells the table that sealed it. When a
 journal says that a partition is gone, the queue is looked for again: only if metadata does not have it there is it
-believed. Then there is none for a while; whoever asks later finds the queue that has its name now, or none.
+believed. Then there is none for a while; a later question finds the queue that has its name now, or none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class QueuePlaces:
         """Since when it is doubted that a partition is gone, by its key."""
 
     async def locate(self, arn: str) -> QueueDefinition | None:
-        """Return a queue, None when there is none that messages may go to; raises NotNow when nobody can say."""
+        """Return a queue, None when there is none that messages may go to; raises NotNow when that cannot be told."""
         place = self.elsewhere.find(arn)
         return await self._look(arn) if place is UNKNOWN else place
 

@@ -149,7 +149,7 @@ class Waiters:
         line.waiters = staying
 
     def _wake(self, waiter: Waiter) -> None:
-        # While it is decided no deadline may end it: what it is given would go to nobody.
+        # While it is decided no deadline may end it: what it is given would be lost to all.
         waiter.stop_timer()
         waiter.was_woken = True
         self._try_again(waiter)

@@ -90,6 +90,11 @@ class BrokerSeen(msgspec.Struct, frozen=True):
     clock_ms: tuple[int, int] | None = None
     busy_since_ms: int | None = None
 
+    @property
+    def silent_since_ms(self) -> int:
+        """Since when nothing was heard of it; if nothing ever was, since it is known."""
+        return self.since_ms if self.heard_ms is None else self.heard_ms
+
 
 class JournalSeen(msgspec.Struct, frozen=True):
     """A journal's key in coordination; since when its epoch, and this revision of it, is known.

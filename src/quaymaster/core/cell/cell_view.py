@@ -38,7 +38,7 @@ class CellView:
 
     def silent_ms(self, broker: BrokerSeen) -> int:
         """Return for how long a broker was not heard; if it never was, since it is known."""
-        return self.now_ms - (broker.since_ms if broker.heard_ms is None else broker.heard_ms)
+        return self.now_ms - broker.silent_since_ms
 
     def is_heard(self, name: str) -> bool:
         """Tell whether what a broker said last can be taken for how it is."""
@@ -287,8 +287,8 @@ class CellView:
 def is_quiet(seen: CellSeen) -> bool:
     """Tell whether nothing is on its way: all brokers active and heard, all journals led, with no learner.
 
-    Then what reports tell anew all the time, as ends and lags, changes no plan. What time alone brings about may wait a
-    second, but for a broker that falls silent.
+    Then what is another thing in each report, as ends and lags, changes no plan. What time alone brings about may wait
+    a second, but for a broker that falls silent.
     """
     if not seen.journals or seen.acting or seen.asking or seen.resting:
         return False

@@ -60,7 +60,7 @@ class BrokerLoad(msgspec.Struct, frozen=True):
 class LoadTrend:
     """What a broker's reports say together: its load smoothed over some seconds, and since when it is busy.
 
-    It begins anew when the broker leads other journals than before: what it had to do then tells nothing.
+    It starts again when the broker leads other journals than before: what it had to do then tells nothing.
     """
 
     __slots__ = ("_at_ms", "_led", "_smooth", "busy_since_ms")

@@ -42,7 +42,7 @@ class LoadChoice:
     ) -> Iterator[tuple[int, JournalSeen, str, str]]:
         """Yield (journal, what is seen of it, member that is to lead it, reason), the busiest broker's first.
 
-        The loads change with each that is yielded: whoever does not do it must not ask for the next.
+        The loads change with each that is yielded: a caller that does not do it must not ask for the next.
         """
         for name in sorted(self._cell.brokers, key=lambda name: -self._loads.of_broker[name]):
             if self._is_busy(name):

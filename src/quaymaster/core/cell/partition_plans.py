@@ -29,8 +29,6 @@ QUEUE_REST_MS: Final = 600_000
 """After a change its queue is left alone for so long."""
 MERGED_SHARE: Final = 0.2
 MERGE_MS: Final = 1_800_000
-SINK_REST_MS: Final = 7 * 86_400_000
-"""A FIFO queue to which a sink commits is left alone for so long after its last commit."""
 CLOSED_MAX: Final = 4
 """No key is changed that has so many closed partitions."""
 NEW_NUMBERS_MAX: Final = 24
@@ -41,7 +39,6 @@ ONE_GROUP_SHARE: Final = 0.8
 """With so much of the messages in NARROW_KEYS the load is taken for that of one group."""
 NARROW_KEYS: Final = 1 << 58
 """A 64th of all keys: two splits within what a counter counts did not divide the load."""
-KEY_BITS: Final = 64
 COUNTED_KEYS: Final = 1 << 60
 """Each counter counts the messages of so many keys."""
 
@@ -66,25 +63,20 @@ class QueueSeen(msgspec.Struct, frozen=True):
     """A queue with load, or with several open partitions.
 
     `name`: for reasons. `is_fixed`: managers never change queues of its kind. `changed_ms`: when its last change was,
-    None when there was none. `sink_ms`: the last commit of a sink, None when there is none or the queue is not FIFO.
+    None when there was none. `has_sinks`: it is FIFO, and a sink commits to it, or did within a week, or may have.
     `new_numbers`: how many partitions it got within a day. `calm_since_ms`: since when its open partitions together are
     below MERGED_SHARE; None when they are not.
     """
 
     queue_id: int
+    name: str
     partitions: tuple[PartitionSeen, ...]
     partitions_max: int = 16
     is_fixed: bool = False
     changed_ms: int | None = None
-    sink_ms: int | None = None
+    has_sinks: bool = False
     new_numbers: int = 0
     calm_since_ms: int | None = None
-    name: str = ""
-
-    @property
-    def label(self) -> str:
-        """What reasons call it."""
-        return self.name or str(self.queue_id)
 
 
 class JournalLoad(msgspec.Struct, frozen=True):
@@ -238,7 +230,7 @@ class _Planner:
         if busiest.share < PARTITION_SHARE_MIN:
             return
         has_most = busiest.share > total / 2
-        name = f"partition {busiest.number} of queue {queue.label}"
+        name = f"partition {busiest.number} of queue {queue.name}"
         busy = f"journal {number} is busy ({journal.share:.0%}), {busiest.share:.0%} of it for {name}"
         if has_most and is_of_one_group(busiest):
             self.problems.append(f"{busy}, nearly all for one message group: no split divides it")
@@ -290,7 +282,7 @@ class _Planner:
         if not journals:
             return
         target = min(journals, key=lambda number: (self._journals[number].broker_share, number))
-        reason = f"all of queue {queue.label} is {share:.0%} of a broker's time, for {MERGE_MS // 60_000} min"
+        reason = f"all of queue {queue.name} is {share:.0%} of a broker's time, for {MERGE_MS // 60_000} min"
         numbers = tuple(one.number for one in open_ones)
         merge = MergePartitions(queue.queue_id, numbers, target, reason)
         self._do(merge, queue, [one.journal for one in open_ones], target, share)
@@ -309,7 +301,7 @@ class _Planner:
         """Return why managers do not change these partitions, whatever their load."""
         if queue.is_fixed:
             return "managers do not change queues of its kind"
-        if queue.sink_ms is not None and self._now_ms - queue.sink_ms < SINK_REST_MS:
+        if queue.has_sinks:
             return "a sink commits to the queue"
         closed = [(one.first_key, one.last_key) for one in queue.partitions if one.state == "closed"]
         if any(deepest(closed, one.first_key, one.last_key) >= CLOSED_MAX for one in parents):

@@ -170,6 +170,7 @@ class PartitionTrends:
         known.given = [(at_ms, count) for at_ms, count in known.given if now_ms - at_ms < DAY_MS]
         return QueueSeen(
             queue_id,
+            f"{definition.account_id}/{definition.name}",
             tuple(
                 _partition(entry, loads.of.get((queue_id, entry.number)), is_fifo=definition.is_fifo)
                 for entry in definition.partitions
@@ -177,10 +178,9 @@ class PartitionTrends:
             definition.partitions_max,
             is_fixed=is_left_alone(definition),
             changed_ms=known.changed_ms,
-            sink_ms=now_ms if definition.is_fifo and (has_sinks or not is_led) else None,
+            has_sinks=definition.is_fifo and (has_sinks or not is_led),
             new_numbers=sum(count for _, count in known.given),
             calm_since_ms=known.calm_since_ms,
-            name=f"{definition.account_id}/{definition.name}",
         )
 
 

@@ -324,6 +324,8 @@ class _Planner:
 
     def _relieve_busy_brokers(self) -> None:
         """Transfer journals of busy brokers to others, which are their homes from then on."""
+        if all(broker.busy_since_ms is None for broker in self._brokers.values()):
+            return
         choice = LoadChoice(self._cell, self._spread.loads, self._touched)
         movable = [(number, journal) for number, journal in self._movable() if number not in self._resting]
         moves = choice.choose(movable, self._can_take_over)

@@ -53,7 +53,7 @@ UNKNOWN: Final = QueueDefinition(
     data_key_id=0,
     partitions=(),
 )
-"""Stands for a queue that nobody has asked for yet."""
+"""Stands for a queue that was not asked for yet."""
 
 
 class QueuesElsewhere:

@@ -17,7 +17,7 @@ SEVERAL: Final = -2
 class Part(msgspec.Struct, eq=False):
     """A command to a partition. `indexes`: which entries of the request it carries.
 
-    `patience_ms`: after so long without an answer it counts as `Timeout`; 0: whoever carries it knows best.
+    `patience_ms`: after so long without an answer it counts as `Timeout`; 0: its carrier knows best.
     """
 
     number: int

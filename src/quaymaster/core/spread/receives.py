@@ -84,7 +84,7 @@ class SpreadReceive:
             asked = self._ask_attempts(added)
             if asked or self._attempts_left:
                 return asked
-            self._nothing = False  # of messages nobody was asked yet
+            self._nothing = False  # no partition was asked for messages yet
         return self._next()
 
     def again(self, part: Part, definition: QueueDefinition) -> list[Part]:

@@ -4,7 +4,7 @@
                             ▲        └──"still here"──▶ asked again, and again
                             └────────── forgotten, when too many are known to be free
 
-A parent that says so is sealed, and its answer is committed: the group never returns there, whoever leads it later. So
+A parent that says so is sealed, and its answer is committed: the group never returns there, with any later leader. So
 an answer stays true; what is not known is asked again. Nothing of this is stored.
 
 A question in vain costs both sides something for each group in it. So groups that were never asked about do not wait

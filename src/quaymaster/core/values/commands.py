@@ -25,7 +25,7 @@ ALL_PARTITIONS = -1
 """Stands for every partition of the queue that the asked journal has."""
 
 ANY_TABLE = -1
-"""Stands for "I do not go by a partition table": whoever says so is never told of another one."""
+"""Stands for "I do not go by a partition table": a caller that says so is never told of another one."""
 
 
 class NewMessage(msgspec.Struct, gc=False, array_like=True):
@@ -87,7 +87,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     attempt was handed before is handed out.
 
     `table_version`: the caller's partition table. Where the journal has a newer one, and the partition nothing to hand
-    out, the answer is `Elsewhere`, at once: nobody learns of new partitions otherwise who only receives.
+    out, the answer is `Elsewhere`, at once: a front end that only receives learns of new partitions so.
 
     `fails_fast` as in Send.
     """

@@ -91,7 +91,7 @@ def in_state(definition: QueueDefinition, *states: PartitionState) -> list[Parti
 
 def read_partitions(definition: QueueDefinition) -> list[PartitionPlacement]:
     """Return the partitions that receives ask, the oldest first."""
-    return [entry for entry in definition.partitions if entry.state in _READ]
+    return in_state(definition, *_READ)
 
 
 def parents_of(definition: QueueDefinition, number: int) -> list[PartitionPlacement]:
@@ -269,7 +269,7 @@ def without(definition: QueueDefinition, numbers: Collection[int]) -> QueueDefin
     return _next(
         definition,
         tuple(entry for entry in definition.partitions if entry.number not in numbers),
-        left_journals=(*definition.left_journals, *(entry.journal_id for entry in gone)),
+        left=(*definition.left_journals, *(entry.journal_id for entry in gone)),
         removed_sends=definition.removed_sends + sum(entry.sends for entry in gone),
         removed_deletions=definition.removed_deletions + sum(entry.deletions for entry in gone),
     )
@@ -366,13 +366,13 @@ def why_broken(definition: QueueDefinition) -> str | None:
     return None
 
 
-def spread_table(journals: Sequence[int]) -> tuple[tuple[PartitionPlacement, ...], int]:
-    """Return the partitions of a new queue that has one open in each of these journals, and the next number."""
+def spread_table(journals: Sequence[int]) -> tuple[PartitionPlacement, ...]:
+    """Return the partitions of a new queue that has one open in each of these journals."""
     ranges = split_ranges(0, KEY_MAX, len(journals))
     return tuple(
         PartitionPlacement(number, journal_id, "open", first_key, last_key, FIRST_SEQUENCE)
         for number, (journal_id, (first_key, last_key)) in enumerate(zip(journals, ranges, strict=True))
-    ), len(journals)
+    )
 
 
 # Helpers
@@ -412,15 +412,19 @@ def _check_may_change(
 
 
 def _next(
-    definition: QueueDefinition, partitions: tuple[PartitionPlacement, ...], **changes: Any
+    definition: QueueDefinition,
+    partitions: tuple[PartitionPlacement, ...],
+    *,
+    left: Sequence[int] | None = None,
+    **changes: Any,
 ) -> QueueDefinition:
-    left = changes.pop("left_journals", definition.left_journals)
+    """Return the next version. `left`: journals that may have none of its partitions any more; None: as before."""
     return replace_definition(
         definition,
         partitions=partitions,
         table_version=definition.table_version + 1,
         revision=definition.revision + 1,
-        left_journals=_left(left, partitions),
+        left_journals=_left(definition.left_journals if left is None else left, partitions),
         **changes,
     )
 

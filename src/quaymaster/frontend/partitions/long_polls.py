@@ -264,7 +264,7 @@ class Board:
     # Messages
 
     def _serve(self, number: int, *, is_next: bool = False) -> None:
-        """Let the poll that waits longest, and asks nobody, receive from a partition.
+        """Let the poll that waits longest, and is asking for nothing, receive from a partition.
 
         `is_next`: the one before it got messages there.
         """

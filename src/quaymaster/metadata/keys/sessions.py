@@ -40,7 +40,7 @@ SESSION_MAX_MS: Final = 36 * 3_600_000
 SESSION_PREFIX: Final = "ASIA"
 """Of the access key ids of sessions."""
 ROWS_AGE_MAX_MS: Final = 4_000
-"""Older rows allow nobody a session of a role, and no operator one of a key: what they allow may have been revoked, and
+"""Older rows allow no session of a role, and no operator one of a key: what they allow may have been revoked, and
 others would honor the session for hours. What a key or user gets for itself needs no such rows: each use is judged."""
 OPENED_MAX: Final = 4_096
 """Tokens that are remembered with their content, of 10 KB each."""

@@ -128,9 +128,7 @@ class Creation:
         queue_id, block = await self._guard.next_id()
         data_key = self._data_keys.choose(account_id, attributes, request.data_key)
         now_ms = queues.now_ms()
-        partitions, next_partition = choose_partitions(
-            queues, self._journals.ids(), account_id, name, attributes
-        )
+        partitions = choose_partitions(queues, self._journals.ids(), account_id, name, attributes)
         definition = QueueDefinition(
             queue_id=queue_id,
             account_id=account_id,
@@ -143,7 +141,7 @@ class Creation:
             tags=dict(request.tags),
             data_key_id=data_key.key_id,
             partitions=partitions,
-            next_partition=next_partition,
+            next_partition=len(partitions),
             has_keyed_ids=bool(queues.options.cell_format.version_of(KEYED_IDS)),
             policy_ids=bound.ids,
         )

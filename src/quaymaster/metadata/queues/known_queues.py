@@ -18,7 +18,7 @@ import msgspec
 from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition, told_journals
+from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition
 from quaymaster.core.values.queue_definitions import PartitionState, QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
@@ -270,11 +270,10 @@ class KnownQueues(ActiveQueues):
 
 def deleted_row(definition: QueueDefinition) -> DeletedRow:
     """Return what is remembered of a queue that is deleted."""
-    left = (journal_id for journal_id in told_journals(definition) if journal_id in definition.left_journals)
     return DeletedRow(
         definition.queue_id,
         definition.modified_ms,
-        (*(partition.journal_id for partition in definition.partitions), *left),
+        (*(partition.journal_id for partition in definition.partitions), *definition.left_journals),
         tuple(partition.number for partition in definition.partitions),
     )
 

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, Literal, get_args
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
@@ -37,6 +36,7 @@ from quaymaster.core.values.partition_tables import (
     entries_to_split,
     in_state,
     is_at_rest,
+    is_sealed_by,
     with_children,
     with_children_open,
     with_new_dropped,
@@ -95,9 +95,8 @@ class PartitionChanges:
         self._journals = journals
         self._settling = settling
         self._unfinished: dict[str, _Unfinished] = {}
-        self._due: list[tuple[float, int, str]] = []
+        self._due: list[tuple[float, str]] = []
         """A heap. What is not so in `_unfinished` any more does not count."""
-        self._order = count()
         self._stepping: dict[str, asyncio.Task[None]] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -205,7 +204,7 @@ class PartitionChanges:
         unfinished = self._unfinished.get(suffix)
         if unfinished is not None:
             unfinished.due_s = self._queues.mirror.monotonic_s() + in_ms / 1000
-            heapq.heappush(self._due, (unfinished.due_s, next(self._order), suffix))
+            heapq.heappush(self._due, (unfinished.due_s, suffix))
             self._woken.set()
 
     async def _carry_on(self) -> None:
@@ -220,7 +219,7 @@ class PartitionChanges:
         """Start the steps that are due, as far as there is room; return after how long more are due, None: none are."""
         now_s = self._queues.mirror.monotonic_s()
         while self._due:
-            due_s, _, suffix = self._due[0]
+            due_s, suffix = self._due[0]
             unfinished = self._unfinished.get(suffix)
             if unfinished is None or unfinished.due_s != due_s:
                 heapq.heappop(self._due)
@@ -275,8 +274,8 @@ class PartitionChanges:
             return AGAIN_MS
         latest = queues.rows.get(suffix)
         # Attributes may have been set meanwhile: the same journals know the same partitions.
-        is_same = latest is not None and latest.state == "active" and latest.queue_id == definition.queue_id
-        if latest is None or not is_same or latest.table_version != definition.table_version:
+        awaited = "active", definition.queue_id, definition.table_version
+        if latest is None or (latest.state, latest.queue_id, latest.table_version) != awaited:
             return AGAIN_MS
         await self._store(queues.rows.compare(suffix), with_children_open(latest), "opened")
         return 0
@@ -309,7 +308,7 @@ class PartitionChanges:
 
     async def _ask(self, definition: QueueDefinition) -> dict[int, PartitionOutcome]:
         """Return what journals say of sealed partitions; those that do not answer now are left out."""
-        numbers = [entry.number for entry in in_state(definition, "closing", "closed", "drained")]
+        numbers = [entry.number for entry in definition.partitions if is_sealed_by(entry)]
         answers = await asyncio.gather(
             *(self._journals.partition(definition.queue_id, number) for number in numbers),
             return_exceptions=True,

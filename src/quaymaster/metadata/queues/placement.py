@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from heapq import heapify, heapreplace
 from typing import Final
 
@@ -29,7 +30,7 @@ from quaymaster.core.values.attributes import REDRIVE_POLICY, REPLICATION_MODE
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.partition_tables import in_state, spread_table
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition, one_partition
+from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
 
@@ -112,24 +113,21 @@ def choose_journal(
         found = queues.find(account_id, related)
         if found is not None and _present_journal(found) in journals:
             return _present_journal(found)
-    return min(journals, key=lambda journal_id: (queues.partitions_in(journal_id), journal_id))
+    return min(journals, key=partial(_fill, queues))
 
 
 def choose_partitions(
     queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: Mapping[str, str]
-) -> tuple[tuple[PartitionPlacement, ...], int]:
-    """Return the partitions of a new queue, and the number that the next one gets. Overloaded, if no journal takes any.
+) -> tuple[PartitionPlacement, ...]:
+    """Return the partitions of a new queue. Overloaded, if no journal takes any.
 
     It has one, in the journal of `choose_journal`; with ReplicationMode=Peers one in each of several journals.
     """
-    first = choose_journal(queues, journals, account_id, name, attributes)
-    if not REPLICATION_MODE.of(attributes):
-        return one_partition(first), 1
-    others = sorted(
-        (journal_id for journal_id in journals if journal_id != first),
-        key=lambda journal_id: (queues.partitions_in(journal_id), journal_id),
-    )
-    return spread_table([first, *others[: PEERS_MAX - 1]])
+    chosen = [choose_journal(queues, journals, account_id, name, attributes)]
+    if REPLICATION_MODE.of(attributes):
+        others = [journal_id for journal_id in journals if journal_id != chosen[0]]
+        chosen += sorted(others, key=partial(_fill, queues))[: PEERS_MAX - 1]
+    return spread_table(chosen)
 
 
 def choose_journals(
@@ -142,7 +140,7 @@ def choose_journals(
     taking = [journal_id for journal_id in journals if journal_id not in avoided] or list(journals)
     if not taking:
         raise Overloaded("No journal takes new partitions now.")
-    loads = [(queues.partitions_in(journal_id), journal_id) for journal_id in taking]
+    loads = [_fill(queues, journal_id) for journal_id in taking]
     heapify(loads)
     chosen = []
     for _ in range(children):
@@ -150,6 +148,11 @@ def choose_journals(
         chosen.append(journal_id)
         heapreplace(loads, (load + 1, journal_id))
     return chosen
+
+
+def _fill(queues: KnownQueues, journal_id: int) -> tuple[int, int]:
+    """Return what journals are chosen by: the one with the fewest partitions, of several the first."""
+    return queues.partitions_in(journal_id), journal_id
 
 
 def _present_journal(queue: QueueDefinition) -> int:

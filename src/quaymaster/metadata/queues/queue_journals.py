@@ -111,10 +111,7 @@ class QueueJournals:
             TableTaken: a journal has a later partition table.
             NotNow: a journal did not answer.
         """
-        awaited = awaited_journals(definition) if journals is None else tuple(journals)
-        others = (
-            [each for each in told_journals(definition) if each not in awaited] if journals is None else []
-        )
+        awaited, others = _journals_to_tell(definition) if journals is None else (tuple(journals), ())
 
         async def tell(journal_id: int) -> None:
             known = await self._attached.set_queue(definition, journal_id)
@@ -131,8 +128,7 @@ class QueueJournals:
 
     async def delete_queue(self, definition: QueueDefinition) -> None:
         """Make a queue's journals forget it, unless they have another one under this id."""
-        awaited = awaited_journals(definition)
-        others = [each for each in told_journals(definition) if each not in awaited]
+        awaited, others = _journals_to_tell(definition)
         await self._delete(definition.queue_id, awaited, others, identity_of(definition))
 
     async def delete_again(self, queue_id: int, journals: Sequence[int]) -> None:
@@ -162,7 +158,7 @@ class QueueJournals:
         identity: QueueIdentity | None = None,
     ) -> None:
         async def tell(journal_id: int) -> None:
-            with suppress(QueueDoesNotExist):  # forgotten for so long that nobody knows its journal
+            with suppress(QueueDoesNotExist):  # forgotten for so long that its journal is not known any more
                 try:
                     await self._attached.delete_queue(queue_id, identity, journal_id)
                 except QueueIdTaken as error:  # it has nothing of the one that is to go
@@ -214,3 +210,9 @@ async def _in_time(call: Awaitable[Answer], timeout_ms: int) -> Answer:
             return await call
     except TimeoutError:
         raise Timeout from None
+
+
+def _journals_to_tell(definition: QueueDefinition) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the journals that must hear of a queue's change, and those that need not be waited for."""
+    awaited = awaited_journals(definition)
+    return awaited, tuple(each for each in told_journals(definition) if each not in awaited)

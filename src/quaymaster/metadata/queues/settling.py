@@ -62,7 +62,7 @@ class Settling:
             except (QueueRevisionTaken, TableTaken) as taken:
                 outranking = await self.outrank(definition, taken)
             if outranking is None:
-                break  # whoever made a later change tells the journals of that
+                break  # the node that made a later change tells the journals of that
             definition, unchanged = outranking
         else:
             raise Overloaded
@@ -99,8 +99,10 @@ class Settling:
                 if not is_newer_table(taken.known, latest):
                     return None
                 changed = with_table_of(latest, taken.known)
+                revision, what = taken.known.revision, "the journal's partitions count"
             else:
                 changed = replace_definition(latest, revision=taken.revision + 1)
+                revision, what = taken.revision, "what the store has counts"
             try:
                 stored = await queues.mirror.transact(
                     [queues.rows.compare(suffix)], put_pending(changed, queues.now_ms())
@@ -112,10 +114,8 @@ class Settling:
                 "store behind journal queue=%s store_revision=%d journal_revision=%d: %s",
                 suffix,
                 definition.revision,
-                taken.known.revision if isinstance(taken, TableTaken) else taken.revision,
-                "the journal's partitions count"
-                if isinstance(taken, TableTaken)
-                else "what the store has counts",
+                revision,
+                what,
             )
             return changed, [Compare(PENDING + suffix, stored)]
         raise Overloaded

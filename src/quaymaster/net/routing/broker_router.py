@@ -184,7 +184,7 @@ class BrokerRouter:
         return submission
 
     def take_back(self, submission: Submission) -> None:
-        """Forget what nobody waits for any more: a poll, which the broker is told, or what no broker got."""
+        """Forget what is not waited for any more: a poll, which the broker is told, or what no broker got."""
         submission.is_done = True
         submission.reply = None
         if submission.call is not None:

@@ -105,7 +105,7 @@ class RouteOwner(Protocol):
         ...
 
     def take_back(self, submission: Submission) -> None:
-        """Forget what nobody waits for any more: a poll, which the broker is told, or what no broker got."""
+        """Forget what is not waited for any more: a poll, which the broker is told, or what no broker got."""
         ...
 
     def on_reply(self, submission: Submission, result: bytes | Exception) -> None:
@@ -140,7 +140,7 @@ class Submission(msgspec.Struct, eq=False):
     is_late: bool = False
     """It was not sent at once, or not once only: of a long poll's time some has passed."""
     fails_fast: bool = False
-    """It does not wait for a leader: whoever submitted it has somebody else to ask."""
+    """It does not wait for a leader: its submitter has another one to ask."""
     is_unknown: bool = False
     """It may have been carried out by somebody who could not say so."""
     is_repeat: bool = False
