@@ -28,7 +28,7 @@ from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.values.commands import AskGroups, Command, GroupsOutcome, MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.net.routing.broker_client import JournalOf, Reply, Submitted, journal_of_command
+from quaymaster.net.routing.broker_client import JournalOf, NotTakenBack, Reply, Submitted, journal_of_command
 
 FIRST_JOURNAL = 0
 """The one that every server has."""
@@ -180,15 +180,4 @@ class _Others:
 
 def _refuse(reply: Reply, error: Exception) -> Submitted:
     asyncio.get_running_loop().call_soon(reply, error)
-    return _Refused()
-
-
-class _Refused:
-    __slots__ = ()
-
-    def cancel(self) -> None:
-        """It is answered all the same."""
-
-    def withdraw(self) -> bool:
-        """It is answered all the same."""
-        return False
+    return NotTakenBack()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.held_groups import HeldGroups
 from quaymaster.core.values.commands import AskGroups, GroupsOutcome
@@ -69,7 +70,7 @@ class GroupAnswers:
         deadline = loop.time() + command.wait_ms / 1000
         groups = len(command.groups) // 8
         while True:
-            changed = self._host.event_of(command.queue_id << 16 | command.partition)
+            changed = self._host.event_of(partition_key(command.queue_id, command.partition))
             asked_at = loop.time()
             outcome: object = await self._host.ask(replace(command, wait_ms=0))
             assert isinstance(outcome, GroupsOutcome), "an AskGroups is answered by a GroupsOutcome"

@@ -19,11 +19,12 @@ import msgspec
 
 from quaymaster.broker.replica import data_key_lists, record_repair
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
-from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
+from quaymaster.broker.replica.group_questions import GroupAnswers, GroupCarrier, GroupQuestions
 from quaymaster.broker.replica.maintenance.compaction import COMPACT_AFTER_MS, Compaction
 from quaymaster.broker.replica.maintenance.expiry import MessageExpiry
 from quaymaster.broker.replica.maintenance.snapshots import Snapshots
 from quaymaster.broker.replica.message_moves import MessageMoves
+from quaymaster.broker.replica.moves_out import MoveCarrier
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.broker.replica.record_bodies import Body
@@ -45,7 +46,6 @@ from quaymaster.core.cell.backup_cut import BackupBarrier
 from quaymaster.core.cell.cell import ReplicaSeen
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
-from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
@@ -68,7 +68,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.routing.broker_client import Reply, Submitted
+from quaymaster.net.routing.broker_client import NotTakenBack, Reply, Submitted
 
 COUNTED_AT_A_TIME = 5_000
 """Partitions whose messages are added up in one step."""
@@ -134,14 +134,8 @@ def journal_memory(options: JournalOptions, *, has_peers: bool) -> JournalMemory
     )
 
 
-class OtherJournals(Protocol):
+class OtherJournals(MoveCarrier, GroupCarrier, Protocol):
     """Journals with other numbers, as a leader reaches them: messages may be moved there."""
-
-    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
-        """See `MoveCarrier`."""
-
-    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
-        """See `GroupCarrier`."""
 
     async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
         """See `FindQueue`."""
@@ -307,10 +301,10 @@ class JournalService:
     def submit(self, command: Command, reply: Reply) -> Submitted:
         """See `BrokerClient`."""
         if type(command) is StartMoveTask:
-            return self.host.submit(command, self._and_start_tasks(command, reply))
+            return self.host.submit(command, self._and_start_tasks(reply))
         if type(command) is ListDataKeys:
             self._run(self._list_data_keys(command, reply))
-            return _NotTakenBack()
+            return NotTakenBack()
         return self.host.submit(command, reply)
 
     async def _list_data_keys(self, command: ListDataKeys, reply: Reply) -> None:
@@ -620,13 +614,11 @@ class JournalService:
         self._moves.leads(is_leading)
         self._questions.leads(is_leading)
 
-    def _and_start_tasks(self, command: StartMoveTask, reply: Reply) -> Reply:
+    def _and_start_tasks(self, reply: Reply) -> Reply:
         def started(outcome: Any) -> None:
             reply(outcome)
             if not isinstance(outcome, Exception):
-                definition = self.host.replica.queues.definitions.get(command.queue_id)
-                for entry in definition.partitions if definition is not None else ():
-                    self._moves.start_tasks_of(partition_key(command.queue_id, entry.number))
+                self._moves.start_tasks()
 
         return started
 
@@ -639,17 +631,6 @@ class JournalService:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.host.stop(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-
-class _NotTakenBack:
-    """A command that is answered whether anybody waits or not."""
-
-    def cancel(self) -> None:
-        """Nothing."""
-
-    def withdraw(self) -> bool:
-        """It is the broker's."""
-        return False
 
 
 class _Links:

@@ -238,7 +238,14 @@ class MovesAway:
         withdrawn = numbers if outcome.is_gone else outcome.withdrawn
         taken = [] if outcome.is_gone else [number for number in numbers if number not in withdrawn]
         source_key = partition_key(command.source_queue_id, command.source_partition)
-        ended = EndMoves(*parts_of_key(source_key), to.target_key, taken, list(withdrawn), elsewhere)
+        ended = EndMoves(
+            command.source_queue_id,
+            command.source_partition,
+            to.target_key,
+            taken,
+            list(withdrawn),
+            elsewhere,
+        )
         answer: object = await self._host.ask(ended)
         for begun in answer.begun if isinstance(answer, MovesGoOn) else ():
             self.begun(source_key, begun)

@@ -72,7 +72,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.partition_tables import journals_of
 from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.net.routing.broker_client import Reply
+from quaymaster.net.routing.broker_client import NotTakenBack, Reply
 
 SETTLE_MS = 2_000
 """How long a receive waits for the dead letters it met to be moved, before it is answered without what is behind."""
@@ -105,18 +105,11 @@ _STORING = (Send, MoveIn, StageMessages)
 log = logging.getLogger(__name__)
 
 
-class _Sent:
+class _Sent(NotTakenBack):
     __slots__ = ("reply",)
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-
-    def cancel(self) -> None:
-        """A command that was sent is carried out."""
-
-    def withdraw(self) -> bool:
-        """It is the broker's."""
-        return False
 
 
 class _Parked:

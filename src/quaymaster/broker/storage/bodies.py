@@ -61,9 +61,7 @@ class BodyCache:
 
     def close(self) -> None:
         """Leave the memory to the other journals; what still comes is not kept."""
-        self._memory.leave(self)
-        self._memory = SharedBytes(0)
-        self._memory.join(self)
+        self._memory = self._memory.without(self)
 
     def get(self, offset: int) -> tuple[int, int, int, bytes] | None:
         """Return (record type, flags, sequence, payload) of a record, None when it is no longer here."""

@@ -70,8 +70,9 @@ from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.formats import UnknownFormat
 from quaymaster.core.values.messages import decode_moved, split_payload, split_prefix
-from quaymaster.core.values.partition_tables import entry_of, is_sealed_by
+from quaymaster.core.values.partition_tables import is_sealed_by
 from quaymaster.core.values.queue_definitions import (
+    PartitionPlacement,
     QueueDefinition,
     decode_queue_definition,
     encode_queue_definition,
@@ -249,9 +250,9 @@ class AppliedQueues:
         # A snapshot may have a newer table than partitions: the replay brings the others.
         return [partition for partition in found if partition is not None]
 
-    def _listed(self, definition: QueueDefinition) -> list[int]:
-        """Return the numbers of the partitions that are in this journal by a table, the oldest first."""
-        return [entry.number for entry in definition.partitions if entry.journal_id == self.journal_id]
+    def _listed(self, definition: QueueDefinition) -> dict[int, PartitionPlacement]:
+        """Return the partitions that are in this journal by a table, by number, the oldest first."""
+        return {entry.number: entry for entry in definition.partitions if entry.journal_id == self.journal_id}
 
     def queue_of_arn(self, arn: QueueArn) -> int | None:
         """Return the id of the queue with this ARN, None when the journal has none."""
@@ -623,13 +624,13 @@ class AppliedQueues:
         self.definitions[queue_id] = newest
         # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
         self._ids_by_name[newest.account_id, newest.name] = queue_id
-        listed = self._listed(definition)
-        for number in listed:
+        listed, still_listed = self._listed(definition), self._listed(newest)
+        for number, entry in listed.items():
             partition = self.partitions.get(partition_key(queue_id, number))
             if partition is not None:
                 self._follow_definition(partition, definition, time_ms, applied)
-            elif definition is newest or number in self._listed(newest):
-                self._begin(definition, number, time_ms, applied, starts)
+            elif number in still_listed:
+                self._begin(definition, entry, time_ms, applied, starts)
         for partition in before:
             if partition.applied < applied and partition.number not in listed:
                 if not partition.is_used or (partition.is_sealed and partition.is_empty):
@@ -643,16 +644,14 @@ class AppliedQueues:
     def _begin(
         self,
         definition: QueueDefinition,
-        number: int,
+        entry: PartitionPlacement,
         time_ms: int,
         applied: int,
         starts: Mapping[int, tuple[int, int]],
     ) -> None:
-        entry = entry_of(definition, number)
-        assert entry is not None, "who begins is listed"
         partition = Partition(
             definition,
-            number,
+            entry.number,
             self._keeper,
             retry_window_ms=self.retry_window_ms,
             retry_ids_max=self.retry_ids_max,
@@ -663,8 +662,8 @@ class AppliedQueues:
         if is_sealed_by(entry):
             partition.apply_seal(time_ms)
         if definition.group_of:
-            log = self.partition(definition.group_of, number)
-            begin_group(partition, log, *starts[number], time_ms)
+            log = self.partition(definition.group_of, entry.number)
+            begin_group(partition, log, *starts[entry.number], time_ms)
 
     def _follow_definition(
         self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
@@ -673,8 +672,8 @@ class AppliedQueues:
             return
         partition.apply_definition(definition, time_ms)
         partition.applied = applied
-        entry = entry_of(definition, partition.number)
-        if entry is not None and entry.journal_id == self.journal_id and is_sealed_by(entry):
+        entry = self._listed(definition).get(partition.number)
+        if entry is not None and is_sealed_by(entry):
             partition.apply_seal(time_ms)
             self.open_stages.note(partition)
 

@@ -143,31 +143,33 @@ def followed_move(source: Partition, sequence: int, queue_id: int) -> tuple[int,
     if moves is None or not source.definition.is_fifo:
         return None
     last = moves.last_of_group.get((queue_id, source.index.group(sequence)))
-    pair = moves.out[last[0]] if last is not None else None
-    if last is None or pair is None or last[1] not in pair.open:
+    if last is None or last[1] not in moves.out[last[0]].open:
         return None
-    return pair.target_key, pair.journal_id
+    return last[0], moves.out[last[0]].journal_id
 
 
 def _note_last_of_group(source: Partition, sequence: int, target_key: int, number: int) -> None:
-    moves = opened_moves(source)
     if not source.definition.is_fifo:
         return
+    moves = opened_moves(source)
     if len(moves.last_of_group) >= GROUPS_NOTED_MAX:
         moves.forget_settled_groups()
-    moves.last_of_group[target_key >> 16, source.index.group(sequence)] = target_key, number
+    moves.last_of_group[parts_of_key(target_key)[0], source.index.group(sequence)] = target_key, number
 
 
 def is_overtaking(source: Partition, sequence: int) -> bool:
-    """Return whether an earlier message of the group stays, or is not decided upon: this one must not go before it."""
+    """Return whether an earlier message of the group stays, or is not decided upon: this one must not go before it.
+
+    This one was taken for a move: so long as that is not decided upon, messages are in flight in their groups.
+    """
     order = source.order
     if not isinstance(order, FIFOOrder):
         return False
-    key = source.index.group(sequence)
-    group = order.groups.get(key)
-    if group is not None and group.waiting and group.waiting.first() < sequence:
+    group = order.groups.get(source.index.group(sequence))
+    assert group is not None, "a message that was taken is in flight in its group"
+    if group.waiting and group.waiting.first() < sequence:
         return True
-    return any(other < sequence and source.index.group(other) == key for other in source.moving)
+    return any(other < sequence and other in source.moving for other in group.in_flight)
 
 
 def begin_move(

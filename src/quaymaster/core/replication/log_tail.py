@@ -92,9 +92,7 @@ class LogTail:
 
     def close(self) -> None:
         """Leave the memory to the other logs; what still comes is not kept."""
-        self._memory.leave(self)
-        self._memory = SharedBytes(0)
-        self._memory.join(self)
+        self._memory = self._memory.without(self)
 
     def truncate(self, end: int) -> None:
         """Cut everything behind the batch that ends at `end`."""

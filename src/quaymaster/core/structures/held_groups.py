@@ -83,8 +83,8 @@ class HeldGroups:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to ask."""
-        return bool(self._held)
+        """Whether there is something to ask that was not asked yet."""
+        return any(parent.unasked for parent in self._parents.values())
 
     def forget(self, group: int) -> None:
         """The partition has no message of a group any more."""

@@ -36,6 +36,14 @@ class SharedBytes:
         self._keepers.remove(keeper)
         self.used -= keeper.size_bytes
 
+    def without(self, keeper: Keeper) -> SharedBytes:
+        """Let one leave, and return memory of its own, in which it keeps nothing more."""
+        self.leave(keeper)
+        alone = SharedBytes(0)
+        alone.join(keeper)
+        alone.used = keeper.size_bytes
+        return alone
+
     def add(self, keeper: Keeper, size: int) -> None:
         """Say that one keeps so much more, which it counts already; the most may be forgotten for it."""
         self.used += size

@@ -41,6 +41,19 @@ class Submitted(Protocol):
         ...
 
 
+class NotTakenBack:
+    """A command that is answered in any case."""
+
+    __slots__ = ()
+
+    def cancel(self) -> None:
+        """Nothing."""
+
+    def withdraw(self) -> bool:
+        """A broker may have it."""
+        return False
+
+
 class BrokerClient(Protocol):
     """Where commands go."""
 
