@@ -55,13 +55,8 @@ def listen_for_workers(node: Node) -> socket.socket | None:
             place.parent.mkdir(mode=RUN_DIRECTORY_MODE, exist_ok=True)
         listening = listen_unix(place, SOCKET_MODE)
     except OSError as error:
-        reason = error.strerror or error
-        if node.settings.edge_listen is None:
-            log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)
-            return None
-        raise OSError(
-            f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"
-        ) from error
+        _go_without(node, place, error)
+        return None
     node.stack.callback(place.unlink, missing_ok=True)
     node.stack.callback(listening.close)
     return listening
@@ -87,11 +82,16 @@ async def listen_for_proxies(node: Node, server: HTTPServer) -> None:
         else:
             await listener.start(place.host, place.port)
     except OSError as error:
-        reason = error.strerror or error
-        if node.settings.edge_listen is None:
-            log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)
-            return
+        _go_without(node, place, error)
+        return
+    node.stack.push_async_callback(listener.drain)
+
+
+def _go_without(node: Node, place: Path | Address, error: OSError) -> None:
+    """Say that there is no place for a proxy. Raises OSError where the settings name it."""
+    reason = error.strerror or error
+    if node.settings.edge_listen is not None:
         raise OSError(
             f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"
         ) from error
-    node.stack.push_async_callback(listener.drain)
+    log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)

@@ -16,14 +16,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk, write_file_durably
 from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_feed import spool_directory
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.data.data_directory import lock_data_directory, worker_directory, workers_of
+from quaymaster.monitoring.supervision import supervise
+from quaymaster.node.data.data_directory import (
+    DataDirectoryUnusable,
+    lock_data_directory,
+    worker_directory,
+    workers_of,
+)
 from quaymaster.node.front_end_role import Behind
 from quaymaster.node.node import Node
 
@@ -47,7 +53,7 @@ def ship_left_usage(node: Node, behind: Behind, workers: int) -> None:
     left = [number for number in workers_of(node.data) if number >= workers]
     if not node.settings.usage or not left:
         return
-    shipping = asyncio.create_task(_ship_all(node, behind, left), name="left-usage")
+    shipping = supervise(asyncio.create_task(_ship_all(node, behind, left), name="left-usage"))
 
     async def end() -> None:
         shipping.cancel()
@@ -61,13 +67,14 @@ async def _ship_all(node: Node, behind: Behind, left: Sequence[int]) -> None:
         directory = worker_directory(node.data, number)
         if not spool_directory(directory).is_dir() or (directory / SHIPPED_FILE).exists():
             continue
-        lock = await asyncio.to_thread(lock_data_directory, directory)
         try:
-            await _ship(node, behind, directory, number)
-        except (NotNow, SpoolUnusable, OSError) as error:
+            lock = await asyncio.to_thread(lock_data_directory, directory)
+            try:
+                await _ship(node, behind, directory, number)
+            finally:
+                lock.release()
+        except (NotNow, SpoolUnusable, DataDirectoryUnusable, DirectoryInUse, OSError) as error:
             log_event(log, logging.WARNING, "usage of a worker not shipped", worker=number, reason=str(error))
-        finally:
-            lock.release()
 
 
 async def _ship(node: Node, behind: Behind, directory: Path, number: int) -> None:

@@ -20,8 +20,9 @@ from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.partition_manager import RPCQueueNodes
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
-from quaymaster.node.transport import BROKER_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
+from quaymaster.net.routing.metadata_client import MetadataClient
+from quaymaster.node.metadata_roles import link_metadata_nodes
+from quaymaster.node.transport import BROKER_ROLE, OPERATOR_ROLE, Transport
 from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -83,10 +84,4 @@ async def start_manager(
 
 def queue_nodes(transport: Transport, stack: AsyncExitStack) -> RPCQueueNodes:
     """Return the way to the cell's metadata nodes; connections are made when something is asked."""
-    nodes = []
-    for address in transport.settings.metadata_node_list:
-        transport.secure(address)
-        client = transport.connect((address.host, address.port), METADATA_ROLE)
-        stack.push_async_callback(client.close)
-        nodes.append(MetadataLink(str(address), client))
-    return RPCQueueNodes(MetadataClient(FullNodes(nodes)))
+    return RPCQueueNodes(MetadataClient(link_metadata_nodes(transport, stack)))

@@ -113,12 +113,6 @@ async def start_remote_metadata(
         NotNow: no node can be reached within `wait_s`.
     """
     settings = transport.settings
-    nodes = []
-    for address in settings.metadata_node_list if addresses is None else addresses:
-        transport.secure(address)
-        client = transport.connect((address.host, address.port), METADATA_ROLE)
-        stack.push_async_callback(client.close)
-        nodes.append(MetadataLink(str(address), client))
     options = metadata_options(settings, cell_format)
     limits = RemoteLimits(
         rows_max=settings.metadata_rows_max,
@@ -126,7 +120,7 @@ async def start_remote_metadata(
         staleness_ms=settings.metadata_staleness_ms,
     )
     name = transport.hello.node
-    nodes_client = MetadataClient(FullNodes(nodes), zone=options.zone)
+    nodes_client = MetadataClient(link_metadata_nodes(transport, stack, addresses), zone=options.zone)
     registry = RemoteRegistry(nodes_client, options, limits, name=name)
     metadata = MetadataService(
         registry,
@@ -144,6 +138,25 @@ async def start_remote_metadata(
             lambda: metadata.load_queues_file(file, note=note), wait_s, "journals for the declared queues"
         )
     return metadata
+
+
+def link_metadata_nodes(
+    transport: Transport, stack: AsyncExitStack, addresses: Sequence[Address] | None = None
+) -> FullNodes:
+    """Return the way to the metadata nodes at `addresses`, else to those of the settings.
+
+    Connections are made when something is asked.
+
+    Raises:
+        TransportSecurityError: there are no certificates where they are needed, or they cannot be used.
+    """
+    nodes = []
+    for address in transport.settings.metadata_node_list if addresses is None else addresses:
+        transport.secure(address)
+        client = transport.connect((address.host, address.port), METADATA_ROLE)
+        stack.push_async_callback(client.close)
+        nodes.append(MetadataLink(str(address), client))
+    return FullNodes(nodes)
 
 
 async def _patiently(start: Callable[[], Awaitable[object]], wait_s: float, missing: str) -> None:

@@ -32,15 +32,10 @@ class Settings(SettingsValues):
             parse_edge_listen(value)
         return value
 
-    @field_validator("replicas", mode="before")
+    @field_validator("replicas", "workers", mode="before")
     @classmethod
     def _number(cls, value: object) -> object:
         # A choice of numbers, unlike a number, is not looked for in a text, and the environment has only texts.
-        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-
-    @field_validator("workers", mode="before")
-    @classmethod
-    def _workers(cls, value: object) -> object:
         return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
     @field_validator("metadata_nodes")

@@ -35,6 +35,7 @@ from quaymaster.broker.cell.backup_calls import (
     CopyUntil,
     decode_barrier,
     decode_copy,
+    decode_cut,
     decode_cut_at,
     encode_read,
     encode_until,
@@ -44,7 +45,7 @@ from quaymaster.broker.copies.snapshot_install import CopyRead, fetch
 from quaymaster.broker.storage.segments import DATA_AT, segment_name
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells import cell_cut
-from quaymaster.cli.cells.cell_cut import BackedUpStore, CellCut, _decode_cut, back_up_cell
+from quaymaster.cli.cells.cell_cut import BackedUpStore, CellCut, back_up_cell
 from quaymaster.cli.cells.cell_restoring import _give, _offer_of
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.coordination.interface import Compare, Coordination, KeyValue, Put
@@ -197,7 +198,7 @@ def test_nothing_comes_from_other_journals_between_begin_and_check(
             monkeypatch.setattr(target, "take_moved", counted)
             await cell.receive(SOURCE_JOURNAL, JOBS)
             await until(lambda: len(refused) > 2)
-            second, copy = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            second, copy = decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
             assert await cell.visible(TARGET_JOURNAL, DEAD) == 0
             third = await barrier(client, BACKUP_CHECK)
             await cell.move_all(JOBS, DEAD, 20)
@@ -219,7 +220,7 @@ def test_hold_that_ended_by_itself_is_told_and_moves_go_on(
             first = await held(client)
             await cell.wear_out(JOBS, messages(1, 20))
             await cell.move_all(JOBS, DEAD, 20)
-            second, _ = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            second, _ = decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
             third = await barrier(client, BACKUP_CHECK)
             await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
 
@@ -234,7 +235,7 @@ def test_broker_that_leads_no_longer_gives_what_it_had(tmp_path: Path) -> None:
         await cell.move_all(JOBS, DEAD, 20)
         async with operator(cell, "b") as client:
             await held(client)
-            _, copy = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            _, copy = decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
             await barrier(client, BACKUP_CHECK)
             await cell.hand_to(TARGET_JOURNAL, "c")
             await until(lambda: cell.brokers["c"].journals[TARGET_JOURNAL].host.replica.is_leading)

@@ -73,6 +73,7 @@ encode_answer = msgspec.msgpack.Encoder().encode
 decode_barrier = msgspec.msgpack.Decoder(BackupBarrier).decode
 decode_copy = msgspec.msgpack.Decoder(CopyManifest).decode
 encode_until = msgspec.msgpack.Encoder().encode
+decode_cut = msgspec.msgpack.Decoder(tuple[BackupBarrier, CopyManifest]).decode
 decode_cut_at = msgspec.msgpack.Decoder(tuple[BackupBarrier, int]).decode
 encode_read = msgspec.msgpack.Encoder().encode
 _reads = msgspec.msgpack.Decoder(CopyRead)

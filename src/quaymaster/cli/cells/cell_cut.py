@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
-
 from quaymaster.broker.cell.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
@@ -27,6 +25,7 @@ from quaymaster.broker.cell.backup_calls import (
     CopyUntil,
     decode_barrier,
     decode_copy,
+    decode_cut,
     decode_cut_at,
     encode_read,
     encode_until,
@@ -65,8 +64,6 @@ LAST_ATTEMPT_S = 12 * 3_600.0
 RETRY_S = 1.0
 BEHIND_MAX = 20
 """A member is asked so often, every `RETRY_S`, whether it knows that the end of the journal is committed."""
-
-_decode_cut = msgspec.msgpack.Decoder(tuple[BackupBarrier, CopyManifest]).decode
 
 
 class BackedUpStore(Protocol):
@@ -181,7 +178,7 @@ class CellCut:
     async def _cut(self, number: int, client: RPCClient) -> tuple[BackupBarrier, CopyManifest | int]:
         if not self._is_led_by_source(number):
             return decode_cut_at(await client.ask(BACKUP_CUT_AT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
-        return _decode_cut(await client.ask(BACKUP_CUT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
+        return decode_cut(await client.ask(BACKUP_CUT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
 
     async def _check(self, number: int, client: RPCClient) -> BackupBarrier:
         return decode_barrier(await client.ask(BACKUP_CHECK, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))

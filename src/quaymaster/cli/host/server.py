@@ -53,9 +53,7 @@ def serve(
     itself, and with 3 when it could not start because data directory, keys or ports cannot be used.
     """
     with collecting_later():
-        if workers is not None:
-            overrides = [*(overrides or ()), f"workers={workers}"]
-        settings = settings_to_serve(config, data, listen, admin, overrides)
+        settings = settings_to_serve(config, data, listen, admin, overrides, workers)
 
         from quaymaster.node.roles import SERVER, run_role
 

@@ -62,9 +62,10 @@ def settings_to_serve(
     listen: str | None,
     admin: str | None,
     overrides: list[str] | None,
+    workers: str | None = None,
 ) -> Settings:
     """Return the settings of a process that is about to run, and make it ready for many connections."""
-    settings, _ = load_settings_of(config, data, listen, admin, overrides)
+    settings, _ = load_settings_of(config, data, listen, admin, overrides, workers)
     warn_of_unknown_variables()
     _raise_file_limit()
     return settings
@@ -106,13 +107,14 @@ def load_settings_of(
     listen: str | None,
     admin: str | None,
     overrides: list[str] | None,
+    workers: str | None = None,
 ) -> tuple[Settings, dict[str, str]]:
     """Return the settings, and for each where its value is from."""
     from quaymaster.cli.shared.options import parse_assignments
     from quaymaster.settings import SettingsError, load_settings
 
     flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))
-    named = {"data_directory": data, "listen": listen, "admin_listen": admin}
+    named = {"data_directory": data, "listen": listen, "admin_listen": admin, "workers": workers}
     flags |= {name: value for name, value in named.items() if value is not None}
     try:
         settings = load_settings(config, flags=flags)

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.coordination.directories import fsync_directory
 from quaymaster.frontend.usage.spool_head import (
     HEAD_START_BYTES,
     SPOOL_FILE_HEAD_BYTES_MAX,
@@ -206,7 +207,7 @@ class SpoolFiles:
         try:
             _write_all(fd, head, 0)
             os.fdatasync(fd)
-            self._sync_directory()
+            fsync_directory(self._directory)
         except OSError:
             os.close(fd)
             with suppress(OSError):
@@ -269,13 +270,6 @@ class SpoolFiles:
                 return
             self.path(oldest.number).unlink(missing_ok=True)
             del self.files[0]
-
-    def _sync_directory(self) -> None:
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _write_all(fd: int, data: bytes, position: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import msgspec
-
 from quaymaster.broker.cell.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
@@ -14,6 +12,7 @@ from quaymaster.broker.cell.backup_calls import (
     BACKUP_HOLD,
     BACKUP_READ,
     decode_barrier,
+    decode_cut,
     encode_read,
 )
 from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
@@ -26,8 +25,6 @@ BEGIN_MS = 50_000
 """A snapshot is written first."""
 STEP_MS = 30_000
 END_MS = 2_000
-
-_decode_cut = msgspec.msgpack.Decoder(tuple[BackupBarrier, CopyManifest]).decode
 
 
 class WorkerJournalCut:
@@ -48,7 +45,7 @@ class WorkerJournalCut:
 
     async def cut(self) -> tuple[BackupBarrier, CopyManifest]:
         """See `CutJournal`."""
-        return _decode_cut(await self._client.ask(BACKUP_CUT, self._journal, STEP_MS))
+        return decode_cut(await self._client.ask(BACKUP_CUT, self._journal, STEP_MS))
 
     async def check(self) -> BackupBarrier:
         """See `CutJournal`."""
