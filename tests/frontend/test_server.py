@@ -878,7 +878,7 @@ def test_a_bug_is_an_internal_failure_to_the_client_and_a_log_line_to_us(
             assert answer.status == 500
             assert b"secret detail" not in answer.body
             record = next(record for record in caplog.records if record.message == "request failed")
-            assert record.fields["request_id"] == answer.headers["x-amzn-requestid"]  # type: ignore[attr-defined]
+            assert record.fields["request"] == answer.headers["x-amzn-requestid"]  # type: ignore[attr-defined]
 
     asyncio.run(scenario())
 
@@ -915,7 +915,7 @@ def test_a_slow_request_is_logged_with_the_parts_of_its_time(caplog: pytest.LogC
             record = next(record for record in caplog.records if record.message == "request was slow")
             fields = record.fields  # type: ignore[attr-defined]
             assert (fields["action"], fields["queue"], fields["code"]) == ("SendMessage", "jobs", "OK")
-            assert fields["request_id"] == answer.headers["x-amzn-requestid"]
+            assert fields["request"] == answer.headers["x-amzn-requestid"]
             assert fields["broker_ms"] >= 40
             assert fields["took_ms"] >= fields["broker_ms"]
             assert "private" not in json.dumps(fields)
@@ -981,7 +981,7 @@ def test_the_time_that_encrypting_takes_is_not_blamed_on_parsing(
 def test_only_some_of_many_slow_requests_are_logged() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            may_log = service.front_end.calls.may_log_slow
+            may_log = service.front_end.calls.slow_lines.enter
 
             within_a_second = [may_log(5_000.0 + n) for n in range(12)]
 

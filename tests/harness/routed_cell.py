@@ -84,6 +84,8 @@ class FakeBroker:
         """So many of the next are lost with their connection."""
         self.log = log
         self.received: list[tuple[int, Command]] = []
+        self.traces: list[str] = []
+        """Of what was received."""
         self.parked: dict[IncomingCall, tuple[int, Receive | Watch]] = {}
         self.unanswered: list[IncomingCall] = []
         self.cancelled = 0
@@ -127,6 +129,7 @@ class FakeBroker:
             call.connection.abort("lost in a test")
             return
         self.received.append((journal, command))
+        self.traces.append(call.trace)
         if self.is_silent:
             self.unanswered.append(call)
             return

@@ -282,7 +282,9 @@ class Connection:
     def __init__(self, stored: bytes) -> None:
         self.stored = stored
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         request = decode_request(body)
         if isinstance(request, FindQueues):
             assert request.queue_ids == [QUEUE, 8]

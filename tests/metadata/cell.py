@@ -70,7 +70,9 @@ class Link:
         self.seen = bytearray()
         """All bytes that passed, both ways."""
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         calls = self._cell.calls.get(self._name)
         if self.is_dead or calls is None:
             raise Unreachable

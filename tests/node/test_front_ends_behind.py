@@ -31,7 +31,7 @@ class FakeClient:
         self.followed = followed
         self.is_closed = False
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, trace: str = "") -> bytes:
         if self.followed is None:
             raise Unreachable
         return msgspec.msgpack.encode(self.followed)

@@ -45,6 +45,8 @@ from quaymaster.frontend.usage.recorder import (
 )
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
+from quaymaster.monitoring.request_ids import REQUEST_ID
+from quaymaster.monitoring.slow_lines import SlowLines
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.broker_client import Submitted
 from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
@@ -54,8 +56,6 @@ from quaymaster.protocol.sqs.response import CONTENT_TYPE, Response, WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 
 SWEEP_INTERVAL_S: Final = 1.0
-SLOW_LOGGED_PER_S_MAX: Final = 10
-"""When everything is slow, a line for each request would make it slower still."""
 WAITED_MS: Final = 250
 """A poll that waited for so long is judged again before it gives messages."""
 DRAIN_ANSWER_S: Final = 0.2
@@ -104,9 +104,7 @@ class Calls:
         self.replied: list[tuple[Call, Outcome | Exception]] = []
         """Outcomes that came in this pass of the loop."""
         self.long_polls = 0
-        self._slow_second = 0
-        self._slow_logged = 0
-        self._slow_left_out = 0
+        self.slow_lines = SlowLines()
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -189,19 +187,6 @@ class Calls:
             return True
         has_waited = now_ms - call.times.decoded_ms >= WAITED_MS
         return has_waited and isinstance(outcome, ReceiveOutcome) and bool(outcome.deliveries)
-
-    def may_log_slow(self, now_ms: float) -> int | None:
-        """Return how many slow requests were left out of the log since the last line, None to leave out this one."""
-        second = int(now_ms // 1000)
-        if second != self._slow_second:
-            self._slow_second = second
-            self._slow_logged = 0
-        if self._slow_logged >= SLOW_LOGGED_PER_S_MAX:
-            self._slow_left_out += 1
-            return None
-        self._slow_logged += 1
-        left_out, self._slow_left_out = self._slow_left_out, 0
-        return left_out
 
     def expire(self, now_ms: float) -> None:
         """Answer every request whose outcome is late, as unknown."""
@@ -292,7 +277,11 @@ class Call(msgspec.Struct, eq=False):
         self.render = render
         self.command = command
         self.deadline_ms = self.times.decoded_ms + calls.broker_timeout_ms
-        self.submitted = calls.broker.submit(command, self.on_outcome)
+        request = REQUEST_ID.set(self.request_id)
+        try:
+            self.submitted = calls.broker.submit(command, self.on_outcome)
+        finally:
+            REQUEST_ID.reset(request)
         calls.waiting.add(self)
         self.load = load = calls.loads.of(self.principal.account_id)
         load.requests += 1
@@ -323,7 +312,11 @@ class Call(msgspec.Struct, eq=False):
         if self.wait_ms:
             left_ms = self.deadline_ms - self.calls.broker_timeout_ms - _monotonic() * 1000
             command = msgspec.structs.replace(command, wait_ms=max(1, round(left_ms)))
-        self.submitted = self.calls.broker.go_on(command, outcome, self.on_outcome)
+        request = REQUEST_ID.set(self.request_id)
+        try:
+            self.submitted = self.calls.broker.go_on(command, outcome, self.on_outcome)
+        finally:
+            REQUEST_ID.reset(request)
         return True
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
@@ -426,7 +419,7 @@ class Call(msgspec.Struct, eq=False):
                 "request failed",
                 error,
                 action=self.action.name,
-                request_id=self.request_id,
+                request=self.request_id,
                 queue=self.queue_name,
             )
             error = InternalFailure()
@@ -493,7 +486,7 @@ class Call(msgspec.Struct, eq=False):
         waited_ms = min(broker_ms, self.wait_ms)
         if took_ms - waited_ms <= self.calls.slow_request_ms:
             return
-        left_out = self.calls.may_log_slow(now_ms)
+        left_out = self.calls.slow_lines.enter(now_ms)
         if left_out is None:
             return
         authenticated_ms = times.authenticated_ms or now_ms
@@ -504,7 +497,7 @@ class Call(msgspec.Struct, eq=False):
             "request was slow",
             action=self.action.name,
             queue=self.queue_name or None,
-            request_id=self.request_id,
+            request=self.request_id,
             code=code,
             took_ms=round(took_ms, 1),
             queued_ms=round(times.started_ms - self.request.received_ms, 1),

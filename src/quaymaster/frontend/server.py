@@ -54,6 +54,7 @@ from quaymaster.frontend.wire_forms import (
     queue_of_path,
 )
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
+from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
@@ -428,6 +429,7 @@ class FrontEnd:
             self._unsigned.leave(places)
 
     async def _answer(self, call: Call, budget: TaskBudget, given: Shape) -> None:
+        REQUEST_ID.set(call.request_id)  # of this task
         try:
             async with asyncio.timeout(budget.timeout_ms / 1000):
                 output = await self._when_known(call, self._task_handlers[call.action.name], given)

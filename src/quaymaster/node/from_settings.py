@@ -22,6 +22,7 @@ from quaymaster.metadata.kms.key_service import KeyService
 from quaymaster.metadata.kms.vault import Vault, VaultKeyProvider, VaultKeys, VaultSettings
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.net.rpc import RPCLimits
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY
 from quaymaster.settings import Settings
 
@@ -32,6 +33,11 @@ COMMIT_BYTES_MAX = 4 << 20
 """Most bytes that one write and fsync take together."""
 SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
+
+
+def rpc_limits(settings: Settings) -> RPCLimits:
+    """Return the bounds of connections from other processes."""
+    return RPCLimits(slow_ms=settings.slow_request_ms or float("inf"))
 
 
 def journal_options(settings: Settings, data: Path) -> JournalOptions:

@@ -27,7 +27,7 @@ from quaymaster.node.broker_metrics import (
 )
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.stores import declaring
-from quaymaster.node.from_settings import journal_options, key_provider
+from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
@@ -86,6 +86,7 @@ async def _start_broker(node: Node, cell: Membership) -> None:
             replace(journal_options(settings, node.data), cell_format=cell.cell_format),
             security=transport.secure(listen),
             rpc=node.rpc,
+            limits=rpc_limits(settings),
         ),
         cell.store,
         on_stopped=node.fail,

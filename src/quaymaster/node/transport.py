@@ -12,6 +12,7 @@ from functools import cached_property
 
 from quaymaster.net.rpc import CheckPeer, IncomingCall, RPCClient, RPCMetrics, RPCServer
 from quaymaster.net.tls import TransportSecurity, security_for
+from quaymaster.node.from_settings import rpc_limits
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address, Settings
 
@@ -92,7 +93,13 @@ class Transport:
         Raises TransportSecurityError as `secure`, OSError when the address cannot be listened on.
         """
         security = self.secure(wanted)
-        server = RPCServer(handlers, self.hello, check_peer=self.check_peer(*callers), metrics=self.rpc)
+        server = RPCServer(
+            handlers,
+            self.hello,
+            check_peer=self.check_peer(*callers),
+            metrics=self.rpc,
+            limits=rpc_limits(self.settings),
+        )
         host, port = await server.start(
             wanted.host, wanted.port, tls=None if security is None else security.server_context()
         )

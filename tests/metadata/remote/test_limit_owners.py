@@ -36,7 +36,9 @@ class Node:
         self.grants_max = 10
         self.asked = 0
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         self.asked += 1
         if not self.is_up:
             raise Unreachable

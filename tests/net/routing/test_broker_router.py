@@ -43,6 +43,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.net.routing import broker_routes
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import RouterLimits
@@ -133,6 +134,22 @@ def test_errors_of_the_broker_arrive_as_they_are() -> None:
                 await cell.ask(send(1))
 
     run(scenario, brokers=1)
+
+
+def test_the_request_that_submits_a_command_is_named_to_every_broker_that_gets_it() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        first.leads.clear()
+        first.hint = second.address
+        second.leads.add(1)
+
+        REQUEST_ID.set("r-1")
+        await cell.ask(send(1))
+
+        assert (first.traces, second.traces) == (["r-1"], ["r-1"])
+
+    run(scenario)
 
 
 def test_hint_of_a_deposed_leader_is_followed_before_the_table_knows() -> None:

@@ -16,6 +16,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     Unreachable,
 )
+from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.net.routing.metadata_client import (
     STALE_NODE_MS,
     FullNodes,
@@ -35,9 +36,13 @@ class FakeConnection:
     def __init__(self, answer: bytes | Exception | None) -> None:
         self.answer = answer
         self.asked = 0
+        self.traces: list[str] = []
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         self.asked += 1
+        self.traces.append(trace)
         if self.answer is None:
             await asyncio.sleep(deadline_ms / 1000)
             raise Timeout
@@ -54,6 +59,18 @@ def client_of(*connections: FakeConnection, zone: str = "") -> MetadataClient:
 
 async def greet(client: MetadataClient, *, is_repeatable: bool = True) -> Greeting:
     return await client.ask(Greet(), Greeting, deadline_ms=500, attempt_ms=10, is_repeatable=is_repeatable)
+
+
+def test_the_request_that_asks_is_named_to_every_node() -> None:
+    async def scenario() -> None:
+        one, two = FakeConnection(Unreachable()), FakeConnection(GREETING)
+
+        REQUEST_ID.set("r-1")
+        await greet(client_of(one, two))
+
+        assert (one.traces, two.traces) == (["r-1"], ["r-1"])
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("failure", [Unreachable(), Timeout(), ConnectionLost(), NotNow(), b"garbage", None])
@@ -182,7 +199,9 @@ class ZonedConnection(FakeConnection):
         self.more = False
         self.followed = 0
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         await asyncio.sleep(0)
         self.asked += 1
         if self.failure is not None:

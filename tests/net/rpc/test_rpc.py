@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import resource
 import socket
 import struct
@@ -206,6 +207,31 @@ def test_a_handler_knows_who_asks_and_how_long_they_wait(run: Run) -> None:
         assert seen == [(FRONT_END, "who", "r-1", 1, True)]
 
     run(scenario)
+
+
+def test_a_slow_call_is_logged_with_its_request_unless_it_was_to_wait(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(call: IncomingCall) -> None:
+        if call.method == "polls":
+            call.patience_ms = LONG_MS
+        call.reply()
+
+    async def scenario(cell: Cell) -> None:
+        handlers: dict[str, CallHandler] = {"polls": answer, "sends": answer}
+        client = cell.client(
+            await cell.serve(RPCServer(handlers, BROKER, limits=replace(LIMITS, slow_ms=-1)))
+        )
+
+        await client.ask("sends", b"", LONG_MS)  # for no request
+        await client.ask("polls", b"", LONG_MS, trace="r-1")
+        await client.ask("sends", b"", LONG_MS, trace="r-2")
+
+    with caplog.at_level(logging.WARNING, "quaymaster"):
+        run(scenario)
+
+    fields = [vars(record)["fields"] for record in caplog.records if record.message == "call was slow"]
+    assert [(each["method"], each["request"]) for each in fields] == [("sends", "r-2")]
 
 
 def test_a_struct_is_answered_as_message_pack(run: Run) -> None:

@@ -43,6 +43,7 @@ class CommandCalls:
             raise NotLeader(self._leader_hint(number))
         command = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
         version = call.body[JOURNAL_ID.size]
+        call.patience_ms = getattr(command, "wait_ms", 0)
 
         def reply(outcome: object) -> None:
             if isinstance(outcome, NotLeader):

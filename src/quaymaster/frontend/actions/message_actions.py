@@ -259,7 +259,7 @@ class MessageActions:
                 queue_id=definition.queue_id,
                 sequence=delivery.sequence,
                 reason=str(error),
-                request_id=call.request_id,
+                request=call.request_id,
             )
             return None
 

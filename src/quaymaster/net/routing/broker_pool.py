@@ -101,13 +101,21 @@ class BrokerPool:
         return None if self.breaker.allows(now_ms) else self._silent
 
     def call(
-        self, account_id: str, body: bytes, deadline_ms: int, on_reply: OnReply, *, is_poll: bool
+        self,
+        account_id: str,
+        body: bytes,
+        deadline_ms: int,
+        on_reply: OnReply,
+        *,
+        is_poll: bool,
+        trace: str = "",
     ) -> OutgoingCall:
-        """Send a command that was not refused. Tell `ended` when it is over."""
+        """Send a command that was not refused, for the request `trace`. Tell `ended` when it is over."""
         self.room.enter(account_id, len(body), is_poll=is_poll)
         if is_poll:
-            return self._poll_client().call(COMMAND_METHOD, body, deadline_ms, on_reply, counted_as=LONG_POLL)
-        return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
+            client = self._poll_client()
+            return client.call(COMMAND_METHOD, body, deadline_ms, on_reply, trace=trace, counted_as=LONG_POLL)
+        return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply, trace=trace)
 
     def probe(self, body: bytes, deadline_ms: int, on_reply: OnReply) -> OutgoingCall:
         """Ask a question of our own, whatever else is on its way."""

@@ -57,6 +57,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.net.routing.broker_client import JournalOf, Reply, journal_of_command
 from quaymaster.net.routing.broker_pool import BrokerPool, MakeClient, PoolLimits
 from quaymaster.net.routing.broker_routes import Route, Submission
@@ -150,7 +151,9 @@ class BrokerRouter:
     def submit(self, command: Command, reply: Reply) -> Submission:
         """See `BrokerClient`."""
         now_s = self._now_s()
-        submission = Submission(self, command, reply, now_s + self._timeout_s, floor=self._follows())
+        submission = Submission(
+            self, command, reply, now_s + self._timeout_s, floor=self._follows(), trace=REQUEST_ID.get()
+        )
         kind = type(command)
         if kind is Receive or kind is Watch:
             wait_ms = command.wait_ms  # type: ignore[union-attr]  # by its kind
@@ -334,7 +337,9 @@ class BrokerRouter:
         submission.sent_bytes = len(body)
         route.on_their_way.add(submission)
         deadline_ms = max(1, int((submission.deadline_s - now_s) * 1000))
-        submission.call = pool.call(account_id, body, deadline_ms, submission.on_reply, is_poll=is_poll)
+        submission.call = pool.call(
+            account_id, body, deadline_ms, submission.on_reply, is_poll=is_poll, trace=submission.trace
+        )
 
     def _was_judged_before(self, submission: Submission) -> bool:
         """Tell whether permissions may have been taken away since it was judged. Polls are judged again themselves."""

@@ -147,6 +147,8 @@ class Submission(msgspec.Struct, eq=False):
     reparks: int = 0
     problem: NotNow | None = None
     """Why it was not carried out so far."""
+    trace: str = ""
+    """The request it belongs to."""
 
     @property
     def is_poll(self) -> bool:

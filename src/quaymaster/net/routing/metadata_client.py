@@ -33,6 +33,7 @@ from quaymaster.core.values.errors import (
     Unreachable,
 )
 from quaymaster.core.values.unreadable import UNREADABLE
+from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
     Changes,
@@ -68,7 +69,9 @@ T = TypeVar("T")
 class Asks(Protocol):
     """A connection to a node."""
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         """Return the answer. Raises CallerError, or NotNow: Unreachable, Timeout, ConnectionLost, ..."""
         ...
 
@@ -201,7 +204,7 @@ class MetadataClient:
             self.retries += number > 1
             patience_ms = left_ms if number == len(nodes) else min(left_ms, attempt_ms)
             try:
-                data = await node.connection.ask(METHOD, body, patience_ms)
+                data = await node.connection.ask(METHOD, body, patience_ms, trace=REQUEST_ID.get())
                 decoded = _decode(data, answer)
             except Unreachable as error:
                 node.failed(error)

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc.stats import RPCStats
 from quaymaster.protocol.rpc.error_codec import encode_error
 from quaymaster.protocol.rpc.frames import (
@@ -74,6 +75,8 @@ class RPCLimits:
     """The first delay between attempts to connect; each is twice the one before, up to `reconnect_max_ms`, less a
     random part."""
     reconnect_max_ms: int = 1_000
+    slow_ms: float = 1_000
+    """A call that belongs to a request and takes longer than this is logged by who answers it."""
 
 
 CheckPeer = Callable[[Hello, asyncio.BaseTransport], str | None]
@@ -100,6 +103,7 @@ class IncomingCall:
         "id",
         "method",
         "on_cancel",
+        "patience_ms",
         "state",
         "trace",
     )
@@ -113,6 +117,8 @@ class IncomingCall:
         self.trace: str = header.trace
         """The request it belongs to, for logs."""
         self.body = body
+        self.patience_ms = 0
+        """How long it may take before it is slow, on top of what any may: of a long poll, its wait."""
         self.on_cancel: Callable[[], None] | None = None
         """Called when nobody waits any more: cancelled, out of time, or the connection lost. Not after an answer."""
         self._deadline_ms: int = header.deadline_ms
@@ -170,6 +176,26 @@ class IncomingCall:
         assert self.state == WAITING, f"a call of {self.method} was answered twice"
         self.state = ANSWERED
         self.connection.answer(self.id, kind, body)
+        if self.trace:
+            self._log_if_slow()
+
+    def _log_if_slow(self) -> None:
+        now_s = self.connection.loop.time()
+        took_ms = (now_s - self._received_s) * 1000
+        if took_ms <= self.connection.limits.slow_ms + self.patience_ms:
+            return
+        left_out = self.connection.stats.slow_lines.enter(now_s * 1000)
+        if left_out is not None:
+            log_event(
+                log,
+                logging.WARNING,
+                "call was slow",
+                request=self.trace,
+                method=self.method,
+                caller=self.caller,
+                took_ms=round(took_ms, 1),
+                left_out=left_out or None,
+            )
 
     def give_up(self) -> None:
         """Nobody waits any more; tell the handler."""

@@ -19,6 +19,7 @@ from quaymaster.core.values.errors import (
     Unreachable,
     UnsupportedOperation,
 )
+from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.listener import Listener
 from quaymaster.net.rpc.connection import (
     GONE,
@@ -398,6 +399,6 @@ def _fail(calls: Iterable[IncomingCall], error: Exception) -> None:
     """Answer with what a handler raised."""
     for call in calls:
         if not isinstance(error, CallerError | NotNow):
-            log.error("call handler failed method=%s trace=%s", call.method, call.trace, exc_info=error)
+            log_failure(log, "call handler failed", error, method=call.method, request=call.trace or None)
         if call.is_waiting:
             call.fail(error)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
+from quaymaster.monitoring.slow_lines import SlowLines
 
 Side = Literal["client", "server"]
 PEER_ROLES: Final = frozenset({"broker", "frontend", "manager", "metadata", "operator"})
@@ -54,9 +55,12 @@ class RPCStats:
         "opened",
         "received_bytes",
         "sent_bytes",
+        "slow_lines",
     )
 
     def __init__(self) -> None:
+        self.slow_lines = SlowLines()
+        """Of calls that came from peers."""
         self.calls: dict[str, CallStats] = {}
         """By method, or by what whoever calls counts them as."""
         self.notices = 0

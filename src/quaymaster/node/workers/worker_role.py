@@ -38,7 +38,7 @@ from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
 from quaymaster.node.data.settling import check_settled
 from quaymaster.node.data.stores import SQLITE_FILE
-from quaymaster.node.from_settings import journal_options, key_provider
+from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
 from quaymaster.node.left_usage import note_in_use
 from quaymaster.node.metadata_roles import start_remote_metadata
@@ -184,6 +184,7 @@ async def _lead(
             FOLLOWERS: _follows(brief.front_end, lambda: metadata.registry.floor.revision),
         },
         Hello(settings.cell, BROKER_ROLE, brief.front_end),
+        limits=rpc_limits(settings),
         metrics=node.rpc,
         callers=CALLERS,
     )
