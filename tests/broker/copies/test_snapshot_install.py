@@ -21,6 +21,7 @@ from quaymaster.broker.replica import journal_service
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.maintenance import compaction
 from quaymaster.broker.storage.segments import DATA_AT
+from quaymaster.core.replication import followers
 from quaymaster.core.values.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import InternalFailure, NotLeader, Overloaded, Timeout
 from quaymaster.net.rpc import RPCClient
@@ -163,12 +164,16 @@ def test_member_whose_log_is_longer_and_was_never_committed_takes_the_copy(
         await cell.appoint("c")
         await cell.led_by("c")
         await cell.same("a", "b", "c")
-        for name in "ab":
-            await cell.stop(name)
-        alone = cell.brokers["c"].journals[JOURNAL]
-        for first in range(10_000, 18_000, 10):
-            alone.submit(Send(1, 0, [message(number) for number in range(first, first + 10)]), lambda _: None)
-        await until(lambda: cell.end_of("c") > 8_000)
+        with monkeypatch.context() as patient:
+            # A leader that has not heard the others for longer takes no sends, and they may take longer to stop.
+            patient.setattr(followers, "LEASE_MS", 3_600_000)
+            for name in "ab":
+                await cell.stop(name)
+            alone = cell.brokers["c"].journals[JOURNAL]
+            for first in range(10_000, 18_000, 10):
+                sent = Send(1, 0, [message(number) for number in range(first, first + 10)])
+                alone.submit(sent, lambda _: None)
+            await until(lambda: cell.end_of("c") > 8_000)
         await cell.stop("c")
         for name in "ab":
             await cell.start(name)
