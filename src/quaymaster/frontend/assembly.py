@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -50,6 +51,7 @@ from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
 
 if TYPE_CHECKING:
+    from quaymaster.frontend.traces import Traces
     from quaymaster.net.outbound.client import OutboundClient
 
 LONG_POLLS_PERCENT: Final = 90
@@ -184,6 +186,13 @@ def make_front_end(
     transactions = TransactionActions(preparation, metrics)
     roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
     fetcher = KeyFetcher(_client_for_issuers)
+    traces = None if settings.traces == "off" else _make_traces(settings, addresses)
+
+    async def stop() -> None:
+        await fetcher.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
+
     sts = STSActions(
         metadata.sessions,
         roles.may_assume,
@@ -205,6 +214,7 @@ def make_front_end(
                 is_shared=not is_open,
             ),
             knows_enough=standing.is_good,
+            traces=traces,
         ),
         authentication=Open(settings.account_id, is_forced=settings.allow_open_on_network)
         if is_open
@@ -244,7 +254,7 @@ def make_front_end(
         },
         claimed_issuer=sts.claimed_issuer,
         takes_web_identities=settings.oidc_issuers,
-        on_stop=fetcher.close,
+        on_stop=stop,
     )
     floor.listeners.append(front_end.polls.look_again)
     return front_end
@@ -311,6 +321,12 @@ def _client_for_issuers() -> OutboundClient:
     )
 
     return OutboundClient(rules=None)
+
+
+def _make_traces(settings: Settings, addresses: Addresses) -> Traces:
+    from quaymaster.frontend.traces import Traces  # OpenTelemetry is imported where it is used only
+
+    return Traces(addresses, node=settings.node_name, sample_ratio=settings.traces_sample_ratio)
 
 
 def _now_us() -> int:

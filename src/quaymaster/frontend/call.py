@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -72,6 +72,14 @@ NOBODY: Final = Principal.of_root("", "", "")
 """Who asks before that is known."""
 
 
+class RecordsSpans(Protocol):
+    """What makes spans of requests: `frontend/traces`."""
+
+    def record(self, call: Call, code: str, now_ms: float) -> None:
+        """Take a call that is over."""
+        ...
+
+
 class Calls:
     """What all requests in progress share. Everything happens on the loop's thread."""
 
@@ -86,6 +94,7 @@ class Calls:
         floor: Callable[[], int] = lambda: 0,
         loads: AccountLoads,
         knows_enough: Callable[[], bool] = lambda: True,
+        traces: RecordsSpans | None = None,
     ) -> None:
         """`floor`: the authorization floor that this front end follows. `knows_enough` tells whether it may answer."""
         self.floor = floor
@@ -97,6 +106,7 @@ class Calls:
         self.metrics = metrics
         self.usage = usage
         """Takes a record of every request; None: nobody wants them."""
+        self.traces = traces
         self.broker_timeout_ms = broker_timeout_ms
         self.slow_request_ms = slow_request_ms or float("inf")
         self.waiting: set[Call] = set()
@@ -251,6 +261,8 @@ class Call(msgspec.Struct, eq=False):
     """Messages that were stored, delivered, deleted or changed."""
     duplicate_count: int = 0
     """Of those stored or deleted, how many were so before."""
+    trace_headers: tuple[str, ...] = ()
+    """Of the messages returned, if spans are made."""
     debtors: tuple[Bucket, ...] = ()
     """Buckets of limits on bytes, which are charged for its reply."""
     change: tuple[str, str] | None = None
@@ -334,6 +346,8 @@ class Call(msgspec.Struct, eq=False):
         self.counted.observe(CLIENT_GONE, (now_ms - self.request.received_ms) / 1000)
         if self.calls.usage is not None:
             self.calls.usage.record(self, CLIENT_GONE, CLIENT_GONE_STATUS, now_ms, 0)
+        if self.calls.traces is not None:
+            self.calls.traces.record(self, CLIENT_GONE, now_ms)
         self._let_go()
 
     def on_hurry(self) -> None:
@@ -468,6 +482,8 @@ class Call(msgspec.Struct, eq=False):
         usage = self.calls.usage
         if usage is not None:
             usage.record(self, code, status, now_ms, response_bytes)
+        if self.calls.traces is not None:
+            self.calls.traces.record(self, code, now_ms)
         if took_ms > self.calls.slow_request_ms:
             self._log_if_slow(code, took_ms)
         self._let_go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Self
 
 from pydantic import field_validator, model_validator
@@ -80,6 +81,10 @@ class Settings(SettingsValues):
             raise ValueError('master_key_source is "kms", but kms_key_id is not set')
         if (self.kms == "aws" or self.kms_key_id is not None) and self.kms_credentials_file is None:
             raise ValueError('kms is "aws" or kms_key_id is set, but kms_credentials_file is not')
+        if self.traces == "otlp" and not _is_installed("opentelemetry.sdk"):
+            raise ValueError(
+                'traces is "otlp", but OpenTelemetry is not installed: pip install "quaymaster[traces]"'
+            )
         if self.retry_window_ms > self.compaction_age_min_s * 1000:
             raise ValueError(
                 f"retry_window_ms is {self.retry_window_ms}, longer than compaction_age_min_s, "
@@ -98,3 +103,10 @@ class Settings(SettingsValues):
                 "before its connection is known"
             )
         return self
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor what it is in
+        return False

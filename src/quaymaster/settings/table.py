@@ -363,6 +363,11 @@ class SettingsTable(BaseModel):
     slow_request_ms: NotNegative = Field(1_000, json_schema_extra=OBSERVABILITY)
     """Requests that take longer (without a long poll's wait) are logged with the parts of the time.
     0: none."""
+    traces: Literal["off", "otlp"] = Field("off", json_schema_extra=OBSERVABILITY)
+    """`otlp`: [spans of requests](../guides/operations.md#traces) are sent by OTLP over HTTP, to where
+    OTEL_EXPORTER_OTLP_ENDPOINT says. Needs the extra `traces`."""
+    traces_sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(0.01, json_schema_extra=OBSERVABILITY)
+    """Of the requests that do not say whether they are traced, the part that is."""
     loop_watch_ms: NotNegative = Field(5, json_schema_extra=OBSERVABILITY)
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""

@@ -212,6 +212,7 @@ class MessageActions:
             payload_bytes = 0
             unusable: CallerError | None = None
             number = partition if outcome.partition < 0 else outcome.partition
+            trace_headers: list[str] | None = None if call.calls.traces is None else []
             for delivery in deliveries:
                 try:
                     opened = self._open(call, definition, delivery)
@@ -226,12 +227,16 @@ class MessageActions:
                 )
                 message = _render_message(asked, definition, delivery, stored, content, handle)
                 messages.append(message)
+                if trace_headers is not None and content.trace_header is not None:
+                    trace_headers.append(content.trace_header)
                 payload_bytes += message_rules.text_bytes(content.body)
                 if message.MessageAttributes:
                     payload_bytes += message_rules.attributes_bytes(message.MessageAttributes)
             if unusable is not None and not messages:
                 raise unusable
             call.message_count, call.payload_bytes = len(messages), payload_bytes
+            if trace_headers:
+                call.trace_headers = tuple(trace_headers)
             return shapes.ReceiveMessageResult(messages)
 
         if wait_ms:
