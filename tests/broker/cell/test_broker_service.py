@@ -20,6 +20,7 @@ from quaymaster.broker.cell import (
     cell_calls,
     copy_calls,
     move_calls,
+    queue_watch_calls,
     restore_calls,
 )
 from quaymaster.broker.cell.authorization_floor import COMMAND
@@ -66,6 +67,7 @@ from quaymaster.protocol.rpc.broker_calls import (
     FOLLOWS,
     JOURNAL_ID,
     PREPARE,
+    QUEUE_METRICS,
     REPORT,
     TRANSFER,
     AcceptClockRequest,
@@ -711,6 +713,7 @@ DENIED = {
         FOLLOWS,
         FOLLOWERS,
         ENFORCED,
+        QUEUE_METRICS,
         *OF_OPERATORS,
     ),
 }
@@ -733,6 +736,7 @@ def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
         server = cell.brokers["a"]._server
         callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS
         callers |= backup_calls.CALLERS | restore_calls.CALLERS | authorization_floor.CALLERS
+        callers |= queue_watch_calls.CALLERS
         assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
         assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
 

@@ -26,6 +26,7 @@ from quaymaster.broker.cell import (
     cell_calls,
     copy_calls,
     move_calls,
+    queue_watch_calls,
     restore_calls,
 )
 from quaymaster.broker.cell.authorization_floor import AuthorizationFloor
@@ -36,7 +37,9 @@ from quaymaster.broker.cell.cell_calls import CellCalls
 from quaymaster.broker.cell.copy_calls import CopyCalls
 from quaymaster.broker.cell.move_calls import MoveCalls
 from quaymaster.broker.cell.peer_links import PeerLinks
+from quaymaster.broker.cell.queue_watch_calls import QueueWatchCalls
 from quaymaster.broker.cell.restore_calls import RestoreCalls
+from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.broker.replica import record_repair
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
 from quaymaster.broker.replica.queue_places import FindQueue
@@ -65,13 +68,14 @@ from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, R
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.rpc.frames import Hello
 
-CALLER_ROLES = ("broker", "frontend", "manager", "metadata", "operator")
+CALLER_ROLES = ("broker", "console", "frontend", "manager", "metadata", "operator")
 CALLERS = (
     cell_calls.CALLERS
     | copy_calls.CALLERS
     | move_calls.CALLERS
     | backup_calls.CALLERS
     | restore_calls.CALLERS
+    | queue_watch_calls.CALLERS
     | broker_name.CALLERS
     | authorization_floor.CALLERS
 )
@@ -151,6 +155,7 @@ class BrokerService:
         self._moves = MoveCalls(self.broker.get, self._link_to_leader, self._tasks)
         self._backups = BackupCalls(self.broker, self._tasks)
         restores = RestoreCalls(self.broker, self._tasks)
+        watch = QueueWatch(options.name, lambda: self.broker.journals.values())
         self._server = RPCServer(
             {
                 **calls.handlers,
@@ -158,6 +163,7 @@ class BrokerService:
                 **self._moves.handlers,
                 **self._backups.handlers,
                 **restores.handlers,
+                **QueueWatchCalls(watch, self._tasks).handlers,
                 **self._floor.handlers,
                 WHO: self._answer_who,
             },

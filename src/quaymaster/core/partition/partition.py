@@ -70,6 +70,7 @@ class Partition:
         "ids",
         "in_flight",
         "index",
+        "is_touched",
         "log",
         "moved_in",
         "moves",
@@ -85,6 +86,7 @@ class Partition:
         "tasks",
         "timed",
         "timers",
+        "touched_keys",
         "uncommitted_from",
         "watched",
         "wheel",
@@ -155,6 +157,10 @@ class Partition:
         """Whether it changed since it was last put into a snapshot."""
         self.dirty_keys: set[int] | None = None
         """Where its key is while that is so: a set of the partitions of its journal."""
+        self.is_touched = False
+        """Whether there is news of it for those who watch queues (`core/partition/touched_partitions`)."""
+        self.touched_keys: set[int] | None = None
+        """Where its key is while that is so."""
         self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
@@ -181,12 +187,21 @@ class Partition:
         return self._oldest[1]
 
     def note_change(self) -> None:
-        """It is no longer what the last snapshot has of it."""
+        """It is no longer what the last snapshot has of it, nor what those who watch queues were told."""
+        if self.dirty and self.is_touched:
+            return
+        self.note_touch()
         if self.dirty:
             return
         self.dirty = True
         if self.dirty_keys is not None:
             self.dirty_keys.add(self.key)
+
+    def note_touch(self) -> None:
+        """There is news of it for those who watch queues."""
+        if not self.is_touched and self.touched_keys is not None:
+            self.is_touched = True
+            self.touched_keys.add(self.key)
 
     def note_saved(self) -> None:
         """It is put into a snapshot as it is now."""
@@ -252,21 +267,25 @@ class Partition:
 
     def counts(self, now_ms: int) -> QueueCounts:
         """Return how many messages are visible, in flight and delayed, after `advance`; of a log, how many it has."""
-        in_flight = len(self.in_flight)
-        # What is leaving may be visible at its target already: it is in flight here until that is settled.
-        leaving = len(self.moves.leaving) if self.moves is not None else 0
-        delayed = len(self.timed) + self.order.count_waiting(now_ms) if self.sizes is None else 0
-        oldest = self.oldest_sent_ms if self.alive else 0
+        in_flight, delayed = self.hidden(now_ms)
         return QueueCounts(
-            visible=max(0, self.alive - in_flight - leaving - delayed),
-            in_flight=in_flight + leaving,
+            visible=max(0, self.alive - in_flight - delayed),
+            in_flight=in_flight,
             delayed=delayed,
-            oldest_sent_ms=oldest,
-            noisy_groups=self.order.noisy_groups(now_ms, in_flight),
+            oldest_sent_ms=self.oldest_sent_ms if self.alive else 0,
+            noisy_groups=self.order.noisy_groups(now_ms, len(self.in_flight)),
             sends=self.sends,
             deletions=self.deletions,
             counted_from=self.counted_from,
         )
+
+    def hidden(self, now_ms: int) -> tuple[int, int]:
+        """Return how many messages are in flight and delayed; in a log none is."""
+        if self.sizes is not None:
+            return 0, 0
+        # What is leaving may be visible at its target already: it is in flight here until that is settled.
+        leaving = len(self.moves.leaving) if self.moves is not None else 0
+        return len(self.in_flight) + leaving, len(self.timed) + self.order.count_waiting(now_ms)
 
     def next_change_ms(self) -> int | None:
         """Return when, by time alone, a message may become visible next; None: never."""
@@ -321,6 +340,8 @@ class Partition:
                 if self.timed.discard(sequence):
                     self.order.became_due(sequence)
                     changed = True
+        if changed:
+            self.note_touch()
         return changed
 
     def return_if_due(self, sequence: int, now_ms: int) -> None:

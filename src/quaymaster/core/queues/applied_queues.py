@@ -64,6 +64,7 @@ from quaymaster.core.partition.partition_transactions import (
 from quaymaster.core.partition.running_tasks import RunningTasks
 from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
 from quaymaster.core.partition.state_hash import partition_hash
+from quaymaster.core.partition.touched_partitions import TouchedPartitions
 from quaymaster.core.structures.committed_runs import Run
 from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
 from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
@@ -185,6 +186,7 @@ class AppliedQueues:
         self.unlisted: dict[int, tuple[int, ...]] = {}
         """The numbers of partitions that a newer table does not list, but that still have something, by queue id."""
         self._dirty_keys: set[int] = set()
+        self.changes = TouchedPartitions(self.partitions, self.is_unfinished)
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self.marks = QueueMarks()
         """The highest ids there ever were."""
@@ -299,6 +301,7 @@ class AppliedQueues:
     def _keep(self, partition: Partition) -> None:
         """Have one more partition, and know from now on whether it is dirty."""
         self.partitions[partition.key] = partition
+        self.changes.take(partition)
         partition.dirty_keys = self._dirty_keys
         if partition.dirty:
             self._dirty_keys.add(partition.key)
@@ -700,6 +703,7 @@ class AppliedQueues:
         """A partition is gone, with all that it has."""
         key = partition.key
         del self.partitions[key]
+        self.changes.drop(partition)
         partition.dirty_keys = None
         self._dirty_keys.discard(key)
         if partition.log is not None:

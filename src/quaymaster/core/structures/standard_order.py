@@ -356,10 +356,10 @@ class StandardOrder:
 
     def _waiting(self, now_ms: int) -> list[tuple[int, int]]:
         """Return ranges of what waits; numbers in `own` among them count for nothing."""
-        end = self._index.next_sequence
-        bounds = [self.cursor, *(start for start in self.stretches if self.cursor < start < end), end]
         if not self.delay_ms and self.cursor >= self.uneven_until:
             return []
+        end = self._index.next_sequence
+        bounds = [self.cursor, *(start for start in self.stretches if self.cursor < start < end), end]
         found: list[tuple[int, int]] = []
         own, due_ms = self.own, self._index.due_ms
         for start, stop in pairwise(bounds):

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quaymaster.broker.cell import authorization_floor, backup_calls, move_calls
+from quaymaster.broker.cell import authorization_floor, backup_calls, move_calls, queue_watch_calls
 from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFloor
 from quaymaster.broker.cell.backup_calls import BackupCalls
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.command_calls import CommandCalls
 from quaymaster.broker.cell.move_calls import MoveCalls
+from quaymaster.broker.cell.queue_watch_calls import QueueWatchCalls
 from quaymaster.broker.lone_leader import BROKER_NAME
 from quaymaster.broker.own_journals import OwnJournals
+from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
 from quaymaster.coordination.interface import Coordination, Put
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
@@ -62,6 +64,7 @@ CALLERS = (
     | authorization_floor.CALLERS
     | move_calls.CALLERS
     | backup_calls.CALLERS
+    | queue_watch_calls.CALLERS
     | calls.CALLERS
 )
 """Who may make which call."""
@@ -174,12 +177,14 @@ async def _lead(
     node.metrics.add_source(lambda: journal_samples(own.all(), data, per_queue=settings.metrics_per_queue))
     backups = BackupCalls(own, tasks)
     floor = AuthorizationFloor(store, lambda: server.connections, retry_max_s=RETRY_S)
+    watch = QueueWatch(brief.front_end, own.all)
     server = RPCServer(
         {
             **CommandCalls(own.journals, check=floor.check).handlers,
             **floor.handlers,
             **moves.handlers,
             **backups.handlers,
+            **QueueWatchCalls(watch, tasks).handlers,
             **WorkerCalls(node, own, lifeline, tasks).handlers,
             FOLLOWERS: _follows(brief.front_end, lambda: metadata.registry.floor.revision),
         },

@@ -15,6 +15,10 @@ And an operator:
 
     accept_clock AcceptClockRequest         ─▶ nothing: wall clocks are right, in all journals that it has
 
+And those who watch queues, a console above all:
+
+    queue_metrics QueueMetricsRequest      ─▶ QueueMetricsPage (core/values/queue_metrics): of the journals led there
+
 Structs and bools are MessagePack; fields are only ever appended, with defaults.
 """
 
@@ -35,6 +39,7 @@ ACCEPT_CLOCK: Final = "accept_clock"
 FOLLOWS: Final = "follows"
 FOLLOWERS: Final = "followers"
 ENFORCED: Final = "enforced"
+QUEUE_METRICS: Final = "queue_metrics"
 
 JOURNAL_ID: Final = struct.Struct("<Q")
 REVISION: Final = struct.Struct("<Q")

@@ -1,0 +1,146 @@
+"""Which partitions of a journal have changed, for those who watch them: told in pages, at the price of what changed.
+
+    change ─▶ touched ──settle──▶ log (core/structures/touch_log) ──page after a position──▶ rows
+                                     ▲                                                        │
+                                     └──── due: a timeout or delay is over, with no change ───┘
+
+A replica that follows keeps this, too: whoever leads next has nothing to look through. What was never told to anyone
+costs no more than an entry for each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.structures.timers import WorkLeft
+from quaymaster.core.structures.touch_log import TouchLog
+from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
+
+TOUCHED_MAX: Final = 1_000
+"""So many partitions are left unsettled between turns: what changes again and again is settled once."""
+DUE_PER_PAGE_MAX: Final = 1_000
+"""How many timeouts and delays that are over are worked off for a page of rows."""
+
+
+class TouchedRows(NamedTuple):
+    """Rows after a position, and where to go on. `has_more`: there is more behind it."""
+
+    rows: list[QueueMetricsRow]
+    gone: list[GonePartition]
+    position: int
+    has_more: bool
+
+
+class TouchedPartitions:
+    """Of one journal. `is_unfinished` tells whether a partition is between two states, and says nothing."""
+
+    __slots__ = ("_due", "_due_keys", "_is_unfinished", "_partitions", "log", "touched")
+
+    def __init__(
+        self, partitions: Mapping[int, Partition], is_unfinished: Callable[[Partition], bool]
+    ) -> None:
+        self._partitions = partitions
+        self._is_unfinished = is_unfinished
+        self.touched: set[int] = set()
+        """The keys of partitions that changed since they were settled; `Partition.note_touch` adds to it."""
+        self.log = TouchLog()
+        self._due: list[tuple[int, int]] = []
+        """When partitions that were told of change by time alone, and their keys."""
+        self._due_keys: set[int] = set()
+
+    def take(self, partition: Partition) -> None:
+        """There is one more partition."""
+        partition.touched_keys = self.touched
+        partition.is_touched = True
+        self.touched.add(partition.key)
+
+    def drop(self, partition: Partition) -> None:
+        """A partition is gone."""
+        partition.touched_keys = None
+        self.touched.discard(partition.key)
+        self.log.drop(partition.key)
+
+    def settle(self, count_max: int) -> bool:
+        """Put up to `count_max` partitions that changed into the log; return whether more are left."""
+        touched = self.touched
+        later: list[int] = []
+        while touched and count_max > 0:
+            count_max -= 1
+            key = touched.pop()
+            partition = self._partitions[key]
+            if self._is_unfinished(partition):
+                later.append(key)
+                continue
+            partition.is_touched = False
+            self.log.touch(key)
+        is_left = bool(touched)
+        touched.update(later)
+        return is_left
+
+    def page(self, position: int, count_max: int, journal_id: int, epoch: int, now_ms: int) -> TouchedRows:
+        """Return up to `count_max` partitions that were touched at a position or after it, as they are now."""
+        self._advance_due(now_ms, count_max)
+        is_left = self.settle(2 * count_max)
+        keys, position = self.log.after(position, count_max)
+        rows = self.rows(keys, journal_id, epoch, now_ms)
+        there = self._partitions
+        gone = [GonePartition(key >> 16, key & 0xFFFF, journal_id) for key in keys if key not in there]
+        return TouchedRows(rows, gone, position, is_left or position < self.log.end)
+
+    def rows(self, keys: Iterable[int], journal_id: int, epoch: int, now_ms: int) -> list[QueueMetricsRow]:
+        """Return the rows of partitions by their keys, as they are now; of those that are not there none."""
+        left = WorkLeft(DUE_PER_PAGE_MAX)
+        rows: list[QueueMetricsRow] = []
+        for key in keys:
+            partition = self._partitions.get(key)
+            if partition is None:
+                continue
+            if self._is_unfinished(partition):
+                partition.note_touch()  # for the next page
+                continue
+            if partition.is_behind(now_ms):
+                partition.advance(now_ms, left)
+            rows.append(row_of(partition, journal_id, epoch, now_ms))
+            self._note_due(partition, key)
+        return rows
+
+    def _note_due(self, partition: Partition, key: int) -> None:
+        """Tell of a partition again when time alone has changed it."""
+        due_ms = partition.next_change_ms()
+        if due_ms is not None and key not in self._due_keys:
+            self._due_keys.add(key)
+            heappush(self._due, (due_ms, key))
+
+    def _advance_due(self, now_ms: int, count_max: int) -> None:
+        """Bring up to now what was told of before time changed it: it is told of again by the page that follows."""
+        due, left = self._due, WorkLeft(DUE_PER_PAGE_MAX)
+        while due and due[0][0] <= now_ms and count_max > 0:
+            count_max -= 1
+            _, key = heappop(due)
+            self._due_keys.discard(key)
+            partition = self._partitions.get(key)
+            if partition is not None and not self._is_unfinished(partition):
+                partition.advance(now_ms, left)
+                partition.note_touch()
+
+
+def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> QueueMetricsRow:
+    """Return what those who watch queues are told of a partition by the leader of an epoch, after `advance`."""
+    in_flight, delayed = partition.hidden(now_ms)
+    definition = partition.definition
+    return QueueMetricsRow(
+        definition.queue_id,
+        partition.number,
+        journal_id,
+        epoch,
+        max(0, partition.alive - in_flight - delayed),
+        in_flight,
+        delayed,
+        0,
+        partition.oldest_sent_ms if partition.alive else 0,
+        partition.sends,
+        deleted=partition.deletions,
+    )

@@ -1,0 +1,126 @@
+"""Those who watch queues are told of each partition that has changed, at the price of what changed."""
+
+from __future__ import annotations
+
+import pytest
+from harness.replica_host import Host, message, queue
+from harness.steps import calls_of
+
+from quaymaster.core.partition.touched_partitions import TouchedPartitions, TouchedRows
+from quaymaster.core.values.commands import Delete, ForgetQueue, Receipt, Receive, Send, SetQueue
+from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
+
+FEW, MANY = 100, 100_000
+
+
+def leader(*queue_ids: int) -> Host:
+    host = Host()
+    for queue_id in queue_ids:
+        host.ask(SetQueue(queue(queue_id)))
+    return host
+
+
+def page_of(host: Host, position: int = 0, count_max: int = 1_000) -> TouchedRows:
+    changes = host.states.changes
+    return changes.page(position, count_max, 0, host.replica.epoch, host.now_ms)
+
+
+def row_of(host: Host, queue_id: int = 1) -> QueueMetricsRow:
+    (row,) = host.states.changes.rows([queue_id << 16], 0, host.replica.epoch, host.now_ms)
+    return row
+
+
+def test_row_says_how_many_messages_are_in_which_state() -> None:
+    host = leader(1)
+    host.ask(Send(1, 0, [message(1), message(2), message(3), message(4, delay_ms=60_000)]))
+    host.ask(Receive(1, 0, 2, 30_000))
+    host.ask(Delete(1, 0, [Receipt(1, 1, 1)]))
+
+    row = row_of(host)
+
+    assert (row.visible, row.in_flight, row.delayed) == (1, 1, 1)
+    assert (row.sent, row.deleted, row.epoch) == (4, 1, 1)
+    assert row.oldest_sent_ms == 1_000_000
+
+
+def test_queue_that_is_not_touched_is_told_of_once() -> None:
+    host = leader(1, 2)
+    first = page_of(host)
+    host.ask(Send(2, 0, [message(1)]))
+
+    second = page_of(host, first.position)
+
+    assert [row.queue_id for row in first.rows] == [1, 2]
+    assert [row.queue_id for row in second.rows] == [2]
+    assert not second.has_more
+    assert page_of(host, second.position).rows == []
+
+
+def test_messages_that_time_makes_visible_are_told_of_without_a_command() -> None:
+    host = leader(1)
+    host.ask(Send(1, 0, [message(1), message(2, delay_ms=5_000)]))
+    host.ask(Receive(1, 0, 1, 30_000))
+    found = page_of(host)
+
+    host.now_ms += 10_000
+    delayed = page_of(host, found.position)
+    host.now_ms += 30_000
+    returned = page_of(host, delayed.position)
+
+    assert [(row.visible, row.in_flight, row.delayed) for row in found.rows] == [(0, 1, 1)]
+    assert [(row.visible, row.in_flight, row.delayed) for row in delayed.rows] == [(1, 1, 0)]
+    assert [(row.visible, row.in_flight, row.delayed) for row in returned.rows] == [(2, 0, 0)]
+    assert page_of(host, returned.position).rows == []
+
+
+def test_queue_that_is_deleted_before_its_time_comes_is_told_of_as_gone() -> None:
+    host = leader(1, 2)
+    host.ask(Send(1, 0, [message(1)]))
+    host.ask(Receive(1, 0, 1, 30_000))
+    found = page_of(host)
+
+    host.ask(ForgetQueue(1))
+    host.now_ms += 60_000
+    later = page_of(host, found.position)
+
+    assert later.rows == []
+    assert later.gone == [GonePartition(1, 0, 0)]
+
+
+def test_partition_with_unfinished_work_is_told_of_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = leader(1, 2)
+    changes = host.states.changes
+    host.ask(Send(1, 0, [message(0)]))
+    host.ask(Receive(1, 0, 1, 30_000))
+    found = page_of(host)
+    host.ask(Send(1, 0, [message(1)]))
+    host.now_ms += 40_000
+    host.states.unfinished.works[1] = None  # type: ignore[assignment]  # that there is some is enough
+
+    meanwhile = page_of(host, found.position)
+    by_name = changes.rows([1 << 16, 9 << 16], 0, 1, host.now_ms)
+    host.states.unfinished.works.clear()
+    later = page_of(host, meanwhile.position)
+
+    assert (meanwhile.rows, by_name) == ([], [])
+    assert [row.queue_id for row in later.rows] == [1]
+
+
+def test_page_costs_the_same_whatever_the_number_of_queues() -> None:
+    steps: list[int] = []
+    for count in (FEW, MANY):
+        host = leader(1)
+        partition = host.partition(1)
+        keys = [queue_id << 16 for queue_id in range(1, count + 1)]
+        changes = TouchedPartitions(dict.fromkeys(keys, partition), lambda partition: False)
+        changes.touched.update(keys)
+        position, has_more = 0, True
+        while has_more:
+            _, _, position, has_more = changes.page(position, 1_000, 0, 1, host.now_ms)
+        changes.touched.update(keys[:10])
+        found: list[TouchedRows] = []
+
+        steps.append(calls_of(lambda: found.append(changes.page(position, 1_000, 0, 1, host.now_ms))))  # noqa: B023
+
+        assert len(found[0].rows) == 10
+    assert steps[0] == steps[1]
