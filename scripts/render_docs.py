@@ -93,8 +93,8 @@ METRICS_HEAD = """\
 
 <!-- Made by `make docs` from monitoring/metrics.py. -->
 
-`GET /metrics` on the admin port, in Prometheus's text format. Counters start at zero with the process. With
-`metrics_per_queue = true`, the metrics of queues carry the labels `account` and `queue`; otherwise they are sums.
+`GET /metrics` on the admin port, in Prometheus's text format. Counters start at zero with the process. Metrics of
+queues are sums of all queues: a scrape costs the same at any number of them.
 Of a server with [workers](../guides/scale.md), samples of each worker have the label `worker` besides.
 Prometheus's own `process_*` metrics (CPU, memory, open files) are there too. What to watch is in the
 [operations guide](../guides/operations.md#what-to-watch).

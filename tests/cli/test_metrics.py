@@ -72,7 +72,7 @@ def test_a_stopped_journal_is_durable_nowhere(tmp_path: Path) -> None:
             return [before, figures(tester)]
 
     def figures(tester: BrokerTester) -> dict[str, float]:
-        samples = journal_samples([tester.broker], tmp_path, per_queue=False)
+        samples = journal_samples([tester.broker], tmp_path)
         return {sample.name: sample.value for sample in samples if sample is not None}
 
     before, after = asyncio.run(scenario())
@@ -82,8 +82,7 @@ def test_a_stopped_journal_is_durable_nowhere(tmp_path: Path) -> None:
     assert (after[durable], after[changes]) == (0, 1)
 
 
-@pytest.mark.parametrize("per_queue", [False, True])
-def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: bool) -> None:
+def test_messages_that_are_staged_are_counted_apart(tmp_path: Path) -> None:
     async def scenario() -> dict[str, float]:
         async with running(tmp_path / "journal") as tester:
             for queue_id in (1, 2, 3):
@@ -91,7 +90,7 @@ def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: b
             for queue_id in (1, 2):
                 messages = [message(number) for number in range(queue_id)]
                 await tester.ask(StageMessages(queue_id, 0, "sink", 1, "0", 0, messages))
-            samples = journal_samples([tester.broker], tmp_path, per_queue=per_queue)
+            samples = journal_samples([tester.broker], tmp_path)
             return {sample.name: sample.value for sample in samples if sample is not None}
 
     values = asyncio.run(scenario())
@@ -100,7 +99,7 @@ def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: b
     assert values["quaymaster_queue_messages"] == 0
 
 
-def test_a_queue_with_several_partitions_is_one_in_its_metrics_and_unlisted_ones_are_told(
+def test_messages_of_all_partitions_are_added_up_and_unlisted_ones_are_told(
     tmp_path: Path,
 ) -> None:
     partitions = spread_table([0, 0])
@@ -111,7 +110,7 @@ def test_a_queue_with_several_partitions_is_one_in_its_metrics_and_unlisted_ones
             await tester.set_queue(definition)
             for partition in (0, 1):
                 await tester.ask(Send(1, partition, [message(partition)]))
-            samples = list(journal_samples([tester.broker], tmp_path, per_queue=True))
+            samples = list(journal_samples([tester.broker], tmp_path))
             before = unlisted_partitions({0: tester.broker.host.replica.queues})
             await tester.set_queue(without(definition, [1]))
             return samples, before, unlisted_partitions({0: tester.broker.host.replica.queues})

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.monitoring import metrics as metrics_module
-from quaymaster.monitoring.metrics import METRICS, Histogram, Metrics, Sample
+from quaymaster.monitoring.metrics import METRICS, Histogram, HistogramSample, Metrics, Sample
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -63,16 +63,6 @@ def test_sources_are_asked_at_each_scrape() -> None:
     assert (before, after) == (1, 7)
 
 
-def test_queue_metrics_may_name_the_queue() -> None:
-    metrics = Metrics("1.2.3")
-    metrics.add_source(lambda: [Sample("quaymaster_queue_messages", 5, ("000000000000", "jobs", "visible"))])
-
-    values = scrape(metrics)
-
-    labels = (("account", "000000000000"), ("queue", "jobs"), ("state", "visible"))
-    assert values["quaymaster_queue_messages", labels] == 5
-
-
 def test_a_sample_that_is_not_declared_is_a_bug() -> None:
     metrics = Metrics("1.2.3")
     metrics.add_source(lambda: [Sample("quaymaster_surprises", 1)])
@@ -94,8 +84,9 @@ def test_http_events_and_messages_are_counted() -> None:
     metrics.count_http_event("connection_opened")
     metrics.count_http_event("connection_opened")
     metrics.messages_sent += 11
-    metrics.log_fsyncs = [Histogram(), Histogram()]
-    metrics.log_fsyncs[1].observe(0.0002)
+    fsyncs = Histogram()
+    fsyncs.observe(0.0002)
+    metrics.add_histograms(lambda: [HistogramSample("quaymaster_log_fsync_duration_seconds", fsyncs, ())])
 
     values = scrape(metrics)
 
@@ -112,7 +103,7 @@ def test_many_samples_are_collected_and_made_into_text_in_steps(monkeypatch: pyt
 
     def source() -> Iterator[Sample | None]:
         for number in range(100):
-            yield Sample("quaymaster_queue_messages", number, ("000000000000", f"jobs-{number}", "visible"))
+            yield Sample("quaymaster_queue_messages", number, (f"state-{number}",))
             if number % 10 == 9:
                 yield None
 

@@ -51,7 +51,7 @@ def short_tmp_path() -> Iterator[Path]:
 def shared_edge() -> Iterator[EdgeProcess]:
     """An edge and a server for all tests that put up with what those before them did; neither need be running."""
     with short_directory() as directory:
-        server = QuaymasterProcess(directory / "data", settings={"metrics_per_queue": "true"})
+        server = QuaymasterProcess(directory / "data")
         edge = EdgeProcess(server, directory)
         try:
             yield edge

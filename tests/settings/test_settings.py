@@ -57,13 +57,13 @@ def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
 def test_environment_texts_become_numbers_and_truth_values() -> None:
     environment = {
         "QUAYMASTER_PURGE_INTERVAL_S": "7",
-        "QUAYMASTER_METRICS_PER_QUEUE": "true",
+        "QUAYMASTER_OIDC_ISSUERS": "true",
         "QUAYMASTER_REPLICAS": "5",
     }
 
     settings = load_settings(environment=environment)
 
-    assert (settings.purge_interval_s, settings.metrics_per_queue, settings.replicas) == (7, True, 5)
+    assert (settings.purge_interval_s, settings.oidc_issuers, settings.replicas) == (7, True, 5)
 
 
 def test_an_unknown_name_in_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

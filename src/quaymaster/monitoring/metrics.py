@@ -39,9 +39,6 @@ class Declaration(NamedTuple):
     """Whether only the processes of a cell have it."""
 
 
-QUEUE_LABELS: Final = ("account", "queue")
-"""In front of the labels of the per-queue metrics when the operator asked for them."""
-
 METRICS: Final[dict[str, Declaration]] = {
     # Front end
     "quaymaster_http_requests_total": Declaration(
@@ -243,7 +240,9 @@ METRICS: Final[dict[str, Declaration]] = {
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(
-        "gauge", "Messages by state: visible, in_flight, delayed.", ("state",)
+        "gauge",
+        "Messages by state: visible, in_flight, delayed; of each queue as of its last change.",
+        ("state",),
     ),
     "quaymaster_held_groups": Declaration(
         "gauge",
@@ -252,7 +251,9 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_staged_messages": Declaration(
         "gauge", "Messages that transactions have staged and not committed; they are in no queue yet."
     ),
-    "quaymaster_queue_oldest_message_age_seconds": Declaration("gauge", "Age of the oldest message."),
+    "quaymaster_queue_oldest_message_age_seconds": Declaration(
+        "gauge", "Age of the oldest message, to the second."
+    ),
     "quaymaster_messages_redriven_total": Declaration(
         "counter", "Messages moved to a dead-letter queue or back from one."
     ),
@@ -264,7 +265,9 @@ METRICS: Final[dict[str, Declaration]] = {
         "counter", "Times a journal here got a new leader: 1 for each journal after a start on one node."
     ),
     "quaymaster_journal_durable_replicas": Declaration(
-        "gauge", "Replicas that make records durable; 0 when a journal has stopped."
+        "gauge",
+        "Replicas that have made durable what is committed, of the journal led here that has the fewest; 0 when one "
+        "has stopped.",
     ),
     "quaymaster_journals": Declaration(
         "gauge", "Replicas of journals on this broker, in a cell.", ("role",), is_of_cells=True
@@ -349,7 +352,7 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_log_segments": Declaration("gauge", "Segment files of the journal."),
     "quaymaster_log_bytes": Declaration("gauge", "Bytes of the journal's segment files."),
     "quaymaster_log_end_offset": Declaration(
-        "gauge", "The offset the next record will have; of several journals, the sum."
+        "gauge", "The offset the next record will have; of several replicas, the sum."
     ),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
@@ -411,7 +414,7 @@ SECONDS_BOUNDS: Final = (
 
 
 class Sample(NamedTuple):
-    """A value a source gives. `labels` are in the declared order, QUEUE_LABELS before them if any."""
+    """A value a source gives. `labels` are in the declared order."""
 
     name: str
     value: float
@@ -497,8 +500,6 @@ class Metrics:
         self.messages_received = 0
         self.messages_deleted = 0
         self.empty_receives = 0
-        self.log_fsyncs: list[Histogram] = []
-        """Of each journal here."""
         self.event_loop_pauses = Histogram()
         self._version = version
         self._sources: list[Source] = []
@@ -555,8 +556,6 @@ class Metrics:
 
     def _histograms(self) -> Iterator[Metric]:
         yield self._durations()
-        fsyncs = Histogram.sum_of(self.log_fsyncs)
-        yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), fsyncs)])
         yield _histogram_family("quaymaster_event_loop_pause_seconds", [((), self.event_loop_pauses)])
         by_name: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {}
         for source in self._histogram_sources:
@@ -620,12 +619,10 @@ def _plain(samples: list[Sample]) -> Iterator[Metric]:
 
 
 def _plain_families(name: str, declaration: Declaration, samples: list[Sample]) -> Iterator[Metric]:
-    """Yield the family of a counter or gauge; one whose samples name queues has their labels in front."""
+    """Yield the family of a counter or gauge, if it has samples."""
     if not samples:
         return
-    labels: tuple[str, ...] = declaration.labels
-    if len(samples[0].labels) > len(labels):
-        labels = QUEUE_LABELS + labels
+    labels = declaration.labels
     family: CounterMetricFamily | GaugeMetricFamily
     if declaration.kind == "counter":
         family = CounterMetricFamily(name.removesuffix("_total"), declaration.help, labels=labels)

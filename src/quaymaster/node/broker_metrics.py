@@ -13,123 +13,83 @@ from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.cell import broker_of
-from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.replication.queue_time import say_held
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
-QUEUES_AT_A_TIME = 1_000
+SETTLED_AT_A_TIME = 1_000
 
 
-def journal_samples(
-    journals: Collection[JournalService], data: Path, *, per_queue: bool
-) -> Iterable[Sample | None]:
-    """Yield samples of the journals that a server leads here, caches, disk and queues, and None between many queues.
+def journal_samples(journals: Collection[JournalService], data: Path) -> Iterable[Sample | None]:
+    """Yield samples of the journals here, their caches, disk and queues, and None where others may have a turn.
 
-    States are as of each queue's last request.
+    They cost the same at any number of queues: turns keep the sums. States are as of each queue's last change, of the
+    journals that are led here.
     """
-    hosts = [journal.host for journal in journals]
     segments = [segment for journal in journals for segment in journal.files.segments()]
+    hosts = [journal.host for journal in journals]
+    led = [host for host in hosts if host.replica.is_leading]
     counters = [host.writer.counters for host in hosts]
-    queues = [host.replica.queues for host in hosts]
-    # One process leads its journals from its start (which waits for the activation) to its end.
-    yield Sample("quaymaster_journal_leader_changes_total", len(hosts))
-    are_durable = all(host.stopped is None and host.replica.is_leading for host in hosts)
-    yield Sample("quaymaster_journal_durable_replicas", int(are_durable))
-    yield from _of_clocks([host.clock for host in hosts])
+    yield Sample("quaymaster_journal_leader_changes_total", sum(journal.leaderships for journal in journals))
+    stopped = [host for host in hosts if host.stopped is not None]
+    if led or stopped:
+        durable = 0 if stopped else min(_durable_replicas(host) for host in led)
+        yield Sample("quaymaster_journal_durable_replicas", durable)
+    yield from _of_clocks([host.clock for host in led])
     yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
     yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
     yield Sample("quaymaster_log_segments", len(segments))
     yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
     yield Sample("quaymaster_log_end_offset", sum(host.replica.end_offset for host in hosts))
     yield Sample("quaymaster_body_cache_bytes", sum(host.bodies.size_bytes for host in hosts))
-    yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
-    yield Sample("quaymaster_held_groups", sum(one.held_groups for one in queues))
-    yield Sample("quaymaster_messages_redriven_total", sum(one.messages_moved for one in queues))
-    yield Sample("quaymaster_messages_expired_total", sum(one.messages_expired for one in queues))
     disk = os.statvfs(data)
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
-    staged = 0
-    if per_queue:
-        for now_ms, partition in _partitions_of(hosts):
-            if partition is None:
-                yield None
-                continue
-            staged += _staged(partition)
-            definition = partition.definition
-            here = [one for one in queues if definition.queue_id in one.definitions]
-            same_queue = [each for one in here for each in one.partitions_of(definition.queue_id)]
-            if partition is not same_queue[0]:
-                continue  # counted with the first
-            labels = definition.account_id, definition.name
-            states = [_states(each) for each in same_queue]
-            for state in states[0]:
-                yield Sample(
-                    "quaymaster_queue_messages", sum(each[state] for each in states), (*labels, state)
-                )
-            oldest_s = max(_oldest_age_s(each, now_ms) for each in same_queue)
-            yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s, labels)
-        yield Sample("quaymaster_staged_messages", staged)
-        return
-    totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
-    oldest_s = 0.0
-    for now_ms, partition in _partitions_of(hosts):
-        if partition is None:
+    yield from _of_queues(hosts, led)
+
+
+def _of_queues(hosts: Iterable[ReplicaHost], led: Collection[ReplicaHost]) -> Iterator[Sample | None]:
+    """Yield the sums of the queues that are led here. What was counted under former leaders here counts on."""
+    for host in led:
+        while host.replica.queues.changes.settle(SETTLED_AT_A_TIME, host.clock.time_ms()):
             yield None
-            continue
-        staged += _staged(partition)
-        if partition.alive and not partition.definition.is_log:  # its groups have what waits
-            for state, number in _states(partition).items():
-                totals[state] += number
-            oldest_s = max(oldest_s, _oldest_age_s(partition, now_ms))
-    for state, number in totals.items():
+    queues = [host.replica.queues for host in led]
+    yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
+    yield Sample("quaymaster_held_groups", sum(one.held_groups for one in queues))
+    sums = [one.changes.sums for one in queues]
+    for state, number in (
+        ("visible", sum(one.visible for one in sums)),
+        ("in_flight", sum(one.in_flight for one in sums)),
+        ("delayed", sum(one.delayed for one in sums)),
+    ):
         yield Sample("quaymaster_queue_messages", number, (state,))
-    yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s)
-    yield Sample("quaymaster_staged_messages", staged)
+    yield Sample("quaymaster_staged_messages", sum(one.staged for one in sums))
+    yield Sample("quaymaster_queue_oldest_message_age_seconds", max(map(_oldest_age_s, led), default=0.0))
+    counted = [host.replica.queues for host in hosts]
+    yield Sample("quaymaster_messages_redriven_total", sum(one.messages_moved for one in counted))
+    yield Sample("quaymaster_messages_expired_total", sum(one.messages_expired for one in counted))
 
 
-def broker_samples(broker: Broker, data: Path) -> Iterable[Sample | None]:
-    """Yield samples of all journals of a broker together; of queues, those of the journals that it leads."""
+def replica_samples(broker: Broker) -> Iterable[Sample]:
+    """Yield samples of the replicas of a cell's broker as such."""
     journals = list(broker.journals.values())
     led = [journal for journal in journals if journal.host.replica.is_leading]
-    segments = [segment for journal in journals for segment in journal.files.segments()]
     yield Sample("quaymaster_journals", len(journals) - len(led), ("follower",))
     yield Sample("quaymaster_journals", len(led), ("leader",))
     rooms = Counter(journal.files.room for journal in journals)
     for room in DiskPressure:
         yield Sample("quaymaster_journals_by_room", rooms[room], (room.name.lower(),))
-    yield Sample("quaymaster_journal_leader_changes_total", sum(journal.leaderships for journal in journals))
     yield Sample(
         "quaymaster_replication_lag_records",
         max((lag for journal in led for lag in journal.host.replica.log.lag_of().values()), default=0),
     )
     yield from _of_each_journal(journals)
-    yield from _of_clocks([journal.host.clock for journal in led])
-    counters = [journal.host.writer.counters for journal in journals]
-    yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
-    yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
-    yield Sample("quaymaster_log_segments", len(segments))
-    yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
-    yield Sample("quaymaster_body_cache_bytes", sum(journal.host.bodies.size_bytes for journal in journals))
-    yield Sample("quaymaster_queues", sum(len(journal.host.replica.queues.definitions) for journal in led))
-    yield Sample("quaymaster_held_groups", sum(journal.host.replica.queues.held_groups for journal in led))
-    disk = os.statvfs(data)
-    yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
-    totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
-    staged = 0
-    for journal in led:
-        for partition in _some_at_a_time(journal.host.replica.queues.partitions):
-            if partition is None:
-                yield None
-                continue
-            staged += _staged(partition)
-            if partition.alive and not partition.definition.is_log:  # its groups have what waits
-                for state, number in _states(partition).items():
-                    totals[state] += number
-    for state, number in totals.items():
-        yield Sample("quaymaster_queue_messages", number, (state,))
-    yield Sample("quaymaster_staged_messages", staged)
+
+
+def journal_histograms(journals: Iterable[JournalService]) -> Iterator[HistogramSample]:
+    """Yield how long fsyncs took, of all journals here together."""
+    fsyncs = [journal.host.writer.counters.fsync_durations for journal in journals]
+    yield HistogramSample("quaymaster_log_fsync_duration_seconds", Histogram.sum_of(fsyncs), ())
 
 
 def held_expiry(clocks: Mapping[int, QueueClock]) -> list[str]:
@@ -184,34 +144,13 @@ def broker_histograms(broker: Broker) -> Iterator[HistogramSample]:
         )
 
 
-def _partitions_of(hosts: Iterable[ReplicaHost]) -> Iterator[tuple[int, Partition | None]]:
-    """Yield the partitions of all journals, each with its journal's time, and None after each so many."""
-    for host in hosts:
-        now_ms = host.clock.time_ms()
-        for partition in _some_at_a_time(host.replica.queues.partitions):
-            yield now_ms, partition
+def _durable_replicas(host: ReplicaHost) -> int:
+    """Return how many replicas have made durable all that is committed in a journal that is led here."""
+    replica = host.replica
+    ends = [replica.end_offset - lag for lag in replica.log.lag_of().values()]
+    return sum(end >= replica.commit for end in (replica.durable_end, *ends))
 
 
-def _some_at_a_time(partitions: Mapping[int, Partition]) -> Iterator[Partition | None]:
-    """Yield the partitions there are, and None after each so many."""
-    for number, partition in enumerate(list(partitions.values()), 1):
-        yield partition
-        if not number % QUEUES_AT_A_TIME:
-            yield None
-
-
-def _states(partition: Partition) -> dict[str, int]:
-    in_flight, delayed = len(partition.in_flight), len(partition.timed)
-    return {
-        "visible": max(0, partition.alive - in_flight - delayed),
-        "in_flight": in_flight,
-        "delayed": delayed,
-    }
-
-
-def _staged(partition: Partition) -> int:
-    return partition.staged.messages if partition.staged is not None else 0
-
-
-def _oldest_age_s(partition: Partition, now_ms: int) -> float:
-    return (now_ms - partition.oldest_sent_ms) / 1000 if partition.alive else 0.0
+def _oldest_age_s(host: ReplicaHost) -> float:
+    oldest_s = host.replica.queues.changes.sums.oldest.first()
+    return 0.0 if oldest_s is None else max(0.0, host.clock.time_ms() / 1_000 - oldest_s)

@@ -21,8 +21,10 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.broker_metrics import (
     broker_histograms,
-    broker_samples,
     held_expiry,
+    journal_histograms,
+    journal_samples,
+    replica_samples,
     unlisted_partitions,
 )
 from quaymaster.node.broker_routing import route_to_brokers
@@ -95,7 +97,9 @@ async def _start_broker(node: Node, cell: Membership) -> None:
     await service.start()
     node.stack.push_async_callback(service.close)
     broker = service.broker
-    node.metrics.add_source(lambda: broker_samples(broker, node.data))
+    node.metrics.add_source(lambda: journal_samples(list(broker.journals.values()), node.data))
+    node.metrics.add_source(lambda: replica_samples(broker))
+    node.metrics.add_histograms(lambda: journal_histograms(broker.journals.values()))
     node.metrics.add_histograms(lambda: broker_histograms(broker))
     node.health.add_check(service.why_not_ready)
     node.health.add_notices(

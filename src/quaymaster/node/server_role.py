@@ -26,7 +26,12 @@ from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.broker_metrics import held_expiry, journal_samples, unlisted_partitions
+from quaymaster.node.broker_metrics import (
+    held_expiry,
+    journal_histograms,
+    journal_samples,
+    unlisted_partitions,
+)
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.node.from_settings import (
@@ -113,8 +118,8 @@ async def start_server(node: Node) -> None:
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    node.metrics.log_fsyncs = [journal.host.writer.counters.fsync_durations for journal in own.all()]
-    node.metrics.add_source(lambda: journal_samples(own.all(), data, per_queue=settings.metrics_per_queue))
+    node.metrics.add_source(lambda: journal_samples(own.all(), data))
+    node.metrics.add_histograms(lambda: journal_histograms(own.all()))
     behind = Behind(store, metadata, broker, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)

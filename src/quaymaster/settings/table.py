@@ -358,8 +358,6 @@ class SettingsTable(BaseModel):
     """Least severe events that are logged."""
     log_format: Literal["text", "json"] = Field("text", json_schema_extra=OBSERVABILITY_COMMON)
     """`text`: time, level, logger, event, key=value. `json`: one object a line."""
-    metrics_per_queue: bool = Field(False, json_schema_extra=OBSERVABILITY)
-    """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
     slow_request_ms: NotNegative = Field(1_000, json_schema_extra=OBSERVABILITY)
     """Requests that take longer (without a long poll's wait) are logged with the parts of the time.
     0: none."""

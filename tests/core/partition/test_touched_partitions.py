@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from harness.replica_host import Host, message, queue
 from harness.steps import calls_of
 
-from quaymaster.core.partition.touched_partitions import TouchedPartitions, TouchedRows
-from quaymaster.core.values.commands import Delete, ForgetQueue, Receipt, Receive, Send, SetQueue
+from quaymaster.core.partition.touched_partitions import TOUCHED_MAX, TouchedPartitions, TouchedRows
+from quaymaster.core.values.commands import (
+    Delete,
+    ForgetQueue,
+    Purge,
+    Receipt,
+    Receive,
+    ResetGroup,
+    Send,
+    SetQueue,
+    StageMessages,
+)
 from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
 
 FEW, MANY = 100, 100_000
@@ -104,6 +115,70 @@ def test_partition_with_unfinished_work_is_told_of_when_it_is_done(monkeypatch: 
 
     assert (meanwhile.rows, by_name) == ([], [])
     assert [row.queue_id for row in later.rows] == [1]
+
+
+def sums_of(host: Host) -> tuple[int, int, int, int, int | None]:
+    changes = host.states.changes
+    changes.settle(1_000, host.now_ms)
+    sums = changes.sums
+    return sums.visible, sums.in_flight, sums.delayed, sums.staged, sums.oldest.first()
+
+
+def test_messages_of_all_queues_are_added_up_as_they_come_and_go() -> None:
+    host = leader(1, 2)
+    assert sums_of(host) == (0, 0, 0, 0, None)
+    host.ask(Send(1, 0, [message(1), message(2), message(3, delay_ms=60_000)]))
+    host.ask(Receive(1, 0, 1, 30_000))
+    host.ask(Send(2, 0, [message(4)]), after_ms=5_000)
+    host.ask(StageMessages(2, 0, "sink", 1, "0", 0, [message(5)]))
+    assert sums_of(host) == (2, 1, 1, 1, 1_000)
+
+    host.ask(Delete(1, 0, [Receipt(1, 1, 1)]))
+    assert sums_of(host) == (2, 0, 1, 1, 1_000)
+
+    host.ask(ForgetQueue(1))
+    assert sums_of(host) == (1, 0, 0, 1, 1_005)
+
+    host.ask(Purge(2))
+    assert sums_of(host) == (0, 0, 0, 1, None)
+
+
+def test_messages_of_a_log_count_in_its_groups_only() -> None:
+    host = leader()
+    host.ask(SetQueue(queue(1, "log", attributes={"RetentionMode": "Log"})))
+    host.ask(Send(1, 0, [message(1), message(2)]))
+    assert sums_of(host) == (0, 0, 0, 0, None)
+
+    host.ask(SetQueue(msgspec.structs.replace(queue(2, "log@a"), group_of=1)))
+    host.ask(ResetGroup(2, "earliest"))
+
+    assert sums_of(host) == (2, 0, 0, 0, 1_000)
+
+
+def test_follower_has_the_sums_of_what_it_applied() -> None:
+    host = leader(1)
+    host.ask(Send(1, 0, [message(1), message(2)]))
+    host.ask(Receive(1, 0, 1, 30_000))
+
+    states = host.replayed()
+    states.changes.settle(1_000, host.now_ms)
+
+    assert (states.changes.sums.visible, states.changes.sums.in_flight) == (1, 1)
+
+
+def test_no_more_partitions_are_left_unsettled_than_turns_may_leave() -> None:
+    host = leader(1)
+    partition = host.partition(1)
+    keys = range(TOUCHED_MAX + 2_500)
+    changes = TouchedPartitions(dict.fromkeys(keys, partition), lambda partition: False)
+    changes.touched.update(keys)
+
+    left: list[int] = []
+    while len(changes.touched) > TOUCHED_MAX:
+        changes.settle_excess(host.now_ms)
+        left.append(len(changes.touched))
+
+    assert left == [TOUCHED_MAX + 1_500, TOUCHED_MAX + 500, TOUCHED_MAX]
 
 
 def test_page_costs_the_same_whatever_the_number_of_queues() -> None:

@@ -32,6 +32,7 @@ from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.writer import JournalWriter
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.touched_partitions import TOUCHED_MAX
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.effects import (
     PersistPromise,
@@ -488,8 +489,11 @@ class ReplicaHost:
             self.waiters.wake(partition)
         if self._changes and todo.awake:
             self._note_changes(todo.awake)
-        if self.replica.queues.asking:
+        queues = self.replica.queues
+        if queues.asking:
             self._links.groups_met()
+        if len(queues.changes.touched) > TOUCHED_MAX:
+            queues.changes.settle_excess(self.clock.time_ms())
         if todo.again:
             self._inbox.again += todo.again
             if not self._is_scheduled:

@@ -32,6 +32,7 @@ from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes
+from quaymaster.core.structures.message_sums import NO_SHARE
 from quaymaster.core.structures.rows import RowTable
 from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
@@ -81,6 +82,7 @@ class Partition:
         "returned",
         "sealed_ms",
         "sent_until",
+        "share",
         "sizes",
         "staged",
         "tasks",
@@ -161,6 +163,8 @@ class Partition:
         """Whether there is news of it for those who watch queues (`core/partition/touched_partitions`)."""
         self.touched_keys: set[int] | None = None
         """Where its key is while that is so."""
+        self.share = NO_SHARE
+        """What it adds to the sums of its journal."""
         self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 

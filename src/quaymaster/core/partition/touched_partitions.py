@@ -1,11 +1,11 @@
 """Which partitions of a journal have changed, for those who watch them: told in pages, at the price of what changed.
 
-    change ─▶ touched ──settle──▶ log (core/structures/touch_log) ──page after a position──▶ rows
-                                     ▲                                                        │
-                                     └──── due: a timeout or delay is over, with no change ───┘
+    change ─▶ touched ──settle──┬─▶ log (core/structures/touch_log) ──page after a position──▶ rows
+                                │      ▲                                                        │
+                                │      └──── due: a timeout or delay is over, with no change ───┘
+                                └─▶ sums of all partitions
 
-A replica that follows keeps this, too: whoever leads next has nothing to look through. What was never told to anyone
-costs no more than an entry for each partition.
+A replica that follows keeps this, too: whoever leads next has nothing to look through.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.structures.message_sums import NO_SHARE, MessageSums, Share
 from quaymaster.core.structures.timers import WorkLeft
 from quaymaster.core.structures.touch_log import TouchLog
 from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
 
 TOUCHED_MAX: Final = 1_000
 """So many partitions are left unsettled between turns: what changes again and again is settled once."""
+SETTLED_AT_A_TIME: Final = 1_000
+"""So many more than that are settled in a turn: it takes some milliseconds."""
 DUE_PER_PAGE_MAX: Final = 1_000
 """How many timeouts and delays that are over are worked off for a page of rows."""
 
@@ -37,7 +40,7 @@ class TouchedRows(NamedTuple):
 class TouchedPartitions:
     """Of one journal. `is_unfinished` tells whether a partition is between two states, and says nothing."""
 
-    __slots__ = ("_due", "_due_keys", "_is_unfinished", "_partitions", "log", "touched")
+    __slots__ = ("_due", "_due_keys", "_is_unfinished", "_partitions", "log", "sums", "touched")
 
     def __init__(
         self, partitions: Mapping[int, Partition], is_unfinished: Callable[[Partition], bool]
@@ -47,6 +50,7 @@ class TouchedPartitions:
         self.touched: set[int] = set()
         """The keys of partitions that changed since they were settled; `Partition.note_touch` adds to it."""
         self.log = TouchLog()
+        self.sums = MessageSums()
         self._due: list[tuple[int, int]] = []
         """When partitions that were told of change by time alone, and their keys."""
         self._due_keys: set[int] = set()
@@ -62,9 +66,14 @@ class TouchedPartitions:
         partition.touched_keys = None
         self.touched.discard(partition.key)
         self.log.drop(partition.key)
+        self.sums.replace(partition.share, NO_SHARE)
 
-    def settle(self, count_max: int) -> bool:
-        """Put up to `count_max` partitions that changed into the log; return whether more are left."""
+    def settle_excess(self, now_ms: int) -> None:
+        """Settle what is more than TOUCHED_MAX, or some of it; call at the end of each turn that leaves so many."""
+        self.settle(min(len(self.touched) - TOUCHED_MAX, SETTLED_AT_A_TIME), now_ms)
+
+    def settle(self, count_max: int, now_ms: int) -> bool:
+        """Put up to `count_max` partitions that changed into log and sums; return whether more are left."""
         touched = self.touched
         later: list[int] = []
         while touched and count_max > 0:
@@ -76,6 +85,10 @@ class TouchedPartitions:
                 continue
             partition.is_touched = False
             self.log.touch(key)
+            share = share_of(partition, now_ms)
+            if share != partition.share:
+                self.sums.replace(partition.share, share)
+                partition.share = share
         is_left = bool(touched)
         touched.update(later)
         return is_left
@@ -83,7 +96,7 @@ class TouchedPartitions:
     def page(self, position: int, count_max: int, journal_id: int, epoch: int, now_ms: int) -> TouchedRows:
         """Return up to `count_max` partitions that were touched at a position or after it, as they are now."""
         self._advance_due(now_ms, count_max)
-        is_left = self.settle(2 * count_max)
+        is_left = self.settle(2 * count_max, now_ms)
         keys, position = self.log.after(position, count_max)
         rows = self.rows(keys, journal_id, epoch, now_ms)
         there = self._partitions
@@ -125,6 +138,16 @@ class TouchedPartitions:
             if partition is not None and not self._is_unfinished(partition):
                 partition.advance(now_ms, left)
                 partition.note_touch()
+
+
+def share_of(partition: Partition, now_ms: int) -> Share:
+    """Return a partition's part in the sums, as of its last change."""
+    staged = partition.staged.messages if partition.staged is not None else 0
+    if not partition.alive or partition.sizes is not None:  # a log's groups have what waits
+        return Share(staged=staged) if staged else NO_SHARE
+    in_flight, delayed = partition.hidden(now_ms)
+    visible = max(0, partition.alive - in_flight - delayed)
+    return Share(visible, in_flight, delayed, staged, partition.oldest_sent_ms // 1_000)
 
 
 def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> QueueMetricsRow:

@@ -35,7 +35,12 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
-from quaymaster.node.broker_metrics import held_expiry, journal_samples, unlisted_partitions
+from quaymaster.node.broker_metrics import (
+    held_expiry,
+    journal_histograms,
+    journal_samples,
+    unlisted_partitions,
+)
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
 from quaymaster.node.data.settling import check_settled
@@ -173,8 +178,8 @@ async def _lead(
     node.health.add_check(own.why_stopped)
     node.health.add_notices(lambda: held_expiry(own.clocks()))
     node.health.add_notices(lambda: unlisted_partitions(own.queues()))
-    node.metrics.log_fsyncs = [journal.host.writer.counters.fsync_durations for journal in own.all()]
-    node.metrics.add_source(lambda: journal_samples(own.all(), data, per_queue=settings.metrics_per_queue))
+    node.metrics.add_source(lambda: journal_samples(own.all(), data))
+    node.metrics.add_histograms(lambda: journal_histograms(own.all()))
     backups = BackupCalls(own, tasks)
     floor = AuthorizationFloor(store, lambda: server.connections, retry_max_s=RETRY_S)
     watch = QueueWatch(brief.front_end, own.all)
