@@ -25,6 +25,7 @@ from quaymaster.frontend.admin.queue_admin import PEEK_BYTES_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
 SHOP = "111122223333"
@@ -901,6 +902,20 @@ def test_a_user_of_another_account_operates_nothing() -> None:
                 answer = await port.call("GET", path, client=client)
                 assert error_of(answer) == (403, "AccessDenied")
                 assert "Only the default account" in answer.json["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_what_the_table_has_is_answered() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            declared = {
+                (row.method, *("*" if part.startswith("{") else part for part in row.parts))
+                for row in OPERATIONS.values()
+                if row.answered_by == "front end"
+            }
+
+            assert declared == set(port.admin._routes)
 
     asyncio.run(scenario())
 

@@ -1,0 +1,68 @@
+"""The table of the admin API's operations is whole, and says the same everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.core.access.operations import Operation
+from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS
+from quaymaster.protocol.admin.operations import OPERATIONS, PARTS_MAX, find_operation
+from quaymaster.protocol.sqs.errors import WIRE_ERRORS
+
+
+def test_each_permission_of_policies_has_an_operation() -> None:
+    assert {row.permission for row in OPERATIONS.values()} >= set(Operation)
+
+
+def test_each_act_of_operators_has_an_operation_that_is_no_look_by_its_method() -> None:
+    assert {row.act for row in OPERATIONS.values()} >= ADMIN_CHANGES | ADMIN_LOOKS
+    assert all(row.method != "GET" for row in OPERATIONS.values() if row.is_change)
+
+
+def test_what_a_path_names_is_a_member_of_the_request() -> None:
+    for row in OPERATIONS.values():
+        names = [part[1:-1] for part in row.parts if part.startswith("{")]
+        assert len(names) <= 1
+        assert row.subject == "".join(names)
+        assert set(names) <= set(row.request.__struct_encode_fields__)
+
+
+def test_each_operation_is_described_by_a_sentence_and_names_errors_that_have_codes() -> None:
+    for row in OPERATIONS.values():
+        assert row.says.endswith(".")
+        assert set(row.errors) <= set(WIRE_ERRORS)
+
+
+def test_what_owners_may_do_is_about_an_account_that_can_be_told() -> None:
+    for row in OPERATIONS.values():
+        if row.who == "owner":
+            assert row.is_of_account or row.parts[0] in ("keys", "limits")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name", "members"),
+    [
+        ("GET", "accounts", "ListAccounts", {}),
+        ("POST", "keys/rotate-master", "RotateMasterKey", {}),
+        ("POST", "keys/AKIA/rotate", "RotateAccessKey", {"access_key_id": "AKIA"}),
+        ("DELETE", "users/ada/policy", "DeleteUserPolicy", {"name": "ada"}),
+    ],
+)
+def test_an_operation_is_found_by_method_and_path(
+    method: str, path: str, name: str, members: dict[str, str]
+) -> None:
+    assert find_operation(method, path.split("/")) == (OPERATIONS[name], members)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "accounts"),
+        ("GET", "nothing"),
+        ("GET", "users/"),
+        ("GET", ""),
+        ("GET", "/".join("a" * (PARTS_MAX + 1))),
+    ],
+)
+def test_other_paths_are_no_operations(method: str, path: str) -> None:
+    assert find_operation(method, path.split("/")) is None
