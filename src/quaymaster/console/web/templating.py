@@ -1,0 +1,66 @@
+"""Pages from templates. All values are escaped; a value that a template names and does not get is an error."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from typing import Any, Final
+
+import jinja2
+
+from quaymaster.console.web.views import words
+from quaymaster.console.web.views.depth_bar import depth_bar
+
+STATIC: Final = resources.files("quaymaster.console.web") / "static"
+NOTICES: Final = {
+    "out": "You are signed out.",
+    "everywhere": "All your sessions are ended.",
+    "ended": "Your session has ended. Sign in again.",
+}
+"""What the page after a change says of it, by the parameter `done` of its URL."""
+_HASH_CHARS: Final = 12
+
+
+class Templates:
+    """The console's templates, compiled when they are first used."""
+
+    def __init__(self) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("quaymaster.console.web"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        hashes = {file.name: file_hash(file.read_bytes()) for file in STATIC.iterdir() if file.is_file()}
+        # With its hash in the URL a file can be kept by the browser for good.
+        self._environment.globals.update(
+            static=lambda name: f"/static/{name}?v={hashes[name]}",
+            depth_bar=depth_bar,
+            notices=NOTICES,
+        )
+        self._environment.filters.update(
+            count=words.count,
+            rate=words.rate,
+            age=words.age,
+            ago=words.ago,
+            size=words.size,
+            clock=words.clock,
+            share=words.share,
+            day=words.day,
+            measure=words.measure,
+        )
+
+    def render(self, name: str, **values: Any) -> str:
+        """Return a page."""
+        return self._environment.get_template(name).render(**values)
+
+    def macro(self, name: str, macro: str, *values: Any) -> str:
+        """Return a part of a page, made by a macro of a template."""
+        return str(getattr(self._environment.get_template(name).module, macro)(*values))
+
+
+def file_hash(content: bytes) -> str:
+    """Return what the URL of a file for browsers holds, so that it can be kept for good."""
+    return hashlib.sha256(content).hexdigest()[:_HASH_CHARS]

@@ -1,0 +1,1 @@
+"""What pages show, decided without any I/O: order, words, bars and charts."""

@@ -1,0 +1,141 @@
+"""A site for tests of pages: its values are what tests set, and its API notes what pages ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from quaymaster.console.site import (
+    AccessKeySignIn,
+    AlertNow,
+    APIError,
+    Caller,
+    CellNow,
+    Credentials,
+    LinkSignIn,
+    Overview,
+    PasswordSignIn,
+    QueueNow,
+    Series,
+    SignedIn,
+    SignIn,
+)
+
+NOW_MS = 1_795_000_000_000
+OPERATORS = "000000000000"
+CUSTOMERS = "111111111111"
+KEY = bytes(range(32))
+
+
+class Asked(NamedTuple):
+    """One call that a page made of the API."""
+
+    api: str
+    name: str
+    given: Mapping[str, Any]
+
+
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+class FakeAPI:
+    """Answers by tables: `answers["GET /admin/v1/me"] = lambda given: ...`, `answers["SendMessage"]`."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.answers: dict[str, Answer] = {}
+
+    async def sign_in(self, given: SignIn, address: str) -> SignedIn:
+        self.asked.append(Asked("sign-in", type(given).__name__, {"address": address}))
+        match given:
+            case AccessKeySignIn("AKOPERATOR", "secret") | LinkSignIn("good"):
+                return signed_in(OPERATORS)
+            case AccessKeySignIn("AKCUSTOMER", "secret") | PasswordSignIn("111111111111", "ada", "pass"):
+                return signed_in(CUSTOMERS)
+            case _:
+                raise APIError("InvalidClientTokenId", "The security token is invalid.", 403)
+
+    async def admin(
+        self,
+        caller: Caller,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self._answer("admin", f"{method} {path}", {**(query or {}), **(body or {})})
+
+    async def sqs(self, caller: Caller, action: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._answer("sqs", action, members)
+        return answer
+
+    async def cloudwatch(self, caller: Caller, operation: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._answer("cloudwatch", operation, members)
+        return answer
+
+    def _answer(self, api: str, name: str, given: Mapping[str, Any]) -> Any:
+        self.asked.append(Asked(api, name, given))
+        answer = self.answers.get(name)
+        return {} if answer is None else answer(given)
+
+
+class FakeSite:
+    """Implements `Site` with values that tests set."""
+
+    def __init__(self) -> None:
+        self.api = FakeAPI()
+        self.at_ms = NOW_MS
+        self.listed: list[QueueNow] = []
+        self.overviews = Overview(NOW_MS, (), ())
+        self.cell_now = CellNow("server", (), (), ())
+        self.alerts_now: list[AlertNow] = []
+        self.series: list[Series] = []
+        self.ended: set[Credentials] = set()
+        self.watched: list[str] = []
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def queues(self, account: str | None) -> Sequence[QueueNow]:
+        if account is None:
+            return self.listed
+        return [queue for queue in self.listed if queue.account == account]
+
+    def queue(self, account: str, name: str) -> QueueNow | None:
+        found = (queue for queue in self.listed if (queue.account, queue.name) == (account, name))
+        return next(found, None)
+
+    def watch(self, account: str, name: str) -> None:
+        self.watched.append(f"{account}/{name}")
+
+    async def history(
+        self,
+        account: str,
+        name: str,
+        metrics: Sequence[tuple[str, str]],
+        start_ms: int,
+        end_ms: int,
+        period_s: int,
+    ) -> Sequence[Series]:
+        wanted = {metric for metric, _ in metrics}
+        return [series for series in self.series if series.label in wanted]
+
+    def overview(self, account: str | None) -> Overview:
+        return self.overviews
+
+    def cell(self) -> CellNow:
+        return self.cell_now
+
+    def alerts(self, account: str | None) -> Sequence[AlertNow]:
+        return [alert for alert in self.alerts_now if account in (None, alert.account)]
+
+    async def ended_sessions(self, sessions: Sequence[Credentials]) -> Sequence[bool]:
+        return [session in self.ended for session in sessions]
+
+
+def signed_in(account: str) -> SignedIn:
+    """Return what the API answers to a sign-in as the root user of an account."""
+    credentials = Credentials(f"ASIA{account}", "temporary secret", "session token")
+    arn = f"arn:aws:iam::{account}:root"
+    return SignedIn(credentials, account, arn, "root", account == OPERATORS, NOW_MS + 43_200_000)
