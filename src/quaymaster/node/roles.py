@@ -56,7 +56,6 @@ from quaymaster.node.transport import (
     Transport,
 )
 from quaymaster.node.workers.parent_role import start_with_workers
-from quaymaster.protocol.rpc.broker_calls import FOLLOWS, REVISION
 from quaymaster.settings import Settings
 
 StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
@@ -150,7 +149,6 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     node.metrics.add_source(metadata.queue_keys.samples)
     node.health.add_notices(metadata.local_keys.notices)
     node.health.add_check(metadata.registry.why_not_ready)
-    floor = metadata.registry.floor
     queues = metadata.queues
     tables = tables_of(queues)
     router = route_to_brokers(
@@ -160,10 +158,8 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         tables.journal_of,
         cell.cell_format,
         account_of=queues.account_of,
-        follows=lambda: floor.revision,
+        floor=metadata.registry.floor,
     )
-    floor.listeners.append(router.refuse_unsent)
-    floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
     broker = spread_over(router, tables, queues)
     enforced = EnforcedFloor(router)

@@ -54,7 +54,6 @@ from quaymaster.node.workers.brief import WorkerBrief, metadata_address, setting
 from quaymaster.node.workers.crew import Crew
 from quaymaster.node.workers.cuts import WorkerJournalCut
 from quaymaster.node.workers.worker_role import STORE_POLL_MS
-from quaymaster.protocol.rpc.broker_calls import FOLLOWS, REVISION
 from quaymaster.settings import Address, Settings
 
 RUN_DIRECTORY: Final = "run"
@@ -100,13 +99,11 @@ async def start_with_workers(node: Node, count: int) -> None:
     health.add_notices(metadata.local_keys.notices)
     queues = metadata.queues
     tables = tables_of(queues)
-    floor = metadata.registry.floor
     router = route_to_brokers(
         *(asking, stack, store, tables.journal_of),
         account_of=queues.account_of,
-        follows=lambda: floor.revision,
+        floor=metadata.registry.floor,
     )
-    floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     broker = spread_over(router, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
     behind_front_ends = FrontEndsBehind(store, lambda address: asking.connect(address, BROKER_ROLE))

@@ -56,7 +56,7 @@ from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_
 from quaymaster.node.workers.calls import WorkerCalls
 from quaymaster.node.workers.lifeline import Lifeline
 from quaymaster.node.workers.near_brokers import NearBrokers
-from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, FOLLOWS, REVISION, encode_call
+from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, encode_call
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Settings
 
@@ -123,13 +123,11 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     queues = metadata.queues
     tables = tables_of(queues)
     own = await _lead(brief, node, store, metadata, tables.journal_of, lifeline)
-    floor = metadata.registry.floor
     router = route_to_brokers(
         *(transport, stack, store, tables.journal_of),
         account_of=queues.account_of,
-        follows=lambda: floor.revision,
+        floor=metadata.registry.floor,
     )
-    floor.listeners.append(lambda: router.tell(FOLLOWS, REVISION.pack(floor.revision)))
     node.metrics.add_source(router.samples)
     stack.push_async_callback(lifeline.wait_for_others)
     broker = spread_over(NearBrokers(own, router, tables.journal_of), tables, queues)
