@@ -1,0 +1,1 @@
+"""Webhooks by the rules of Standard Webhooks: how requests are signed, and what a receiver's answer means."""
