@@ -71,6 +71,7 @@ def test_there_are_as_many_processes_as_a_cell_needs() -> None:
         "broker": 3,
         "metadata": 2,
         "manager": 2,
+        "console": 2,
         "frontend": 2,
         "operator": 0,
     }

@@ -71,7 +71,9 @@ def test_the_image_serves_by_default_with_settings_that_exist() -> None:
     assert json.loads(entrypoint) == ["quaymaster"]
     assert check_command(json.loads(command)) == "serve"
     assert settings.admin_address.is_loopback
-    assert of("quaymaster", "EXPOSE") == [str(settings.listen_address.port)]
+    assert of("quaymaster", "EXPOSE") == [
+        f"{settings.listen_address.port} {settings.console_listen_address.port}"
+    ]
     assert json.loads(of("quaymaster", "VOLUME")[0]) == [str(settings.data_directory)]
     assert of("quaymaster", "STOPSIGNAL") == ["SIGTERM"]
 

@@ -210,6 +210,7 @@ class QuaymasterProcess:
             name: value for name, value in os.environ.items() if not name.startswith(("QUAYMASTER_", "AWS_"))
         }
         environment["QUAYMASTER_DRAIN_NOTICE_S"] = "0"  # there is no balancer that needs one
+        environment["QUAYMASTER_CONSOLE"] = "off"  # those who look at it switch it on
         environment |= {f"QUAYMASTER_{name.upper()}": value for name, value in self.settings.items()}
         return environment
 

@@ -110,7 +110,8 @@ def test_names_that_could_be_misread_are_refused(
 
 def test_roles_that_do_not_exist_are_refused(authority: CertificateAuthority) -> None:
     with pytest.raises(
-        AuthorityError, match="no role brokr; there are frontend, broker, metadata, manager, operator"
+        AuthorityError,
+        match="no role brokr; there are frontend, broker, metadata, manager, console, operator",
     ):
         authority.issue("b1", ["broker", "brokr"], days=1, now=NOW)
     with pytest.raises(AuthorityError, match="at least one role"):
@@ -146,3 +147,18 @@ def test_a_damaged_certificate_of_a_node_is_named(authority: CertificateAuthorit
 
     with pytest.raises(AuthorityError, match=r"b1/tls.crt cannot be read"):
         authority.list()
+
+
+def test_consoles_of_a_cell_have_the_same_secret_which_stays_when_they_are_renewed(
+    authority: CertificateAuthority,
+) -> None:
+    first, second = (authority.issue(f"console-{number}", ["console"], days=1) for number in (1, 2))
+    other = authority.issue("m1", ["manager"], days=1)
+    before = (first.path / "console.key").read_bytes()
+
+    authority.renew("console-1", days=2)
+
+    assert len(before) == 32
+    assert (first.path / "console.key").read_bytes() == (second.path / "console.key").read_bytes() == before
+    assert (first.path / "console.key").stat().st_mode & 0o777 == 0o600
+    assert not (other.path / "console.key").exists()

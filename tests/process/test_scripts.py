@@ -70,15 +70,15 @@ def test_a_java_too_old_is_told_and_fails_only_what_is_nothing_without_spark(
     assert (f"Spark needs Java 17 or newer, and {home}/bin/java is 11" in done.stderr) is is_told
 
 
-def test_what_only_serves_takes_no_extra_and_leaves_what_is_there(tmp_path: Path) -> None:
+def test_what_only_serves_takes_what_the_console_needs_and_leaves_what_is_there(tmp_path: Path) -> None:
     checkout = checkout_in(tmp_path)
 
     for option in ("--run-only", "--clients"):
         assert bootstrap(checkout, option, JAVA_HOME="/nowhere").returncode == 0
 
     assert (tmp_path / "asked").read_text().splitlines() == [
-        "sync --locked --quiet --no-default-groups --inexact",
-        "sync --locked --quiet --no-default-groups --group clients --inexact",
+        "sync --locked --quiet --no-default-groups --extra console --extra top --inexact",
+        "sync --locked --quiet --no-default-groups --extra console --extra top --group clients --inexact",
     ]
 
 
@@ -154,7 +154,7 @@ def test_the_package_without_extras_serves_and_says_what_shows_usage(tmp_path: P
     blocked.mkdir()
     for name in ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "fpdf", "boto3", "botocore"):
         (blocked / f"{name}.py").write_text(f"raise ImportError('not installed', name={name!r})\n")
-    environment = {**os.environ, "PYTHONPATH": str(blocked)}
+    environment = {**os.environ, "PYTHONPATH": str(blocked), "QUAYMASTER_CONSOLE": "off"}
     quaymaster = str(ROOT / ".venv" / "bin" / "quaymaster")
     data = tmp_path / "data"
     serving = subprocess.Popen(

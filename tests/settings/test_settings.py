@@ -218,7 +218,7 @@ def test_settings_that_many_change_come_first_in_their_groups() -> None:
 
     assert places == sorted(places, key=lambda place: (groups.index(place[0]), place[1]))
     assert set(with_common) == set(groups)
-    assert len(with_common) == 35
+    assert len(with_common) == 39
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from quaymaster.monitoring.supervision import supervise
 
 ALIVE: Final = "alive/"
 LEASE_MS: Final = 10_000
+SHORT_LEASE_MS: Final = 2_000
+"""Of processes that others look for, and would wait for if they were gone."""
 
 
 def alive_key(role: str, node: str = "") -> str:
@@ -29,7 +31,7 @@ def alive_key(role: str, node: str = "") -> str:
 
 
 class PresenceRow(msgspec.Struct, frozen=True):
-    """A running process, and the formats that it reads."""
+    """A running process, and the formats that it reads. `address`: where it answers, if it is found by this."""
 
     role: str
     node: str
@@ -37,6 +39,7 @@ class PresenceRow(msgspec.Struct, frozen=True):
     format_min: int = FORMAT_MIN
     format_max: int = FORMAT_MAX
     zone: str = ""
+    address: str = ""
 
     @property
     def key(self) -> str:

@@ -6,8 +6,9 @@ Public: `CertificateAuthority` (`create`, `open`, `issue`, `renew`, `list`), `Is
     <ca>/            0700
       ca.key         0600    the authority's key: whoever has it can be any node of the cell
       ca.crt                 its certificate
+      console.key    0600    what consoles encrypt cookies with, once one of them has a certificate
       nodes/<node>/  0700    what goes to the node, as `tls_directory`
-        ca.crt  tls.crt  tls.key (0600)
+        ca.crt  tls.crt  tls.key (0600)  console.key (0600, of consoles)
 
 Keys are ECDSA P-256. A node's certificate names what it may be (`net/tls`), and is good at both ends of a connection.
 Files are written beside their place, synced and renamed, the key first: a node that reads in between has a key and a
@@ -29,9 +30,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from quaymaster.net.console_key import CONSOLE_KEY_FILE, make_console_key
 from quaymaster.net.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SCHEME, identity_name
 
-ROLES: Final = ("frontend", "broker", "metadata", "manager", "operator")
+CONSOLE: Final = "console"
+ROLES: Final = ("frontend", "broker", "metadata", "manager", CONSOLE, "operator")
 AUTHORITY_KEY_FILE: Final = "ca.key"
 NODES: Final = "nodes"
 CLOCK_SKEW: Final = timedelta(minutes=5)
@@ -158,6 +161,13 @@ class CertificateAuthority:
             raise AuthorityError(f"{path} cannot be read: {error}") from None
         return _describe(certificate, self.cell, node, roles, directory)
 
+    def _console_key(self) -> bytes:
+        """Return the key that all consoles of the cell have; it is made when the first one is to have it."""
+        try:
+            return make_console_key(self.directory)
+        except OSError as error:
+            raise AuthorityError(f"{self.directory / CONSOLE_KEY_FILE} cannot be used: {error}") from None
+
     def _make(self, node: str, roles: Iterable[str], days: int, now: datetime) -> Issued:
         wanted = tuple(dict.fromkeys(roles))
         if not wanted:
@@ -196,6 +206,8 @@ class CertificateAuthority:
         _write(directory / CA_FILE, _as_pem(self._certificate), 0o644)
         _write(directory / KEY_FILE, _key_as_pem(key), 0o600)
         _write(directory / CERTIFICATE_FILE, _as_pem(certificate), 0o644)
+        if CONSOLE in wanted:
+            _write(directory / CONSOLE_KEY_FILE, self._console_key(), 0o600)
         return _describe(certificate, self.cell, node, wanted, directory)
 
 

@@ -19,6 +19,17 @@ from quaymaster.monitoring.logs import log_event, log_failure
 log = logging.getLogger(__name__)
 
 
+def read_first_line(descriptor: int) -> bytes:
+    """Return the first line that a child is told, and read nothing that comes after it. Raises EOFError."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 1)
+        if not piece:
+            raise EOFError("the process that started this one is gone")
+        line += piece
+    return bytes(line)
+
+
 class Child:
     """`keep` runs it. Its standard input is a pipe, which ends when this process does, however that ends."""
 

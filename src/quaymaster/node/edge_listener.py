@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 from pathlib import Path
-from typing import Final
 
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.http.proxied import SOCKET_MODE, ProxiedListener
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.listener import listen_unix
 from quaymaster.node.node import Node, cannot_listen
+from quaymaster.node.sockets import RUN_DIRECTORY_MODE
 from quaymaster.settings import Address
-
-RUN_DIRECTORY_MODE: Final = 0o700
 
 log = logging.getLogger(__name__)
 

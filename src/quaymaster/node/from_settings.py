@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
 
 from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
@@ -158,3 +160,14 @@ def _client(ca_file: Path | None) -> OutboundClient:
     from quaymaster.net.outbound.client import OutboundClient  # no process without a KMS waits for it
 
     return OutboundClient(rules=None, ca_file=ca_file)
+
+
+def plain_values(settings: Settings) -> dict[str, Any]:
+    """Return all settings as plain values, secrets among them: for a process that this one starts."""
+    return {name: _plain(getattr(settings, name)) for name in type(settings).model_fields}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value

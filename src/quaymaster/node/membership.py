@@ -8,10 +8,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
+
 from quaymaster import __version__
 from quaymaster.coordination.cell_format import CellMember
 from quaymaster.coordination.interface import Coordination, StoreUnusable
-from quaymaster.coordination.presence import Presence, PresenceRow
+from quaymaster.coordination.presence import LEASE_MS, SHORT_LEASE_MS, Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.cell.store_history import Verdict
 from quaymaster.core.values.errors import NotNow
@@ -19,7 +21,13 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.node.data.data_directory import raise_format_of
 from quaymaster.node.data.stores import DataWitness, open_etcd
 from quaymaster.node.node import Node
-from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE, METADATA_ROLE
+from quaymaster.node.transport import (
+    BROKER_ROLE,
+    CONSOLE_ROLE,
+    FRONT_END_ROLE,
+    MANAGER_ROLE,
+    METADATA_ROLE,
+)
 
 
 class Membership(NamedTuple):
@@ -52,9 +60,13 @@ async def join_cell(node: Node) -> Membership:
         await witness.look_at_start()
     witness.start(lambda problem: on_store_problem(node, witness, problem))
     row = PresenceRow(node.role, node.settings.node_name, __version__, zone=node.settings.zone)
+    lease_ms = LEASE_MS
+    if node.role == CONSOLE_ROLE:
+        row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
+        lease_ms = SHORT_LEASE_MS
     member = CellMember(
         store,
-        Presence(store, row),
+        Presence(store, row, lease_ms=lease_ms),
         on_unreadable=node.fail,
         before_raise=lambda number: raise_format_of(node.data, number),
     )

@@ -109,6 +109,8 @@ class Node:
     """Says that it serves, instead of a line in the log."""
     on_notice: list[Callable[[], None]] = field(default_factory=list)
     """Called when the notice of a drain begins."""
+    on_serving: list[Callable[[], None]] = field(default_factory=list)
+    """Called when all has started."""
 
     def fail(self, error: Exception) -> None:
         """Stop the process: it cannot go on."""
@@ -225,6 +227,8 @@ async def run_on(stack: AsyncExitStack, settings: Settings, role: Role) -> int:
         role.log(logging.INFO, "started", node=settings.node_name, data=node.data)
     else:
         node.greet()
+    for begin in node.on_serving:
+        begin()
     await ended
     await node.drain(settings.drain_notice_s if role.has_clients else 0)
     return _exit_code(node, role)

@@ -50,6 +50,7 @@ from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.server_role import start_server
 from quaymaster.node.transport import (
     BROKER_ROLE,
+    CONSOLE_ROLE,
     FRONT_END_ROLE,
     MANAGER_ROLE,
     METADATA_ROLE,
@@ -206,6 +207,12 @@ async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> 
             await cell.witness.wait_until_accepted()  # metadata nodes wait for the same
 
 
+async def _start_console(node: Node, cell: Membership) -> None:
+    from quaymaster.node.console.role import start_console  # it takes long, and other processes have none
+
+    await start_console(node, cell)
+
+
 async def _start_server(node: Node) -> None:
     count = node.settings.worker_count(usable_cores())
     if count > 1 and node.settings.coordination != "sqlite":
@@ -222,6 +229,7 @@ CELL_ROLES: Final = {
     METADATA_ROLE: _start_metadata,
     MANAGER_ROLE: _start_manager,
     FRONT_END_ROLE: _start_front_end,
+    CONSOLE_ROLE: _start_console,
 }
 ROLES: Final = {
     SERVER: Role(SERVER, _start_server, has_all=True, has_clients=True),

@@ -32,6 +32,7 @@ from quaymaster.node.broker_metrics import (
     journal_samples,
     unlisted_partitions,
 )
+from quaymaster.node.console_child import prepare_console
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.node.from_settings import (
@@ -52,7 +53,8 @@ from quaymaster.node.front_end_role import (
 from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
-from quaymaster.settings import Address
+from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, make_sockets
+from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +127,10 @@ async def start_server(node: Node) -> None:
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
-    node.greet = partial(greet, node, address)
+    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
+    console = await prepare_console(node, sockets, address, has_workers=False)
+    node.metrics.others = console.metrics
+    node.greet = partial(greet, node, address, console.address)
 
 
 async def _agree(node: Node, store: Coordination, registry: QueueRegistry, own: OwnJournals) -> None:
@@ -151,8 +156,8 @@ async def _watch_etcd(node: Node, store: Coordination) -> None:
     node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
 
 
-def greet(node: Node, address: Address) -> None:
-    """Say that a server serves, and how it is used."""
+def greet(node: Node, address: Address, console: Address | None) -> None:
+    """Say that a server serves, and how it is used. `console`: where its console is, None where it has none."""
     settings, data = node.settings, node.data
     log_event(
         log,
@@ -161,6 +166,7 @@ def greet(node: Node, address: Address) -> None:
         version=__version__,
         endpoint=f"http://{reachable(address)}",
         admin=f"http://{reachable(node.admin_address)}",
+        console="none" if console is None else console_url(settings, console),
         data=data,
         authentication=settings.authentication,
         pid=os.getpid(),
@@ -174,3 +180,10 @@ def greet(node: Node, address: Address) -> None:
             f'Point any AWS SDK at it:  eval "$(quaymaster env{where})"',
             flush=True,
         )
+        if console is not None:
+            print(f"Console:  {console_url(settings, console)}", flush=True)
+
+
+def console_url(settings: Settings, address: Address) -> str:
+    """Return the URL by which browsers reach the console."""
+    return settings.console_url or f"http://{reachable(address)}"

@@ -20,6 +20,7 @@ BROKER_ROLE = "broker"
 METADATA_ROLE = "metadata"
 MANAGER_ROLE = "manager"
 FRONT_END_ROLE = "frontend"
+CONSOLE_ROLE = "console"
 OPERATOR_ROLE = "operator"
 DRAIN_MS = 1_000
 

@@ -14,6 +14,7 @@ from pydantic.config import JsonDict
 
 ENVIRONMENT_PREFIX = "QUAYMASTER_"
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -33,6 +34,7 @@ LIMITS_COMMON, LIMITS = _group("Limits")
 ENCRYPTION_COMMON, ENCRYPTION = _group("Encryption")
 CELL_COMMON, CELL = _group("Cell")
 USAGE_COMMON, USAGE = _group("Usage")
+CONSOLE_COMMON, CONSOLE = _group("Console")
 OBSERVABILITY_COMMON, OBSERVABILITY = _group("Observability")
 
 
@@ -351,6 +353,22 @@ class SettingsTable(BaseModel):
     usage_spool_bytes_max: Annotated[int, Field(ge=MIB)] = Field(256 * MIB, json_schema_extra=USAGE)
     """Records on disk that are not yet in that queue, because brokers are away. Above it messages go on, and what is
     not recorded is counted."""
+
+    console: Literal["on", "off"] = Field("on", json_schema_extra=CONSOLE_COMMON)
+    """Whether `quaymaster serve` runs a [console](../guides/console.md) next to it, as a process of its own, where that
+    is installed (`pip install 'quaymaster[console]'`)."""
+    console_listen: str = Field("127.0.0.1:9326", json_schema_extra=CONSOLE_COMMON)
+    """Address of the console's pages."""
+    console_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=CONSOLE_COMMON)
+    """Scheme, host and port by which browsers reach the console. Unset: by names of this machine only."""
+    history_bytes_max: Annotated[int, Field(ge=16 * MIB)] = Field(4 * GIB, json_schema_extra=CONSOLE_COMMON)
+    """Space for the history of queue metrics. Above it the oldest minutes are deleted first."""
+    console_rpc_listen: str = Field("127.0.0.1:9360", json_schema_extra=CONSOLE)
+    """Address on which a console of a cell answers front ends, which pass on requests for metrics and alerts."""
+    console_rpc_advertise: str | None = Field(None, json_schema_extra=CONSOLE)
+    """Address by which front ends reach it. Unset: the one it listens on."""
+    console_live_pages_max: Count = Field(1_000, json_schema_extra=CONSOLE)
+    """Pages that are kept current at once; one more is shown as it was when it was opened."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", json_schema_extra=OBSERVABILITY_COMMON

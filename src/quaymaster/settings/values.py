@@ -25,7 +25,7 @@ EDGE_SOCKET = Path("run", "edge.sock")
 """In the data directory."""
 LISTENERS = (
     *("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen"),
-    *("edge_bind", "edge_admin"),
+    *("edge_bind", "edge_admin", "console_listen", "console_rpc_listen"),
 )
 """Settings that are addresses to listen on. `edge_listen` may be one as well."""
 
@@ -99,6 +99,21 @@ class SettingsValues(SettingsTable):
     def manager_listen_address(self) -> Address:
         """A manager's address, taken apart."""
         return parse_address(self.manager_listen)
+
+    @property
+    def console_listen_address(self) -> Address:
+        """The address of the console's pages, taken apart."""
+        return parse_address(self.console_listen)
+
+    @property
+    def console_rpc_listen_address(self) -> Address:
+        """The address on which a console answers front ends, taken apart."""
+        return parse_address(self.console_rpc_listen)
+
+    @property
+    def console_rpc_address(self) -> str:
+        """Where front ends find a console of a cell."""
+        return self.console_rpc_advertise or self.console_rpc_listen
 
     @property
     def metadata_listen_address(self) -> Address:

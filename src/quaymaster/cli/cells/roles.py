@@ -53,6 +53,14 @@ def frontend(
     _run("frontend", data, listen, admin, config, overrides)
 
 
+@app.command()
+def console(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a console of a cell: it keeps the history of queues, judges alerts and has pages for browsers. Two."""
+    _run("console", data, None, admin, config, overrides)
+
+
 def _run(
     role: str, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
 ) -> None:

@@ -6,14 +6,14 @@ process is gone.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from pydantic import SecretStr
 
 from quaymaster.frontend.logs.opening_pool import usable_cores
+from quaymaster.node.children import read_first_line
+from quaymaster.node.from_settings import plain_values
 from quaymaster.node.left_usage import worker_name
 from quaymaster.settings import UNIX_PREFIX, Address, Settings
 
@@ -72,14 +72,7 @@ def settings_for_worker(settings: Settings, number: int, workers: int, port: int
     node = None if settings.node is None else worker_name(settings.node, number)
     log_workers = settings.log_workers(usable_cores()) // workers  # they use the cores that all share
     changed = {"listen": str(listen), "node": node, "tls_directory": None, "log_workers_max": log_workers}
-    values = {name: getattr(settings, name) for name in type(settings).model_fields} | changed
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return str(value) if isinstance(value, Path) else value
+    return plain_values(settings) | changed
 
 
 def encode_brief(brief: WorkerBrief) -> bytes:
@@ -91,10 +84,4 @@ def encode_brief(brief: WorkerBrief) -> bytes:
 
 def read_brief(descriptor: int) -> WorkerBrief:
     """Read the line, and nothing that comes after it. Raises EOFError."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        piece = os.read(descriptor, 1)
-        if not piece:
-            raise EOFError("the process that started this worker is gone")
-        line += piece
-    return msgspec.json.decode(line, type=WorkerBrief)
+    return msgspec.json.decode(read_first_line(descriptor), type=WorkerBrief)

@@ -8,13 +8,11 @@ are as many journals as there ever were workers; so their number may change at e
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from quaymaster.broker.copies.backup import ServerCut, backup
 from quaymaster.broker.own_journals import OwnJournals, list_journals
@@ -28,12 +26,13 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.store.rows import QueueRows
-from quaymaster.net.listener import bind_all, fits_unix
+from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.console_child import prepare_console
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, declaring, open_store
-from quaymaster.node.edge_listener import RUN_DIRECTORY_MODE, listen_for_workers
+from quaymaster.node.edge_listener import listen_for_workers
 from quaymaster.node.from_settings import journal_options, key_provider, metadata_options
 from quaymaster.node.front_end_role import (
     Behind,
@@ -49,14 +48,13 @@ from quaymaster.node.metadata_roles import start_metadata_node, start_remote_met
 from quaymaster.node.node import Node, cannot_listen
 from quaymaster.node.operations import show_pauses
 from quaymaster.node.server_role import greet
+from quaymaster.node.sockets import CONSOLE_SOCKET, make_sockets
 from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
-from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker, worker_address
+from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker
 from quaymaster.node.workers.crew import Crew
 from quaymaster.node.workers.cuts import WorkerJournalCut
 from quaymaster.node.workers.worker_role import STORE_POLL_MS
 from quaymaster.settings import Address, Settings
-
-RUN_DIRECTORY: Final = "run"
 
 
 async def start_with_workers(node: Node, count: int) -> None:
@@ -71,7 +69,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         await _settle(node, store, journals)
     if not settings.usage:
         await drop_acts(store)
-    sockets = _make_sockets(node, count)
+    sockets = make_sockets(node, [f"worker-{count - 1}.sock", "metadata.sock", CONSOLE_SOCKET])
     own_settings = settings.model_copy(update={"tls_directory": None})
     transport = partial(Transport, own_settings, rpc=node.rpc)
     metadata_node, _ = await start_metadata_node(
@@ -136,7 +134,6 @@ async def start_with_workers(node: Node, count: int) -> None:
     health.add_check(crew.why_not_ready)
     health.add_room_check(crew.why_no_clients)
     health.add_notices(crew.notices)
-    node.metrics.others = crew.metrics
 
     async def end() -> None:
         await crew.end(settings.drain_grace_s, hurry=node.hurried.is_set())
@@ -151,7 +148,13 @@ async def start_with_workers(node: Node, count: int) -> None:
     await record_operators(node, behind, admin, listen)
     ship_left_usage(node, behind, count)
     await write_client_file(node, metadata.default_access_key, listen)
-    node.greet = partial(greet, node, listen)
+    console = await prepare_console(node, sockets, listen, has_workers=True)
+
+    async def metrics_of_others() -> Mapping[str, bytes]:
+        return {**await crew.metrics(), **await console.metrics()}
+
+    node.metrics.others = metrics_of_others
+    node.greet = partial(greet, node, listen, console.address)
 
 
 async def _settle(node: Node, store: Coordination, journals: list[int]) -> None:
@@ -178,22 +181,6 @@ async def _settle(node: Node, store: Coordination, journals: list[int]) -> None:
             await own.close()
     finally:
         await registry.close()
-
-
-def _make_sockets(node: Node, count: int) -> Path:
-    """Return the directory of the Unix sockets by which the processes of this server reach each other.
-
-    Where the path of the data directory is too long, it is one for temporary files, and goes with this process.
-    """
-    run = node.data / RUN_DIRECTORY
-    longest = worker_address(run, count - 1), metadata_address(run)
-    if all(fits_unix(Path(address.path)) for address in longest):
-        run.mkdir(mode=RUN_DIRECTORY_MODE, exist_ok=True)
-        run.chmod(RUN_DIRECTORY_MODE)
-        return run
-    temporary = Path(tempfile.mkdtemp(prefix="quaymaster-"))
-    node.stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    return temporary
 
 
 async def _reserve(node: Node, wanted: Address, setting: str) -> Address:
