@@ -36,6 +36,7 @@ from quaymaster.coordination.key_uses import KEY_USES
 from quaymaster.coordination.noted_acts import ACTS
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.metadata.alert_rows import ALERT_ROWS
 from quaymaster.metadata.limits.divisions import Divisions
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import CATCH_UP_MS, QueueRegistry
@@ -112,6 +113,7 @@ _WRITABLE: Final = (
     *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS, LIMITS, KEY_USES, ACTS),
+    *ALERT_ROWS,
 )
 """What front ends change by transactions of their own, and the events of that.
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from quaymaster.core.values.errors import NotNow, NotYetKnown, UnsupportedOperation
+from quaymaster.metadata.alert_rows import drop_alerts_of
 from quaymaster.metadata.keyed_queues import KeyedQueues, RegisteredQueues
 from quaymaster.metadata.keys.accounts import AccessKey, Accounts
 from quaymaster.metadata.keys.data_keys import DataKeys, MasterKeyRotation
@@ -186,7 +187,7 @@ class MetadataService:
             on_missing=self._miss_access_key,
             keys_max=options.quotas.account_access_keys_max,
             cell_format=options.cell_format,
-            on_deleted=registry.limits.drop_all_of,
+            on_deleted=self._drop_rows_of,
         )
         self.identities = Identities(
             registry.identities,
@@ -248,6 +249,10 @@ class MetadataService:
         # Anybody can make up credentials; what is no key's id costs no look-up.
         if _ACCESS_KEY.fullmatch(key) is not None:
             self.registry.miss(key)
+
+    async def _drop_rows_of(self, account_id: str) -> None:
+        await self.registry.limits.drop_all_of(account_id)
+        await drop_alerts_of(self.registry.mirror, account_id)
 
     async def start(self) -> None:
         """Read everything, make what a first start needs, and take up a rotation that was cut short.

@@ -17,6 +17,8 @@
     /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
     /limits/ACCOUNT/QUEUE/ACTION LimitRow; queue and action may be empty
+    /alerts/ACCOUNT/NAME, /alert_states/..., /alert_destinations/..., /past_alerts/...   (core/alerts/alerts; consoles)
+    /confirmation_mails/WHO     MailCount: an account, or the hash of a mail address (consoles)
     /session_keys/ID            SessionKeyRow                          key wrapped
     /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
