@@ -21,7 +21,7 @@ from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.leader_table import LeaderTable
-from quaymaster.core.values.commands import ForgetQueue, Send, SetQueue
+from quaymaster.core.values.commands import ForgetQueue, Receive, Send, SetQueue, Watch
 from quaymaster.core.values.errors import InternalFailure, NotNow, Overloaded, Unreachable
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.values.queue_metrics import (
@@ -226,3 +226,24 @@ async def test_answer_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         await client.close()
         await server.drain(0)
     assert len(made) == 1
+
+
+@in_a_loop
+async def test_receives_that_end_without_messages_are_counted_once_however_they_wait(tmp_path: Path) -> None:
+    async with leading(tmp_path, 0) as own, asyncio.timeout(PATIENCE_S):
+        await ask(own, SetQueue(in_journal(1, 0)))
+        for command in (
+            Receive(1, 0, 1),
+            Receive(1, 0, 1, wait_ms=30),
+            Receive(1, 0, 1, is_part=True),
+            Receive(1, 0, 1, is_part=True, empty_before=5),
+            Watch(1, 0, 0, empty_before=2),
+            Watch(1, 0, 30),
+        ):
+            await ask(own, command)
+        await ask(own, Send(1, 0, [message(1)]))
+        await ask(own, Receive(1, 0, 1))
+
+        (row,) = QueueWatch("node-a", own.all).page(QueueMetricsRequest()).rows
+
+        assert (row.empty_receives, row.received) == (9, 1)

@@ -13,6 +13,7 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker.replica import moves_out
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.record_bodies import Body
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import (
@@ -310,7 +311,7 @@ def test_a_target_that_is_gone_is_told_of_and_its_messages_come_back() -> None:
 
         assert targets.gone == [(DEAD_KEY, THERE, [arn("dead")])] * 2
         assert len(leader.ended[0].withdrawn) == 2
-        assert leader.core.partition(JOBS).counts(leader.core.now_ms).visible == 2
+        assert counts_of(leader.core.partition(JOBS), leader.core.now_ms).visible == 2
 
     asyncio.run(scenario())
 

@@ -9,6 +9,7 @@ from pyroaring import BitMap64
 from quaymaster.core.partition import expiry, partition_snapshots
 from quaymaster.core.partition.expiry import find_expired
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition, snapshot_pieces
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.structures import deliveries, fifo_order
@@ -146,11 +147,11 @@ def test_own_delay_and_queue_delay_go_side_by_side() -> None:
     send(found, own_delay_ms=0)
 
     assert receive(found) == [3]
-    assert found.counts(NOW_MS).delayed == 2
+    assert counts_of(found, NOW_MS).delayed == 2
     assert receive(found, now_ms=NOW_MS + 5_000) == [2]
-    assert found.counts(NOW_MS + 5_000).delayed == 1
+    assert counts_of(found, NOW_MS + 5_000).delayed == 1
     assert receive(found, now_ms=NOW_MS + 10_000) == [1]
-    assert found.counts(NOW_MS + 10_000).delayed == 0
+    assert counts_of(found, NOW_MS + 10_000).delayed == 0
 
 
 def test_lowered_delay_applies_to_new_messages_and_all_are_counted() -> None:
@@ -160,9 +161,9 @@ def test_lowered_delay_applies_to_new_messages_and_all_are_counted() -> None:
     found.apply_definition(queue(1, "jobs", revision=2, attributes={"DelaySeconds": 0}), NOW_MS)
     send(found, 2)
 
-    assert found.counts(NOW_MS).delayed == 3
+    assert counts_of(found, NOW_MS).delayed == 3
     assert receive(found) == [4, 5]
-    counts = found.counts(NOW_MS)
+    counts = counts_of(found, NOW_MS)
     assert (counts.visible, counts.in_flight, counts.delayed) == (0, 2, 3)
     assert [found.state_of(sequence, NOW_MS) for sequence in (1, 5)] == ["delayed", "in_flight"]
     assert receive(found, now_ms=NOW_MS + 100_000) == [4, 1, 5, 2, 3]
@@ -186,7 +187,7 @@ def test_changed_delay_of_a_fifo_queue_applies_to_those_that_wait() -> None:
 
     found.apply_definition(queue(1, "jobs.fifo", revision=2, attributes={"DelaySeconds": 1}), NOW_MS)
 
-    assert found.counts(NOW_MS).delayed == 1
+    assert counts_of(found, NOW_MS).delayed == 1
     assert receive(found, now_ms=NOW_MS + 1_000) == [1]
 
 
@@ -212,7 +213,7 @@ def test_message_deleted_before_it_is_due_never_shows() -> None:
     found.apply_delete([1], NOW_MS)
 
     assert receive(found, now_ms=NOW_MS + 5_000) == [2]
-    assert found.counts(NOW_MS).oldest_sent_ms == NOW_MS
+    assert counts_of(found, NOW_MS).oldest_sent_ms == NOW_MS
 
 
 def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() -> None:
@@ -229,7 +230,7 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     emptied = found.apply_purge(found.next_sequence, NOW_MS)
     assert found.apply_delete_below(2) == []
 
-    assert found.counts(NOW_MS + 30_000).visible == 0
+    assert counts_of(found, NOW_MS + 30_000).visible == 0
     assert (found.alive, len(found.in_flight), len(found.returned), found.moving) == (0, 0, 0, {})
     assert [len(list(steps)) for steps in emptied] == [1, 1, 1]
     assert found.ids.find(b"d" * 16, b"r" * 16, NOW_MS) is None
@@ -285,7 +286,7 @@ def test_expiry_behind_messages_that_wait_does_not_hand_them_out_early() -> None
 
     found.apply_delete(find_expired(found, NOW_MS, 10)[1], NOW_MS)
 
-    assert found.counts(NOW_MS).delayed == 2
+    assert counts_of(found, NOW_MS).delayed == 2
     assert receive(found) == [4]
 
 
@@ -427,7 +428,7 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
     assert loaded.ids.find(b"d" * 16, None, NOW_MS) == 5
     assert loaded.ids.find(None, b"r" * 16, NOW_MS) == 5
     assert loaded.attempts.find(b"a" * 16, loaded.in_flight, NOW_MS) is not None
-    assert loaded.counts(NOW_MS + 4_999) == found.counts(NOW_MS + 4_999)
+    assert counts_of(loaded, NOW_MS + 4_999) == counts_of(found, NOW_MS + 4_999)
     assert sorted(receive(loaded, now_ms=NOW_MS + 60_000)) == [1, 2, 4, 5, 6]
 
 

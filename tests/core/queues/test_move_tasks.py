@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from harness.replica_host import Host, arn, identity, message, queue, snapshot_of
 
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.running_tasks import RunningTasks
 from quaymaster.core.queues.applied_queues import encode_task, partition_key
@@ -303,7 +304,7 @@ def test_a_task_fails_that_runs_for_more_than_36_hours() -> None:
     assert (found.taken, found.is_over) == ([], True)
     task = task_of(host)
     assert (task.status, task.failure, task.moved) == ("FAILED", RAN_TOO_LONG, 0)
-    assert host.partition(DEAD).counts(host.now_ms).visible == 2
+    assert counts_of(host.partition(DEAD), host.now_ms).visible == 2
     assert list(host.states.running_tasks) == []
     same_after_replay(host)
 

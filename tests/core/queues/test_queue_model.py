@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.queues.queue_model import DEDUP_WINDOW_MS, ModelMessage, ModelQueue, move
 from quaymaster.core.partition import partition
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.queues.queue_states import QueueStates
@@ -798,7 +799,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert states.definitions == self.host.states.definitions
         for key, found in states.partitions.items():
             live = self.host.states.partitions[key]
-            mine, theirs = found.counts(now_ms), live.counts(now_ms)
+            mine, theirs = counts_of(found, now_ms), counts_of(live, now_ms)
             assert mine.in_flight == theirs.in_flight
             assert mine.visible + mine.delayed == theirs.visible + theirs.delayed
             # Where a raised delay finds messages that were due depends on what was looked at, on FIFO queues.

@@ -9,6 +9,7 @@ from harness.replica_host import queue, snapshot_of
 
 from quaymaster.core.partition import partition as partition_module
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.structures.index import IndexEntry, MemoryChunks, SequenceIndex
 from quaymaster.core.structures.standard_order import SCAN_MAX
 
@@ -88,7 +89,7 @@ def lookups_of_one_round(of: Partition) -> int:
     for sequence in taken[:5]:
         of.apply_change_visibility(sequence, NOW_MS, 0, 1, 1, changed=True)
     of.apply_delete(taken[5:], NOW_MS)
-    of.counts(NOW_MS)
+    counts_of(of, NOW_MS)
     return CountingIndex.lookups - before
 
 
@@ -134,7 +135,7 @@ def test_million_delayed_messages_cost_little_and_are_counted_at_once() -> None:
         send(found, 100_000, own_delay_ms=60_000 + part * 60_000)
 
     before = CountingIndex.lookups
-    assert found.counts(NOW_MS).delayed == 1_000_000
+    assert counts_of(found, NOW_MS).delayed == 1_000_000
     assert receive(found) == []
     while found.order.unfinished:
         assert receive(found) == []
@@ -142,7 +143,7 @@ def test_million_delayed_messages_cost_little_and_are_counted_at_once() -> None:
     assert len(snapshot_of(found)) - len(found.index.to_bytes()) < 50_000
     assert found.next_change_ms() == NOW_MS + 60_000
     assert receive(found, now_ms=NOW_MS + 60_000) == list(range(1, 11))
-    assert found.counts(NOW_MS + 60_000).delayed == 900_000
+    assert counts_of(found, NOW_MS + 60_000).delayed == 900_000
 
 
 def test_backlog_that_waits_for_the_queues_delay_is_counted_by_looking_at_few() -> None:
@@ -151,10 +152,10 @@ def test_backlog_that_waits_for_the_queues_delay_is_counted_by_looking_at_few() 
         send(found, BACKLOG // 20, now_ms=NOW_MS + part * 1_000)
 
     before = CountingIndex.lookups
-    assert found.counts(NOW_MS + 909_999).delayed == BACKLOG // 2
+    assert counts_of(found, NOW_MS + 909_999).delayed == BACKLOG // 2
     found.apply_definition(queue(1, "jobs", revision=2), NOW_MS)
     send(found, 1)
-    assert found.counts(NOW_MS + 909_999).delayed == BACKLOG // 2
+    assert counts_of(found, NOW_MS + 909_999).delayed == BACKLOG // 2
     assert CountingIndex.lookups - before < 200
     assert len(snapshot_of(found)) - len(found.index.to_bytes()) < 1_000
 

@@ -313,7 +313,8 @@ def test_watches_go_on_for_polls_that_came_later() -> None:
         assert first.outcome == ReceiveOutcome(0, [])
         assert not second.is_there
         assert [watch.command for watch in watches(bench).values()] == [
-            Watch(QUEUE, number, 3_900, 2) for number in (1, 2)
+            Watch(QUEUE, 1, 3_900, 2, empty_before=1),
+            Watch(QUEUE, 2, 3_900, 2),
         ]
 
     run(scenario())
@@ -701,5 +702,53 @@ def test_a_poll_waits_by_the_newest_table_that_is_known() -> None:
 
         assert sorted(watches(bench)) == [1, 2, 3]
         assert bench.tables.find(QUEUE) == replace(CHILDREN)
+
+    run(scenario())
+
+
+# What brokers count
+
+
+def before_of(asked: Asked) -> int:
+    """Return how many receives without messages a broker is told of; that it finds none itself is not counted."""
+    command = asked.command
+    assert isinstance(command, Watch) or (isinstance(command, Receive) and command.is_part)
+    return command.empty_before
+
+
+def test_receives_that_ended_without_messages_are_told_with_the_next_command_once() -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        answer, _ = submitted(bench, Receive(QUEUE, -2, 1))
+        while received := bench.broker.take(Receive):
+            assert [before_of(asked) for asked in received] == [0]
+            received[0].answer(NOTHING)
+        assert answer.outcome == ReceiveOutcome(0, [])
+        waiting(bench, 1_000)
+        bench.broker.take(Watch)
+        await asyncio.sleep(1.1)
+
+        submitted(bench, Receive(QUEUE, -2, 1))
+        first = bench.broker.one(Receive)
+        first.answer(NOTHING)
+        second = bench.broker.one(Receive)
+
+        assert (before_of(first), before_of(second)) == (1, 0)
+
+    run(scenario())
+
+
+def test_poll_that_ended_without_messages_is_told_with_the_next_watch() -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        waiting(bench, 20_000)
+        waiting(bench, 1_000)
+        watched = watches(bench)
+        await asyncio.sleep(1.1)
+
+        watched[1].answer(QUIET)
+        (again,) = watches(bench).values()
+
+        assert before_of(again) == 1
 
     run(scenario())

@@ -206,6 +206,7 @@ class ReplicaHost:
             try_again=self._try_again,
             time_ms=clock.time_ms,
             epoch=lambda: replica.epoch,
+            on_empty=self._count_empty,
         )
         self.stopped: Exception | None = None
         self.loads = loads
@@ -236,6 +237,8 @@ class ReplicaHost:
         """Take a command for the next turn; `reply` is called once, from a later one."""
         submitted: _Sent | _Parked
         if type(command) is Receive or type(command) is Watch:
+            if command.empty_before and self.replica.is_leading:
+                self.replica.queues.count_empty_before(command, self.replica.epoch)
             waiter = Waiter(command, reply)
             self._inbox.waiting.append((command, waiter))
             submitted = _Parked(self.waiters, waiter)
@@ -677,9 +680,14 @@ class ReplicaHost:
             partition = None
         if partition is None or (wait_ms <= 0 and not waiter.is_settling):
             waiter.finish()
+            if type(command) is Receive:
+                self._count_empty(command)
             waiter.reply(waiter.nothing(answer.epoch))
             return
         self.waiters.park(waiter, partition, wait_ms)
+
+    def _count_empty(self, command: Receive) -> None:
+        self.replica.queues.count_empty(command, self.replica.epoch)
 
 
 def _stores(command: Command | InternalCommand, journal_id: int) -> bool:

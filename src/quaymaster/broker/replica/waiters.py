@@ -81,8 +81,11 @@ class Waiters:
         try_again: Callable[[Waiter], None],
         time_ms: Callable[[], int],
         epoch: Callable[[], int],
+        on_empty: Callable[[Receive], None] = lambda command: None,
     ) -> None:
+        """`on_empty` hears of receives that are answered without messages."""
         self._loop = loop
+        self._on_empty = on_empty
         self._try_again = try_again
         self._time_ms = time_ms
         self._epoch = epoch
@@ -231,6 +234,8 @@ class Waiters:
 
     def _answer_empty(self, waiter: Waiter) -> None:
         waiter.finish()
+        if type(waiter.command) is Receive:
+            self._on_empty(waiter.command)
         waiter.reply(waiter.nothing(self._epoch()))
 
     def _close(self, line: _WaitingLine) -> None:

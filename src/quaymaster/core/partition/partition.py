@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pyroaring import BitMap64
 
 from quaymaster.core.partition.partition_moves import MovesOut, PartitionMoves
+from quaymaster.core.partition.partition_totals import PartitionTotals
 from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempts, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder
@@ -38,7 +39,7 @@ from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
-from quaymaster.core.values.commands import MoveTask, QueueCounts
+from quaymaster.core.values.commands import MoveTask
 from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
@@ -88,6 +89,7 @@ class Partition:
         "tasks",
         "timed",
         "timers",
+        "totals",
         "touched_keys",
         "uncommitted_from",
         "watched",
@@ -165,6 +167,8 @@ class Partition:
         """Where its key is while that is so."""
         self.share = NO_SHARE
         """What it adds to the sums of its journal."""
+        self.totals: PartitionTotals | None = None
+        """What a leader counts, of its own epoch; None, or of an earlier one: nothing yet."""
         self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
@@ -267,20 +271,6 @@ class Partition:
             or self.moves is not None
             or self.staged is not None
             or bool(self.tasks)
-        )
-
-    def counts(self, now_ms: int) -> QueueCounts:
-        """Return how many messages are visible, in flight and delayed, after `advance`; of a log, how many it has."""
-        in_flight, delayed = self.hidden(now_ms)
-        return QueueCounts(
-            visible=max(0, self.alive - in_flight - delayed),
-            in_flight=in_flight,
-            delayed=delayed,
-            oldest_sent_ms=self.oldest_sent_ms if self.alive else 0,
-            noisy_groups=self.order.noisy_groups(now_ms, len(self.in_flight)),
-            sends=self.sends,
-            deletions=self.deletions,
-            counted_from=self.counted_from,
         )
 
     def hidden(self, now_ms: int) -> tuple[int, int]:

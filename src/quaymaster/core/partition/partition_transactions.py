@@ -139,8 +139,11 @@ def _send_run(partition: Partition, stage: Stage, start: int, stop: int, delay_m
     partition.order.sent_all(groups, time_ms)
     if asked_ms:
         _defer_run(partition, first, asked_ms, own, time_ms)
+    sizes = stage.sizes[start:stop]
     if partition.sizes is not None:
-        partition.sizes.add_run(first, stage.sizes[start:stop])
+        partition.sizes.add_run(first, sizes)
+    if partition.totals is not None:
+        partition.totals.sent_bytes += sum(sizes)
 
 
 def _own_delay(asked_ms: int, queue_delay_ms: int, time_ms: int) -> int | None:
@@ -191,6 +194,8 @@ def _send_each(
         partition.ids.note(message.dedup, None, message.offset, time_ms)
         if partition.sizes is not None:
             partition.sizes.add(sequence, message.payload_bytes)
+        if partition.totals is not None:
+            partition.totals.sent_bytes += message.payload_bytes
 
 
 def _note_runs(

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_totals import PartitionTotals
 from quaymaster.core.structures.message_sums import NO_SHARE, MessageSums, Share
 from quaymaster.core.structures.timers import WorkLeft
 from quaymaster.core.structures.touch_log import TouchLog
@@ -26,6 +27,10 @@ SETTLED_AT_A_TIME: Final = 1_000
 """So many more than that are settled in a turn: it takes some milliseconds."""
 DUE_PER_PAGE_MAX: Final = 1_000
 """How many timeouts and delays that are over are worked off for a page of rows."""
+
+
+NO_TOTALS: Final = PartitionTotals(0)
+"""Of a partition of which a leader has counted nothing. Never changed."""
 
 
 class TouchedRows(NamedTuple):
@@ -153,17 +158,26 @@ def share_of(partition: Partition, now_ms: int) -> Share:
 def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> QueueMetricsRow:
     """Return what those who watch queues are told of a partition by the leader of an epoch, after `advance`."""
     in_flight, delayed = partition.hidden(now_ms)
-    definition = partition.definition
+    totals = partition.totals
+    if totals is None or totals.epoch != epoch:
+        totals = NO_TOTALS
     return QueueMetricsRow(
-        definition.queue_id,
+        partition.definition.queue_id,
         partition.number,
         journal_id,
         epoch,
         max(0, partition.alive - in_flight - delayed),
         in_flight,
         delayed,
-        0,
+        partition.order.groups_in_flight,
         partition.oldest_sent_ms if partition.alive else 0,
         partition.sends,
-        deleted=partition.deletions,
+        totals.sent_bytes,
+        totals.received,
+        totals.empty_receives,
+        partition.deletions,
+        totals.duplicate,
+        totals.dead_lettered,
+        totals.expired,
+        totals.wait_ms,
     )

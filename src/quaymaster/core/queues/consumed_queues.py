@@ -7,10 +7,12 @@ Dead letters and messages of move tasks are set aside here, and wait for the dec
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 
 from quaymaster.core.partition.expiry import find_expired
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.partition_moves import AWAY_MAX, QueuesElsewhere
+from quaymaster.core.partition.partition_totals import WAITS_BOUNDS_MS, Waits, totals_of
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues, partition_key
@@ -67,6 +69,7 @@ class ConsumedQueues(AppliedQueues):
         )
         self._in_flight_max = in_flight_max
         self.messages_expired = 0
+        self.waits = Waits()
         self._due_left = WorkLeft(DUE_PER_MS_MAX)
         self._due_at_ms = 0
         self.expiry_is_held = False
@@ -294,16 +297,41 @@ class ConsumedQueues(AppliedQueues):
             partition.index.offset_and_sent_ms,
         )
         taken: list[Taken] = []
+        waited_ms = 0
+        wait_counts = self.waits.counts
         for sequence, count in messages:
             offset, sent_ms = find(sequence)
             first_ms = now_ms
+            before = None
             if count > 1 or attempt is not None:
                 # In flight already: the receive of an attempt is repeated.
                 before = returned.get(sequence) or in_flight.get(sequence)
                 first_ms = before.first_receive_ms or now_ms if before else now_ms
+            if before is None:
+                wait_ms = now_ms - sent_ms
+                waited_ms += wait_ms
+                wait_counts[bisect_left(WAITS_BOUNDS_MS, wait_ms)] += 1
             taken.append(Taken(sequence, count, first_ms, sent_ms, offset))
         partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
+        totals = totals_of(partition, proposal.epoch)
+        totals.received += len(messages)
+        totals.wait_ms += waited_ms
+        self.waits.sum_ms += waited_ms
         return taken
+
+    def count_empty(self, command: Receive, epoch: int) -> None:
+        """A receive is answered without messages by the leader of an epoch; a part of another says nothing."""
+        self._count_empty(command, epoch, 0 if command.is_part else 1)
+
+    def count_empty_before(self, command: Receive | Watch, epoch: int) -> None:
+        """A front end says with a command that receives of several partitions have ended without messages."""
+        self._count_empty(command, epoch, command.empty_before)
+
+    def _count_empty(self, command: Receive | Watch, epoch: int, number: int) -> None:
+        partition = self.partitions.get(partition_key(command.queue_id, command.partition))
+        if partition is not None and number:
+            totals_of(partition, epoch).empty_receives += number
+            partition.note_touch()
 
     def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self._consumed(command.queue_id, command.partition)
@@ -405,6 +433,7 @@ class ConsumedQueues(AppliedQueues):
             partition.apply_delete(singles, now_ms)
             self.messages_gone += before - partition.alive
             self.messages_expired += before - partition.alive
+            totals_of(partition, proposal.epoch).expired += before - partition.alive
             proposal.awake.add(partition)
 
     def _drop_expired(
@@ -417,6 +446,7 @@ class ConsumedQueues(AppliedQueues):
             if partition.log is None:
                 self.messages_gone += len(expired)
                 self.messages_expired += len(expired)
+            totals_of(partition, proposal.epoch).expired += len(expired)
 
     def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
         """Return the send time at or before which a message has expired.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.applied_queues import encode_task
 from quaymaster.core.values.commands import (
@@ -64,7 +65,7 @@ def start_task(
     cell_format: CellFormat,
 ) -> MoveTasksOutcome:
     """Begin to move what is there; it was checked that it may, and the partition is up to `now_ms`."""
-    counts = partition.counts(now_ms)
+    counts = counts_of(partition, now_ms)
     task = MoveTask(
         task_id=command.task_id,
         source_arn=command.source_arn,

@@ -14,6 +14,8 @@ from quaymaster.core.partition.consumer_groups import follow_send
 from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
+from quaymaster.core.partition.partition_counts import counts_of
+from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.partition.slices import Work
 from quaymaster.core.queues.applied_queues import (
@@ -215,7 +217,9 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         results: list[SendResult | Duplicate] = []
         records = proposal.records
         offset = proposal.base_offset + len(records)
-        stored = duplicate = False
+        stored = 0
+        duplicates = 0
+        stored_bytes = 0
         first = partition.index.next_sequence
         # A first attempt may arrive after its repeat: a connection that was cut delivers late what was sent by it.
         may_be_late = now_ms < partition.repeats_until_ms or (
@@ -224,7 +228,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             and partition.ids.retries.may_know_below(self.repeats_below)
         )
         if partition.sealed_ms:
-            return self._send_to_sealed(partition, command, now_ms, may_be_late=may_be_late)
+            return self._send_to_sealed(partition, command, now_ms, proposal.epoch, may_be_late=may_be_late)
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late
@@ -235,7 +239,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
                 found = partition.ids.find(dedup, retry if is_sought else None, now_ms)
                 if found is not None:
                     results.append(Duplicate(found, partition_key(queue_id, number)))
-                    duplicate = True
+                    duplicates += 1
                     continue
             delay_ms = message.delay_ms
             flags = message.flags
@@ -258,20 +262,26 @@ class QueueStates(DefinedQueues, ConsumedQueues):
                 for group in partition.groups.values():
                     follow_send(group, sequence, offset, now_ms, delay_ms, own_delay, message.group)
             offset += 1
-            stored = True
+            stored += 1
+            stored_bytes += message.size_bytes or len(message.payload)
             if retry is not None and message.may_be_retry:
                 partition.repeats_until_ms = now_ms + self.retry_window_ms
             results.append(SendResult(sequence, message.message_id))
+        totals = totals_of(partition, proposal.epoch)
+        totals.sent_bytes += stored_bytes
+        if duplicates:
+            totals.duplicate += duplicates
+            partition.note_touch()
         if stored:
             proposal.note_sent(partition, first, partition.next_sequence)
             for group in partition.groups.values():
                 proposal.note_sent(group, first, group.next_sequence)
         # What a duplicate was told is stored must be so, whatever this queue's durability.
-        wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
+        wait = Wait.COMMIT if duplicates else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
 
     def _send_to_sealed(
-        self, partition: Partition, command: Send, now_ms: int, *, may_be_late: bool
+        self, partition: Partition, command: Send, now_ms: int, epoch: int, *, may_be_late: bool
     ) -> tuple[Decided, Wait]:
         """Find what is stored already; the others go elsewhere, which is so for good once the seal is committed."""
         results: list[Duplicate | None] = []
@@ -280,6 +290,9 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             found = partition.ids.find(message.dedup, message.retry if is_sought else None, now_ms)
             results.append(None if found is None else Duplicate(found, partition.key))
         duplicates = [result for result in results if result is not None]
+        if duplicates:
+            totals_of(partition, epoch).duplicate += len(duplicates)
+            partition.note_touch()
         if len(duplicates) == len(results):
             return SentOutcome([*duplicates]), Wait.COMMIT
         return SentElsewhere(self.definitions[command.queue_id], results), Wait.COMMIT
@@ -298,7 +311,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         partitions = self.partitions_asked(command.queue_id, command.partition)
         for partition in partitions:
             self._advance(partition, now_ms)
-        return sum_counts([partition.counts(now_ms) for partition in partitions]), Wait.NOTHING
+        return sum_counts([counts_of(partition, now_ms) for partition in partitions]), Wait.NOTHING
 
     def _peek(self, command: Peek, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
@@ -411,6 +424,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         self.messages_moved += 1
         if command.task_id is not None:
             count_moved(source)
+        else:
+            totals_of(source, proposal.epoch).dead_lettered += 1
         return Done(), Wait.COMMIT
 
     def _newest(self, queue_id: int, other: QueueDefinition | None) -> QueueDefinition | None:
@@ -471,6 +486,8 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             other_end = OTHER_END.pack(*parts_of_key(command.target_key))
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
             proposal.add(RecordType.MOVE_END, source, now_ms, payload=payload)
+            dead = sum(taken and not pair.open[number].is_redrive for number, taken in ended)
+            totals_of(source, proposal.epoch).dead_lettered += dead
             arrived = self._end_moves_of(source, command.target_key, ended, now_ms)
             if source.log is None:
                 self.messages_gone += arrived

@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from quaymaster.core.partition import slices
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.partition_transactions import (
     ONE_DELAY,
     Committed,
@@ -215,6 +216,7 @@ def commit_transaction(partition: Partition, command: CommitTransaction, stages:
     for _ in search.look_through(stages):
         now_ms, proposal = yield from _next_turn()
     duplicates = search.places
+    totals_of(partition, proposal.epoch).duplicate += len(duplicates)
     committed = Committed(
         command.sink,
         command.batch,

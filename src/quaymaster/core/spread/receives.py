@@ -25,17 +25,24 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 class SpreadReceive:
     """A Receive of a queue of several partitions; it does not wait for messages.
 
-    `turn` says which partition begins. When it is done, `unknown` has the partitions that could not be asked; with
-    `is_patient` leaders were waited for.
+    `turn` says which partition begins; it hears of `empty_before`. When it is done, `unknown` has the partitions that
+    could not be asked; with `is_patient` leaders were waited for.
     """
 
     def __init__(
-        self, definition: QueueDefinition, command: Receive, turn: int, *, is_patient: bool = True
+        self,
+        definition: QueueDefinition,
+        command: Receive,
+        turn: int,
+        *,
+        is_patient: bool = True,
+        empty_before: int = 0,
     ) -> None:
         self.result: ReceiveOutcome | Exception | None = None
         self.unknown: dict[int, Exception] = {}
         self._definition = definition
         self._command = command
+        self._empty_before = empty_before
         self._left: deque[int] = deque()
         self._met: set[int] = set()
         self._full: OverLimit | None = None
@@ -93,7 +100,9 @@ class SpreadReceive:
         if entry is None or not is_read(entry):
             return self.on_outcome(part, Elsewhere(definition), definition)
         self._definition = definition
-        command = msgspec.structs.replace(part.command, table_version=definition.table_version)
+        command = msgspec.structs.replace(
+            part.command, table_version=definition.table_version, empty_before=0
+        )
         return [Part(part.number, command)]
 
     def _meet(self, definition: QueueDefinition) -> list[int]:
@@ -132,6 +141,7 @@ class SpreadReceive:
         return []
 
     def _part(self, number: int, *, only_attempt: bool = False, fails_fast: bool = True) -> Part:
+        empty_before, self._empty_before = self._empty_before, 0
         command = msgspec.structs.replace(
             self._command,
             partition=number,
@@ -139,5 +149,7 @@ class SpreadReceive:
             table_version=self._definition.table_version,
             only_attempt=only_attempt,
             fails_fast=fails_fast and not only_attempt,
+            is_part=True,
+            empty_before=empty_before,
         )
         return Part(number, command)

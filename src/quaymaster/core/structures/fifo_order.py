@@ -197,6 +197,7 @@ class FIFOOrder:
         "cursor",
         "delay_ms",
         "groups",
+        "groups_in_flight",
         "held_by",
         "holds",
         "next_due_ms",
@@ -209,6 +210,8 @@ class FIFOOrder:
         self.cursor = index.next_sequence
         self.delay_ms = delay_ms
         self.groups = _Groups()
+        self.groups_in_flight = 0
+        """How many of them have messages in flight."""
         self.next_due_ms: int | None = None
         self.unfinished = False
         self.holds: HeldGroups | None = None
@@ -301,13 +304,14 @@ class FIFOOrder:
         key = self._index.group(sequence)
         group = self.groups.open(key)
         group.waiting.discard(sequence)
+        self.groups_in_flight += not group.in_flight
         group.in_flight.add(sequence)
 
     def give_back(self, sequence: int, now_ms: int) -> None:
         """A message that was in flight is visible again."""
         key = self._index.group(sequence)
         group = self.groups.open(key)
-        group.in_flight.discard(sequence)
+        self._end_flight(group, sequence)
         group.waiting.add(sequence)
         self._join_line(key, group, now_ms)
 
@@ -346,7 +350,9 @@ class FIFOOrder:
         for key, _ in list(self.groups):
             group = self.groups.open(key)
             group.waiting.discard_below(stop)
-            group.in_flight.discard_below(stop)
+            if group.in_flight:
+                group.in_flight.discard_below(stop)
+                self.groups_in_flight -= not group.in_flight
             self._drop_or_join(key, group, 0)
         self.cursor = max(self.cursor, stop)
 
@@ -355,6 +361,7 @@ class FIFOOrder:
         self.cursor = self._index.next_sequence
         emptied = [self.groups.emptied(), self._line.emptied()]
         self.groups, self._line = _Groups(), _Line()
+        self.groups_in_flight = 0
         if self.holds is not None:
             self.holds = HeldGroups(self.holds.parents)
         return emptied
@@ -392,6 +399,7 @@ class FIFOOrder:
             group = self.groups.open(key)
             group.waiting = SequenceSet.from_bytes(waiting)
             group.in_flight = SequenceSet(in_flight)
+            self.groups_in_flight += bool(in_flight)
 
     def load_line(self, line: Iterable[tuple[int, int]]) -> None:
         """Take over who can give since when; others that can give go in front (a snapshot load)."""
@@ -462,6 +470,7 @@ class FIFOOrder:
     ) -> int:
         """Take what the group can give; return how many messages a look ahead passed over."""
         blocked_from = group.in_flight.first() if group.in_flight else None
+        had = len(taken)
         while len(taken) < count_max and group.waiting:
             sequence = group.waiting.first()
             if sequence >= stop or (blocked_from is not None and sequence > blocked_from):
@@ -489,7 +498,13 @@ class FIFOOrder:
                     self._pass_over(sequence, due_ms)
                 self.cursor += 1
                 scanned += 1
+            self.groups_in_flight += len(taken) > had
         return scanned
+
+    def _end_flight(self, group: Group, sequence: int) -> None:
+        if group.in_flight:
+            group.in_flight.discard(sequence)
+            self.groups_in_flight -= not group.in_flight
 
     def _pass_over(self, sequence: int, since_ms: int) -> None:
         key = self._index.group(sequence)
@@ -515,7 +530,7 @@ class FIFOOrder:
         if key not in self.groups:
             return
         group = self.groups.open(key)
-        group.in_flight.discard(sequence)
+        self._end_flight(group, sequence)
         group.waiting.discard(sequence)
         self._drop_or_join(key, group, now_ms)
 

@@ -306,6 +306,11 @@ class StandardOrder:
             for group in self.tenants.keys() & set(groups):
                 self.tenants[group].last_sent_ms = now_ms
 
+    @property
+    def groups_in_flight(self) -> int:
+        """Standard queues have no groups in this sense."""
+        return 0
+
     def noisy_groups(self, now_ms: int, in_flight: int) -> int:
         """Return how many tenants are held back now."""
         return sum(self._is_noisy(tenant, now_ms, in_flight) for tenant in self.tenants.values())

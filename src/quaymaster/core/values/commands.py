@@ -45,6 +45,8 @@ class NewMessage(msgspec.Struct, gc=False, array_like=True):
     dedup: bytes | None = None
     retry: bytes | None = None
     may_be_retry: bool = True
+    size_bytes: int = 0
+    """Of body and attributes, as its sender counts them; 0: not told."""
 
 
 class Send(msgspec.Struct, gc=False, array_like=True, tag=1):
@@ -90,6 +92,9 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     out, the answer is `Elsewhere`, at once: a front end that only receives learns of new partitions so.
 
     `fails_fast` as in Send.
+
+    `is_part`: one of several by which a request looks into several partitions: that it finds nothing is not counted.
+    `empty_before`: so many such requests have ended without messages since the front end last said so.
     """
 
     queue_id: int
@@ -101,6 +106,8 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     table_version: int = ANY_TABLE
     only_attempt: bool = False
     fails_fast: bool = False
+    is_part: bool = False
+    empty_before: int = 0
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True):
@@ -129,13 +136,14 @@ class ReceiveOutcome(msgspec.Struct, gc=False, array_like=True, tag=2):
 class Watch(msgspec.Struct, gc=False, array_like=True, tag=32):
     """Wait for up to `wait_ms` until a Receive would find something, and take nothing.
 
-    `table_version` as in Receive.
+    `table_version` and `empty_before` as in Receive.
     """
 
     queue_id: int
     partition: int
     wait_ms: int
     table_version: int = ANY_TABLE
+    empty_before: int = 0
 
 
 class WatchOutcome(msgspec.Struct, gc=False, array_like=True, tag=32):

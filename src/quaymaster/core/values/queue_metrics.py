@@ -40,7 +40,7 @@ class QueueMetricsRow(msgspec.Struct, array_like=True, gc=False):
     sent: int = 0
     """Messages that producers stored, ever: the journal's own count."""
     sent_bytes: int = 0
-    """Bytes of what producers stored since the leader began, as it is stored: encrypted, with its attributes."""
+    """Bytes of bodies and attributes of these; of what transactions sent, and older front ends, as it is stored."""
     received: int = 0
     """Deliveries."""
     empty_receives: int = 0

@@ -148,7 +148,9 @@ class MessagePreparation:
             body_md5 = md5_digest(body)
             attributes: list[tuple[str, str, Any]] = []
             attributes_sum = system_sum = None
+            size_bytes = len(body)
             if given.MessageAttributes:
+                size_bytes += message_rules.attributes_bytes(given.MessageAttributes)
                 attributes = _stored_attributes(given.MessageAttributes)
                 attributes_sum = attributes_md5(given.MessageAttributes)
             trace = trace_of_request
@@ -179,7 +181,9 @@ class MessagePreparation:
             encrypted = self._cipher.encrypt_content(content, definition, message_id)
             flags, payload = join_payload(group, dedup, retry, encrypted)
             delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
-            message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry)
+            message = NewMessage(
+                message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry, size_bytes
+            )
             prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
         return prepared
 

@@ -23,6 +23,7 @@ from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, Receive
 from quaymaster.core.values.errors import CallerError, NotNow, OverLimit, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
@@ -80,6 +81,8 @@ class Poll:
 
     def end(self) -> None:
         """End it without messages."""
+        if not self.unknown:
+            self._board.note_empty()
         self.answer(next(iter(self.unknown.values()), NOTHING))
 
     def _on_end(self) -> None:
@@ -95,9 +98,11 @@ class Board:
         broker: BrokerClient,
         tables: PartitionTables,
         definition: QueueDefinition,
+        empty: EmptyReceives,
         on_idle: Callable[[], None],
     ) -> None:
         """`on_idle`: it has no polls any more, and is not used again."""
+        self._empty = empty
         self.polls: dict[Poll, None] = {}
         """Those that wait, in the order they came; and those that ask for the first time."""
         self._waiting: dict[Poll, None] = {}
@@ -114,11 +119,16 @@ class Board:
         self._failures: dict[int, int] = {}
         self._looking: asyncio.Task[None] | None = None
 
+    def note_empty(self) -> None:
+        """A poll has ended without messages."""
+        self._empty.note(self._definition.queue_id)
+
     def begin(self, command: Receive, reply: Reply, turn: int) -> Poll:
         """Ask all partitions once; wait if none has messages."""
         poll = Poll(self, command, reply)
         self.polls[poll] = None
-        spread = SpreadReceive(self._newest(), command, turn, is_patient=False)
+        empty_before = self._empty.take(command.queue_id)
+        spread = SpreadReceive(self._newest(), command, turn, is_patient=False, empty_before=empty_before)
         call = SpreadCall(
             self._broker,
             self._tables,
@@ -194,7 +204,8 @@ class Board:
         for number in numbers:
             is_doubtful = any(number in poll.unknown for poll in self._doubtful)
             wait_ms = min(left_ms, DOUBTFUL_WATCH_MS) if is_doubtful else left_ms
-            watch = Watch(definition.queue_id, number, wait_ms, definition.table_version)
+            empty_before = self._empty.take(definition.queue_id)
+            watch = Watch(definition.queue_id, number, wait_ms, definition.table_version, empty_before)
             self._watches[number] = self._broker.submit(watch, partial(self._on_watched, watch))
 
     def _on_watched(self, watch: Watch, outcome: Outcome | Exception) -> None:
@@ -273,7 +284,11 @@ class Board:
             return  # the partition is watched again when one of them has its answer
         self._serving[number] = poll
         command = msgspec.structs.replace(
-            poll.command, partition=number, wait_ms=0, table_version=self._newest().table_version
+            poll.command,
+            partition=number,
+            wait_ms=0,
+            table_version=self._newest().table_version,
+            is_part=True,
         )
         poll.asking = self._broker.submit(command, partial(self._on_received, number, poll, is_next))
 
@@ -312,9 +327,10 @@ def _is_to_wait(command: Receive, outcome: Outcome | Exception) -> bool:
 class LongPolls:
     """The boards of all queues that polls wait for."""
 
-    def __init__(self, broker: BrokerClient, tables: PartitionTables) -> None:
+    def __init__(self, broker: BrokerClient, tables: PartitionTables, empty: EmptyReceives) -> None:
         self._broker = broker
         self._tables = tables
+        self._empty = empty
         self._boards: dict[int, Board] = {}
 
     def begin(self, definition: QueueDefinition, command: Receive, reply: Reply, turn: int) -> Poll:
@@ -323,7 +339,7 @@ class LongPolls:
         board = self._boards.get(queue_id)
         if board is None:
             board = self._boards[queue_id] = Board(
-                self._broker, self._tables, definition, partial(self._forget, queue_id)
+                self._broker, self._tables, definition, self._empty, partial(self._forget, queue_id)
             )
         return board.begin(command, reply, turn)
 

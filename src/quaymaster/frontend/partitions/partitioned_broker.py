@@ -30,6 +30,7 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import is_plain
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.long_polls import LongPolls
 from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables, Refresh
@@ -50,7 +51,8 @@ class PartitionedBroker:
         self._check = check
         self._broker = broker
         self._tables = tables
-        self._polls = LongPolls(broker, tables)
+        self._empty = EmptyReceives()
+        self._polls = LongPolls(broker, tables, self._empty)
         self._whole = WholeQueues(broker, tables)
         self._turn = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +115,11 @@ class PartitionedBroker:
             case Receive() if command.wait_ms > 0:
                 return self._polls.begin(definition, command, reply, self._turn)
             case Receive():
-                spread = SpreadReceive(definition, command, self._turn)
+                queue_id = definition.queue_id
+                spread = SpreadReceive(
+                    definition, command, self._turn, empty_before=self._empty.take(queue_id)
+                )
+                reply = self._empty.counted(queue_id, reply)
             case HandledEntries():
                 spread = SpreadEntries(definition, command)
             case Delete() | ChangeVisibility():
