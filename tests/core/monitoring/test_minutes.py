@@ -58,8 +58,11 @@ def test_what_grew_within_a_minute_is_of_that_minute() -> None:
 
 def test_a_long_gap_gets_a_bounded_number_of_minutes_that_lie_evenly_in_it() -> None:
     day = list(spread(counts(sent=1_000), NOON_MS, NOON_MS + 86_400_000))
+    week = list(spread(counts(sent=1_000), NOON_MS - 6 * 86_400_000, NOON_MS + 86_400_000))
 
     assert len(day) == len({at_s for at_s, _ in day}) == GAP_MINUTES_MAX
     assert sum(part[0] for _, part in day) == 1_000
     assert day[0][0] < NOON_S + 600
+    assert NOON_S - 86_400 <= week[0][0] < NOON_S - 85_000
+    assert sum(part[0] for _, part in week) == 1_000
     assert day[-1][0] == NOON_S + 86_400 - 60

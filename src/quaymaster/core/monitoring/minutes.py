@@ -14,6 +14,8 @@ from quaymaster.core.values.queue_metrics import QueueMetricsRow
 MINUTE_MS: Final = 60_000
 GAP_MINUTES_MAX: Final = 360
 """The counts of a longer gap are spread over so many of its minutes, which lie evenly in it."""
+GAP_MS_MAX: Final = 2 * 86_400_000
+"""Of a gap that is still longer, over its last two days."""
 
 GAUGES: Final = ("visible", "in_flight", "delayed", "groups_in_flight", "oldest_age_s")
 COUNTERS: Final = (
@@ -80,7 +82,7 @@ def spread(counts: Counts, since_ms: int, until_ms: int) -> Iterator[tuple[int, 
 
     Minutes are given by their beginnings, in seconds.
     """
-    first, last = minute_of(since_ms + 1), minute_of(until_ms)
+    first, last = minute_of(max(since_ms, until_ms - GAP_MS_MAX) + 1), minute_of(until_ms)
     minutes = (last - first) // 60 + 1
     parts = min(minutes, GAP_MINUTES_MAX)
     given: Sequence[int] = NO_COUNTS
