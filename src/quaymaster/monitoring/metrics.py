@@ -356,6 +356,17 @@ METRICS: Final[dict[str, Declaration]] = {
     ),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
+    # Alerts, at consoles
+    "quaymaster_alerts": Declaration("gauge", "Alerts of all accounts, by state.", ("state",)),
+    "quaymaster_alerts_evaluated_timestamp_seconds": Declaration(
+        "gauge", "End of the minute for which all alerts were evaluated last; 0 at a console that stands by."
+    ),
+    "quaymaster_notifications_total": Declaration(
+        "counter",
+        "Attempts to deliver a notification, by kind (webhook, email, queue, none: no such destination, alertmanager) "
+        "and result (delivered, retry, failed, expired).",
+        ("kind", "result"),
+    ),
     # Manager of a cell; each says it, the acting one and those that stand by
     "quaymaster_manager_acting": Declaration(
         "gauge",

@@ -1,0 +1,1 @@
+"""Alerts at work: kept in the store, evaluated each minute, told to destinations."""
