@@ -93,6 +93,7 @@ class FakeSite:
         self.series: list[Series] = []
         self.ended: set[Credentials] = set()
         self.watched: list[str] = []
+        self.are_policies_enforced = True
 
     def now_ms(self) -> int:
         return self.at_ms

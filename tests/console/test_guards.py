@@ -59,7 +59,7 @@ def test_each_reply_forbids_what_pages_do_not_need() -> None:
         assert policy.startswith("default-src 'none'; ")
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert headers["x-content-type-options"] == "nosniff"
 
 

@@ -164,13 +164,19 @@ class Problem(NamedTuple):
     page: str
 
 
+class Chart(NamedTuple):
+    """Series of one unit that belong together, such as sent and received messages a second."""
+
+    title: str
+    series: Sequence[Series]
+
+
 class Overview(NamedTuple):
     """What the first page shows of an account, or of the whole cell."""
 
     at_ms: int | None
     problems: Sequence[Problem]
-    charts: Sequence[Sequence[Series]]
-    """Series that belong together, such as sent and received messages a second."""
+    charts: Sequence[Chart]
 
 
 class CellProcess(NamedTuple):
@@ -241,6 +247,11 @@ class Site(Protocol):
     @property
     def api(self) -> API:
         """What pages act through."""
+        ...
+
+    @property
+    def are_policies_enforced(self) -> bool:
+        """Whether queue and identity policies decide (setting `policy_evaluation`)."""
         ...
 
     def now_ms(self) -> int:

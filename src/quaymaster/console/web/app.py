@@ -27,6 +27,7 @@ from quaymaster.console.web.live import Hub
 from quaymaster.console.web.page_calls import PageCall, Pages, WebOptions, WebState, error_page
 from quaymaster.console.web.pages import PAGES, topics
 from quaymaster.console.web.templating import STATIC, Templates, file_hash
+from quaymaster.console.web.views.queue_list import QueueOrders
 
 __all__ = ["WebOptions", "create_app"]
 
@@ -42,8 +43,9 @@ def create_app(site: Site, options: WebOptions) -> Starlette:
     """Return the pages of a site as an ASGI application; its lifespan runs what renders live pages. BadConsoleURL."""
     doors = Doors(options.url)
     templates = Templates()
-    hub = Hub(site, topics.renderer(site, templates), options.live_pages_max)
-    state = WebState(site, options, templates, hub)
+    orders = QueueOrders()
+    hub = Hub(site, topics.renderer(site, templates, orders), options.live_pages_max)
+    state = WebState(site, options, templates, hub, orders)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -33,6 +33,7 @@ from quaymaster.console.web.guards import Doors
 from quaymaster.console.web.live import Hub
 from quaymaster.console.web.rates import REQUESTS_BURST, REQUESTS_PER_S, Buckets, SignInFailures
 from quaymaster.console.web.templating import Templates
+from quaymaster.console.web.views.queue_list import QueueOrders
 
 CSRF_FIELD: Final = "csrf"
 SESSION_ENDED: Final = frozenset(
@@ -60,7 +61,9 @@ class WebOptions(NamedTuple):
 class WebState:
     """What all requests share."""
 
-    def __init__(self, site: Site, options: WebOptions, templates: Templates, hub: Hub) -> None:
+    def __init__(
+        self, site: Site, options: WebOptions, templates: Templates, hub: Hub, orders: QueueOrders
+    ) -> None:
         self.site = site
         self.options = options
         self.templates = templates
@@ -68,6 +71,7 @@ class WebState:
         self.doors = Doors(options.url)
         self.cookies = Cookies(options.console_key)
         self.failures = SignInFailures()
+        self.orders = orders
         self.requests = Buckets(per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
 
 

@@ -15,6 +15,14 @@ STATIC: Final = resources.files("quaymaster.console.web") / "static"
 NOTICES: Final = {
     "out": "You are signed out.",
     "everywhere": "All your sessions are ended.",
+    "created": "The queue is created. It is in lists within 5 s.",
+    "saved": "Saved.",
+    "deleted": "The queue is deleted.",
+    "purged": "All messages are deleted.",
+    "sent": "The message is sent.",
+    "message-deleted": "The message is deleted.",
+    "redriven": "The redrive has begun.",
+    "redrive-cancelled": "The redrive is cancelled.",
     "ended": "Your session has ended. Sign in again.",
 }
 """What the page after a change says of it, by the parameter `done` of its URL."""
@@ -50,6 +58,7 @@ class Templates:
             share=words.share,
             day=words.day,
             measure=words.measure,
+            sentence=words.sentence,
         )
 
     def render(self, name: str, **values: Any) -> str:

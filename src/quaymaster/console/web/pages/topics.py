@@ -2,30 +2,118 @@
 
 from __future__ import annotations
 
-from quaymaster.console.site import Site
+from typing import Final
+
+from quaymaster.console.site import QueueNow, Site
 from quaymaster.console.web.live import Fragments, Renderer, Topic
 from quaymaster.console.web.page_calls import PageCall
+from quaymaster.console.web.pages.queue import DEFAULT_RANGE, RANGES, find_charts
 from quaymaster.console.web.templating import Templates
+from quaymaster.console.web.views.queue_list import QueueOrders, parse_list
+
+ROWS_KEPT_MS: Final = 5_000
+"""A row of a list is made again after so long, for its ages grow also where its values stay."""
+CHARTS_KEPT_MS: Final = 15_000
+CHARTS_KEPT_MAX: Final = 200
 
 
 def topic_of(call: PageCall) -> Topic | None:
     """Return the topic that a page asks for, within what its session may see; None: there is none of this kind."""
-    match call.query("kind"):
-        case "overview":
-            return Topic("overview", call.scope)
+    kind = call.query("kind")
+    match kind:
+        case "overview" | "alerts":
+            return Topic(kind, call.scope)
+        case "queues":
+            asked = parse_list(call.scope, call.query("q"), call.query("sort"), call.query("shown"))
+            columns = "accounts" if call.session.is_operator else ""
+            return Topic(kind, asked.account, (asked.search, asked.sort, str(asked.shown), columns))
+        case "queue":
+            account = call.query("account")
+            if not call.session.is_operator and account != call.session.account:
+                return None
+            time_range = call.query("range")
+            return Topic(
+                kind, account, (call.query("name"), time_range if time_range in RANGES else DEFAULT_RANGE)
+            )
+        case "cell" if call.session.is_operator:
+            return Topic(kind, None)
         case _:
             return None
 
 
-def renderer(site: Site, templates: Templates) -> Renderer:
+class TopicRenderer:
+    """Makes the fragments of topics, and keeps those that several of them share."""
+
+    def __init__(self, site: Site, templates: Templates, orders: QueueOrders) -> None:
+        self._site = site
+        self._templates = templates
+        self._orders = orders
+        self._rows: dict[tuple[str, bool], tuple[QueueNow, str]] = {}
+        self._rows_at_ms = 0
+        self._charts: dict[tuple[str, str, str], tuple[int, str]] = {}
+
+    async def render(self, topic: Topic) -> Fragments:
+        """Return what the pages of a topic show now, by the ids of their elements."""
+        now_ms = self._site.now_ms()
+        match topic.kind:
+            case "overview":
+                return {"overview": self._part("overview_body", self._site.overview(topic.account), now_ms)}
+            case "queues":
+                return self._queue_rows(topic, now_ms)
+            case "queue":
+                return await self._queue(topic, now_ms)
+            case "alerts":
+                return {"alerts": self._part("alerts_body", self._site.alerts(topic.account), now_ms)}
+            case _:
+                return {"cell": self._part("cell_body", self._site.cell(), now_ms)}
+
+    def _queue_rows(self, topic: Topic, now_ms: int) -> Fragments:
+        search, sort, shown, columns = topic.subject
+        if now_ms - self._rows_at_ms >= ROWS_KEPT_MS:
+            self._rows.clear()
+            self._rows_at_ms = now_ms
+        found = self._orders.find(
+            parse_list(topic.account, search, sort, shown),
+            self._site.queues(topic.account),
+            now_ms,
+            self._site.queue,
+        )
+        return {f"q{queue.queue_id}": self._queue_row(queue, now_ms, bool(columns)) for queue in found.rows}
+
+    def _queue_row(self, queue: QueueNow, now_ms: int, shows_accounts: bool) -> str:
+        key = (queue.queue_id, shows_accounts)
+        known = self._rows.get(key)
+        if known is not None and known[0] is queue:
+            return known[1]
+        text = self._part("queue_cells", queue, now_ms, shows_accounts)
+        self._rows[key] = (queue, text)
+        return text
+
+    async def _queue(self, topic: Topic, now_ms: int) -> Fragments:
+        name, time_range = topic.subject
+        account = topic.account or ""
+        queue = self._site.queue(account, name)
+        if queue is None:
+            return {}
+        self._site.watch(account, name)
+        facts = self._part("queue_facts", queue, now_ms)
+        return {"facts": facts, "charts": await self._charts_of(account, name, time_range, now_ms)}
+
+    async def _charts_of(self, account: str, name: str, time_range: str, now_ms: int) -> str:
+        key = (account, name, time_range)
+        known = self._charts.pop(key, None)
+        if known is None or now_ms - known[0] >= CHARTS_KEPT_MS:
+            charts = await find_charts(self._site, account, name, time_range)
+            known = (now_ms, self._part("queue_charts", charts))
+        self._charts[key] = known
+        if len(self._charts) > CHARTS_KEPT_MAX:
+            del self._charts[next(iter(self._charts))]
+        return known[1]
+
+    def _part(self, macro: str, *values: object) -> str:
+        return self._templates.macro("parts.html", macro, *values)
+
+
+def renderer(site: Site, templates: Templates, orders: QueueOrders) -> Renderer:
     """Return what makes the fragments of topics."""
-
-    async def render(topic: Topic) -> Fragments:
-        assert topic.kind == "overview", "topics are made by topic_of"
-        return {
-            "overview": templates.macro(
-                "parts.html", "overview_body", site.overview(topic.account), site.now_ms()
-            )
-        }
-
-    return render
+    return TopicRenderer(site, templates, orders).render

@@ -2,6 +2,7 @@
 import { drawCharts, redrawCharts } from "./charts.js";
 import { followLive } from "./live.js";
 import { listenForKeys } from "./keys.js";
+import { showBodies } from "./bodies.js";
 
 function signInByLink() {
   const form = document.getElementById("by-link");
@@ -35,6 +36,7 @@ function copyText(event) {
 
 signInByLink();
 listenForKeys();
+showBodies();
 drawCharts(document);
 followLive((changed) => drawCharts(changed));
 document.addEventListener("click", openDialogs);

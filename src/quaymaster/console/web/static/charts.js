@@ -13,6 +13,7 @@ function short(value, unit) {
     const power = Math.min(4, Math.floor(Math.log2(Math.max(1, value)) / 10));
     return `${+(value / 1024 ** power).toFixed(1)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
   }
+  if (unit === "Seconds" && value > 0 && value < 1) return `${+(value * 1000).toFixed(2)} ms`;
   if (unit === "Seconds") {
     if (value >= 86400) return `${+(value / 86400).toFixed(1)} d`;
     if (value >= 3600) return `${+(value / 3600).toFixed(1)} h`;
@@ -60,12 +61,13 @@ function draw(figure) {
   const options = {
     width: place.clientWidth || 400,
     height: HEIGHT,
+    padding: [8, 8, 0, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     tzDate: (s) => uPlot.tzDate(new Date(s * 1000), "UTC"),
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.1 : 1] } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((s) => new Date(s * 1000).toISOString().slice(11, 16)) },
+      { ...axis, size: 28, values: (_, ticks) => ticks.map((s) => new Date(s * 1000).toISOString().slice(11, 16)) },
       { ...axis, size: 56, values: (_, ticks) => ticks.map((value) => short(value, unit)) },
     ],
     series: [{}, ...labels.map((label, index) => ({

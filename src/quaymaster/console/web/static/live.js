@@ -2,15 +2,21 @@
 const clock = () => `${new Date().toISOString().slice(11, 19)} UTC`;
 
 export function followLive(onChanged) {
-  const followed = document.querySelector("[data-live]");
-  if (!followed) return;
   let source = null;
+  let topic = null;
+
+  // Rows that were added to a list make its topic longer.
+  function topicNow() {
+    const more = [...document.querySelectorAll("[data-live-shown]")].at(-1);
+    return more?.dataset.liveShown ?? document.querySelector("[data-live]")?.dataset.live ?? null;
+  }
 
   function show(event) {
     const fragments = JSON.parse(event.data);
     for (const [id, html] of Object.entries(fragments)) {
       const element = document.getElementById(id);
-      if (!element || element.contains(document.activeElement)) continue;
+      // What is used at this moment stays: a link with the focus, a table that was opened.
+      if (!element || element.contains(document.activeElement) || element.querySelector("details[open]")) continue;
       element.innerHTML = html;
       element.classList.remove("changed");
       requestAnimationFrame(() => element.classList.add("changed"));
@@ -22,7 +28,9 @@ export function followLive(onChanged) {
   }
 
   function connect() {
-    source = new EventSource(`/admin/v1/live?${followed.dataset.live}`);
+    topic = topicNow();
+    if (topic === null) return;
+    source = new EventSource(`/admin/v1/live?${topic}`);
     source.addEventListener("message", show);
     source.addEventListener("ended", () => location.assign("/sign-in?done=ended"));
   }
@@ -36,7 +44,14 @@ export function followLive(onChanged) {
     }
   }
 
+  function followTopic() {
+    if (!source || topicNow() === topic) return;
+    source.close();
+    connect();
+  }
+
   document.addEventListener("visibilitychange", followVisibility);
+  document.addEventListener("htmx:afterSettle", followTopic);
   addEventListener("pagehide", () => source?.close());
   followVisibility();
 }

@@ -54,11 +54,18 @@ def share(value: float | None) -> str:
     return MISSING if value is None else f"{round(100 * value)} %"
 
 
+def sentence(text: str) -> str:
+    """Return a text with its first letter as that of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def measure(value: float | None, unit: str) -> str:
     """Return a value of a series by its unit, as CloudWatch names it."""
     match unit:
         case "Bytes":
             return size(value)
+        case "Seconds" if value is not None and 0 < value < 1:
+            return f"{value * _SECOND_MS:.2f} ms"
         case "Seconds":
             return age(None if value is None else value * _SECOND_MS)
         case "Percent":

@@ -1,0 +1,155 @@
+"""A queue's messages. Peeking changes nothing; receiving, sending and deleting are the actions of SQS."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import HTMLResponse, Response
+
+from quaymaster.console.site import APIError, QueueNow
+from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.pages.attribute_forms import refused_field
+from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, queue_url, render_tab
+from quaymaster.console.web.views.message_view import MessageView, view_peeked, view_received
+
+PEEKED: Final = 20
+RECEIVED_MAX: Final = 10
+_SEND_FIELDS: Final = (
+    "MessageBody",
+    "DelaySeconds",
+    "MessageGroupId",
+    "MessageDeduplicationId",
+    "MessageAttributes",
+)
+
+
+async def show(call: PageCall) -> Response:
+    """Peek at messages: they stay as they are."""
+    queue = find_queue(call)
+    return no_queue(call) if queue is None else await _peek(call, queue, {}, 200)
+
+
+async def _peek(call: PageCall, queue: QueueNow, errors: dict[str, str], status: int) -> Response:
+    query = {"count": str(PEEKED), "account_id": queue.account}
+    for name in ("from", "partition"):
+        if call.query(name).isdecimal():
+            query[name] = call.query(name)
+    found = await call.api.admin(
+        call.caller, "GET", f"/admin/v1/queues/{quote(queue.name)}/messages", query=query
+    )
+    shows_bodies = queue.account == call.session.account or call.state.options.operators_see_bodies
+    messages = [view_peeked(one, shows_body=shows_bodies) for one in found.get("messages", [])]
+    return _render(call, queue, messages, errors, status, found=found, is_received=False)
+
+
+def _render(
+    call: PageCall,
+    queue: QueueNow,
+    messages: list[MessageView],
+    errors: dict[str, str],
+    status: int,
+    *,
+    found: dict[str, Any],
+    is_received: bool,
+) -> Response:
+    given = {name: call.field(name) for name in _SEND_FIELDS}
+    return render_tab(
+        call,
+        queue,
+        "queue_messages.html",
+        "messages",
+        status,
+        messages=messages,
+        is_received=is_received,
+        from_sequence=call.query("from"),
+        next_sequence=found.get("next_sequence") or None,
+        next_partition=found.get("next_partition"),
+        errors=errors,
+        given=given,
+    )
+
+
+async def receive(call: PageCall) -> Response:
+    """Receive messages: they are hidden from consumers until their visibility timeout passes."""
+    queue = find_queue(call)
+    if queue is None:
+        return no_queue(call)
+    members: dict[str, Any] = {
+        "QueueUrl": queue_url(queue),
+        "MaxNumberOfMessages": _number(call, "MaxNumberOfMessages", RECEIVED_MAX),
+        "MessageSystemAttributeNames": ["All"],
+        "MessageAttributeNames": ["All"],
+        "WaitTimeSeconds": 1,
+    }
+    if call.field("VisibilityTimeout"):
+        members["VisibilityTimeout"] = _number(call, "VisibilityTimeout", 30)
+    try:
+        answer = await call.api.sqs(call.caller, "ReceiveMessage", members)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        return await _peek(
+            call, queue, refused_field(error, ("VisibilityTimeout", "MaxNumberOfMessages")), 422
+        )
+    messages = [view_received(one) for one in answer.get("Messages", [])]
+    return _render(call, queue, messages, {}, 200, found={}, is_received=True)
+
+
+async def send(call: PageCall) -> Response:
+    """Send a message."""
+    queue = find_queue(call)
+    if queue is None:
+        return no_queue(call)
+    members: dict[str, Any] = {"QueueUrl": queue_url(queue), "MessageBody": call.field("MessageBody")}
+    for name in ("MessageGroupId", "MessageDeduplicationId"):
+        if call.field(name):
+            members[name] = call.field(name)
+    if call.field("DelaySeconds"):
+        members["DelaySeconds"] = _number(call, "DelaySeconds", 0)
+    attributes = _attributes(call.field("MessageAttributes"))
+    if attributes:
+        members["MessageAttributes"] = attributes
+    try:
+        await call.api.sqs(call.caller, "SendMessage", members)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        return await _peek(call, queue, refused_field(error, _SEND_FIELDS), 422)
+    return call.redirect(f"{queue_path(queue)}/messages", done="sent")
+
+
+async def delete(call: PageCall) -> Response:
+    """Delete a received message; htmx gets what stands in its place."""
+    queue = find_queue(call)
+    if queue is None:
+        return no_queue(call)
+    members = {"QueueUrl": queue_url(queue), "ReceiptHandle": call.field("ReceiptHandle")}
+    await call.api.sqs(call.caller, "DeleteMessage", members)
+    if call.request.headers.get("hx-request"):
+        return HTMLResponse('<p class="notice ok" role="status">✓ The message is deleted.</p>')
+    return call.redirect(f"{queue_path(queue)}/messages", done="message-deleted")
+
+
+def _number(call: PageCall, name: str, default: int) -> int:
+    """Return a number of the form as the API gets it, which checks it; the default for what is none."""
+    text = call.field(name).strip()
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < 12 else default
+
+
+def _attributes(text: str) -> dict[str, dict[str, str]]:
+    """Return message attributes that are written one a line, `name = value`; all are strings."""
+    attributes = {}
+    for line in text.splitlines():
+        name, separator, value = line.partition("=")
+        if separator and name.strip():
+            attributes[name.strip()] = {"DataType": "String", "StringValue": value.strip()}
+    return attributes
+
+
+PAGES = (
+    Page(f"{PATH}/messages", show),
+    Page(f"{PATH}/messages/receive", act=receive),
+    Page(f"{PATH}/messages/send", act=send),
+    Page(f"{PATH}/messages/delete", act=delete),
+)

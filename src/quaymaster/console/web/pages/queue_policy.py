@@ -1,0 +1,61 @@
+"""A queue's policy: in sentences, as JSON to edit, and tried for an action."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from quaymaster.console.site import APIError, QueueNow
+from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, queue_url, render_tab
+from quaymaster.console.web.views.policy_words import explain_policy
+
+POLICY: Final = "Policy"
+
+
+async def show(call: PageCall) -> Response:
+    """Show the policy in words and as text."""
+    queue = find_queue(call)
+    return no_queue(call) if queue is None else await _show(call, queue, {}, 200)
+
+
+async def _show(call: PageCall, queue: QueueNow, errors: dict[str, str], status: int) -> Response:
+    path = f"/admin/v1/queues/{quote(queue.name)}/policy"
+    stored: dict[str, Any] = await call.api.admin(
+        call.caller, "GET", path, query={"account_id": queue.account}
+    )
+    text = call.field(POLICY) or stored.get("policy") or ""
+    return render_tab(
+        call,
+        queue,
+        "queue_policy.html",
+        "policy",
+        status,
+        text=text,
+        sentences=explain_policy(stored.get("policy")),
+        problem=stored.get("problem"),
+        stale=stored.get("stale") or [],
+        are_enforced=call.site.are_policies_enforced,
+        errors=errors,
+    )
+
+
+async def save(call: PageCall) -> Response:
+    """Set the policy, or take it away where the text is empty."""
+    queue = find_queue(call)
+    if queue is None:
+        return no_queue(call)
+    text = "" if call.field("remove") else call.field(POLICY).strip()
+    try:
+        asked = {"QueueUrl": queue_url(queue), "Attributes": {POLICY: text}}
+        await call.api.sqs(call.caller, "SetQueueAttributes", asked)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        return await _show(call, queue, {POLICY: error.message}, 422)
+    return call.redirect(f"{queue_path(queue)}/policy", done="saved")
+
+
+PAGES = (Page(f"{PATH}/policy", show, save),)

@@ -1,0 +1,274 @@
+"""Pages of a queue: messages, settings, policy, dead letters, deletion; and what they ask of the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from console.fake_site import CUSTOMERS, OPERATORS, FakeSite
+from console.furnished import SCRIPT, furnished_site
+from console.pages import act, browser
+from quaymaster.console.site import APIError
+
+ORDERS = f"/queues/{OPERATORS}/orders"
+
+
+def actions(site: FakeSite) -> list[str]:
+    return [asked.name for asked in site.api.asked if asked.api != "sign-in"]
+
+
+def refuse(code: str, message: str, field: str | None = None, status: int = 400) -> Any:
+    def answer(_: Any) -> Any:
+        raise APIError(code, message, status, field)
+
+    return answer
+
+
+def test_peek_asks_for_nothing_that_changes_messages() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    for _ in range(2):
+        page = client.get(f"{ORDERS}/messages")
+        assert "#811" in page.text
+        assert "#813" in page.text
+
+    assert actions(site) == ["GET /admin/v1/queues/orders/messages"] * 2
+
+
+def test_body_that_is_a_script_is_text() -> None:
+    client = browser(furnished_site(), OPERATORS)
+
+    page = client.get(f"{ORDERS}/messages").text
+
+    assert SCRIPT not in page
+    assert "&lt;script&gt;window.planted" in page
+    assert "<img" not in page
+
+
+def test_bodies_of_other_accounts_are_hidden_from_operators_unless_a_setting_shows_them() -> None:
+    path = f"/queues/{CUSTOMERS}/webhooks/messages"
+
+    hidden = browser(furnished_site(), OPERATORS).get(path).text
+    shown = browser(furnished_site(), OPERATORS, operators_see_bodies=True).get(path).text
+
+    assert "hidden: a message of another account" in hidden
+    assert "plain text" not in hidden
+    assert "abc-1" not in hidden
+    assert "plain text" in shown
+
+
+def test_customer_sees_no_queue_of_another_account() -> None:
+    site = furnished_site()
+    client = browser(site, CUSTOMERS)
+
+    listed = client.get(f"/queues?account={OPERATORS}").text
+
+    assert "webhooks" in listed
+    assert "orders" not in listed
+    for path in ("", "/messages", "/settings", "/policy", "/dead-letters", "/delete"):
+        assert client.get(f"{ORDERS}{path}").status == 404
+    for path in ("/messages/receive", "/messages/send", "/settings", "/delete", "/purge", "/policy"):
+        assert act(client, f"{ORDERS}{path}", name="orders").status == 404
+    assert client.get("/cell").status == 403
+    assert actions(site) == []
+
+
+def test_receiving_sending_and_deleting_are_actions_of_sqs() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    received = act(client, f"{ORDERS}/messages/receive", MaxNumberOfMessages="2", VisibilityTimeout="5")
+    deleted = act(client, f"{ORDERS}/messages/delete", ReceiptHandle="handle-811")
+    fields = {"MessageBody": "hi", "MessageAttributes": "a = 1\n\nb=x=y", "DelaySeconds": "3"}
+    sent = act(client, f"{ORDERS}/messages/send", **fields)
+
+    assert "2 received" in received.text
+    assert "#811" not in client.get(f"{ORDERS}/messages").text
+    assert deleted.headers["location"].endswith("done=message-deleted")
+    assert sent.headers["location"].endswith("done=sent")
+    asked = {one.name: one.given for one in site.api.asked}
+    assert asked["ReceiveMessage"]["VisibilityTimeout"] == 5
+    assert asked["ReceiveMessage"]["QueueUrl"] == f"/{OPERATORS}/orders"
+    assert asked["SendMessage"]["MessageAttributes"]["b"] == {"DataType": "String", "StringValue": "x=y"}
+    assert asked["SendMessage"]["DelaySeconds"] == 3
+
+
+def test_refused_message_stays_in_the_form_with_the_reason_at_its_field() -> None:
+    site = furnished_site()
+    site.api.answers["SendMessage"] = refuse(
+        "InvalidParameterValue", "Value 901 for DelaySeconds is invalid."
+    )
+    client = browser(site, OPERATORS)
+
+    page = act(client, f"{ORDERS}/messages/send", MessageBody="keep me", DelaySeconds="901")
+
+    assert page.status == 422
+    assert "keep me" in page.text
+    assert 'aria-invalid="true" aria-describedby="DelaySeconds-hint"' in page.text
+    assert "Value 901 for DelaySeconds" in page.text
+
+
+def test_only_changed_settings_are_set() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    fields = {
+        "VisibilityTimeout": "60",
+        "DelaySeconds": "0",
+        "MessageRetentionPeriod": "345600",
+        "Durability": "Sync",
+    }
+
+    reply = act(client, f"{ORDERS}/settings", **fields)
+
+    assert reply.headers["location"] == f"{ORDERS}/settings?done=saved"
+    given = next(one.given for one in site.api.asked if one.name == "SetQueueAttributes")
+    assert given["Attributes"] == {"VisibilityTimeout": "60"}
+
+
+def test_error_of_a_setting_is_at_its_field_and_what_was_typed_stays() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    for error in (
+        refuse("InvalidAttributeValue", "Invalid value for the parameter VisibilityTimeout."),
+        refuse("InvalidAttributeValue", "That is too long.", "VisibilityTimeout"),
+    ):
+        site.api.answers["SetQueueAttributes"] = error
+
+        page = act(client, f"{ORDERS}/settings", VisibilityTimeout="99999")
+
+        assert page.status == 422
+        assert 'value="99999"' in page.text
+        assert 'aria-invalid="true" aria-describedby="VisibilityTimeout-hint"' in page.text
+
+
+def test_queue_is_deleted_and_purged_only_by_those_who_type_its_name() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    for what in ("delete", "purge"):
+        assert act(client, f"{ORDERS}/{what}", name="order").status == 422
+        assert act(client, f"{ORDERS}/{what}").status == 422
+    assert actions(site) == []
+
+    assert act(client, f"{ORDERS}/purge", name="orders").headers["location"] == f"{ORDERS}?done=purged"
+    assert act(client, f"{ORDERS}/delete", name="orders").headers["location"] == "/queues?done=deleted"
+    assert actions(site) == ["PurgeQueue", "DeleteQueue"]
+
+
+def test_operator_deletes_another_accounts_queue_by_the_admin_api() -> None:
+    site = furnished_site()
+
+    act(browser(site, OPERATORS), f"/queues/{CUSTOMERS}/webhooks/delete", name="webhooks")
+
+    assert site.api.asked[-1][:2] == ("admin", "DELETE /admin/v1/queues/webhooks")
+    assert site.api.asked[-1].given == {"account_id": CUSTOMERS}
+
+
+def test_new_queue_gets_the_attributes_that_are_not_defaults_and_fifo_its_suffix() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    reply = act(client, "/queues/new", QueueName="new", kind="fifo", VisibilityTimeout="30", DelaySeconds="5")
+
+    assert reply.headers["location"] == f"/queues/{OPERATORS}/new.fifo?done=created"
+    assert site.api.asked[-1].given == {
+        "QueueName": "new.fifo",
+        "Attributes": {"DelaySeconds": "5", "FifoQueue": "true"},
+    }
+    site.api.answers["CreateQueue"] = refuse("InvalidParameterValue", "Invalid name.", "QueueName")
+    refused = act(client, "/queues/new", QueueName="new queue", kind="standard")
+    assert refused.status == 422
+    assert 'value="new queue"' in refused.text
+    assert "Invalid name." in refused.text
+
+
+def test_policy_is_told_in_sentences_and_set_as_text() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    page = client.get(f"{ORDERS}/policy").text
+    reply = act(client, f"{ORDERS}/policy", Policy='{"Statement": []}')
+    removed = act(client, f"{ORDERS}/policy", Policy="x", remove="1")
+
+    assert (
+        "Account 111111111111 and arn:aws:iam::222222222222:role/shipping may do SendMessage and GetQueueUrl"
+        in page
+    )
+    assert "aws:SourceIp is in 10.0.0.0/8" in page
+    assert "Each principal of each account may not do PurgeQueue" in page
+    assert "not enforced" not in page
+    assert reply.status == removed.status == 303
+    assert [one.given["Attributes"] for one in site.api.asked if one.name == "SetQueueAttributes"] == [
+        {"Policy": '{"Statement": []}'},
+        {"Policy": ""},
+    ]
+
+
+def test_policy_page_warns_while_policies_are_not_enforced_and_of_a_policy_that_denies_all() -> None:
+    site = furnished_site()
+    site.are_policies_enforced = False
+    site.api.answers["GET /admin/v1/queues/orders/policy"] = lambda _: {"policy": "{", "problem": "no JSON"}
+
+    page = browser(site, OPERATORS).get(f"{ORDERS}/policy").text
+
+    assert "Policies are not enforced" in page
+    assert "cannot evaluate this policy" in page
+
+
+def test_dead_letters_are_redriven_with_their_progress_and_a_redrive_is_cancelled() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    path = f"/queues/{OPERATORS}/orders-dlq/dead-letters"
+
+    page = client.get(path).text
+    begun = act(client, path, MaxNumberOfMessagesPerSecond="50")
+    cancelled = act(client, path, TaskHandle="handle")
+
+    assert "58 %" in page
+    assert 'hx-trigger="every 2s"' in page
+    assert begun.headers["location"].endswith("done=redriven")
+    assert cancelled.headers["location"].endswith("done=redrive-cancelled")
+    started = next(one.given for one in site.api.asked if one.name == "StartMessageMoveTask")
+    assert started == {
+        "SourceArn": "arn:aws:sqs:us-east-1:000000000000:orders-dlq",
+        "MaxNumberOfMessagesPerSecond": 50,
+    }
+
+
+def test_session_that_the_api_refuses_leads_to_sign_in() -> None:
+    site = furnished_site()
+    site.api.answers["GetQueueAttributes"] = refuse("ExpiredToken", "The token has expired.", status=403)
+    client = browser(site, OPERATORS)
+
+    reply = client.get(f"{ORDERS}/settings")
+
+    assert reply.headers["location"] == "/sign-in?done=ended"
+    assert client.get("/").status == 303
+
+
+def test_refusal_and_absence_of_the_api_are_pages_that_say_so() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    for status, code in ((403, "AccessDenied"), (503, "ServiceUnavailable")):
+        site.api.answers["GetQueueAttributes"] = refuse(code, "Not allowed, or away.", status=status)
+
+        page = client.get(f"{ORDERS}/settings")
+
+        assert page.status == status
+        assert "Not allowed, or away." in page.text
+
+
+def test_charts_have_their_values_in_tables_and_gaps_are_dashes() -> None:
+    page = browser(furnished_site(), OPERATORS).get(ORDERS).text
+
+    assert page.count("<figure") == 4
+    assert page.count('<td class="num">–</td>') == 6
+    assert '<th scope="col" class="num">in flight</th>' in page
+
+
+def test_page_of_a_queue_has_its_values_watched() -> None:
+    site = furnished_site()
+
+    browser(site, OPERATORS).get(ORDERS)
+
+    assert site.watched == [f"{OPERATORS}/orders"]
