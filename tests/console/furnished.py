@@ -120,6 +120,8 @@ def furnished_site() -> FakeSite:
         ),
     ]
     _answer_messages(site)
+    _answer_alerts_and_dashboards(site)
+    _answer_accounts_and_reports(site)
     return site
 
 
@@ -286,5 +288,179 @@ def _answer_messages(site: FakeSite) -> None:
             "ListMessageMoveTasks": lambda _: {"Results": tasks},
             "StartMessageMoveTask": begin_task,
             "CancelMessageMoveTask": cancel_task,
+        }
+    )
+
+
+def _answer_alerts_and_dashboards(site: FakeSite) -> None:
+    alarm = {
+        "AlarmName": "orders-old",
+        "StateValue": "ALARM",
+        "StateReason": "3 of the last 5 values breached: 320, 311, 304.",
+        "MetricName": "ApproximateAgeOfOldestMessage",
+        "Statistic": "Maximum",
+        "ComparisonOperator": "GreaterThanThreshold",
+        "Threshold": 300.0,
+        "Period": 60,
+        "EvaluationPeriods": 5,
+        "DatapointsToAlarm": 3,
+        "Dimensions": [{"Name": "QueueName", "Value": "orders"}],
+        "AlarmActions": ["arn:aws:sns:us-east-1:000000000000:ops"],
+        "ActionsEnabled": True,
+    }
+    history = [
+        {
+            "Timestamp": NOW_MS / 1_000 - 540,
+            "HistoryItemType": "StateUpdate",
+            "HistorySummary": "Alarm updated from OK to ALARM",
+        },
+        {
+            "Timestamp": NOW_MS / 1_000 - 538,
+            "HistoryItemType": "Action",
+            "HistorySummary": "Delivered to ops",
+        },
+    ]
+    metric = {
+        "stat": "Sum",
+        "period": 300,
+        "metrics": [["AWS/SQS", "NumberOfMessagesSent", "QueueName", "orders"]],
+    }
+    metric["metrics"].append(["...", "payments.fifo"])  # type: ignore[attr-defined]
+    body = json.dumps(
+        {
+            "widgets": [
+                {"type": "metric", "x": 0, "y": 0, "width": 12, "properties": {"title": "Sent", **metric}},
+                {"type": "text", "x": 0, "y": 6, "properties": {"markdown": SCRIPT}},
+            ]
+        }
+    )
+    times = [NOW_MS / 1_000 - 300 * number for number in range(36, 0, -1)]
+
+    def metric_data(given: Mapping[str, Any]) -> Any:
+        return {
+            "MetricDataResults": [
+                {
+                    "Id": query["Id"],
+                    "Timestamps": times,
+                    "Values": [900 + 200 * math.sin(at / 900 + number) for at in times],
+                }
+                for number, query in enumerate(given["MetricDataQueries"])
+            ]
+        }
+
+    destinations = [
+        {
+            "name": "ops",
+            "kind": "webhook",
+            "target": "https://hooks.example.com/ops",
+            "arn": "arn:aws:sns:us-east-1:000000000000:ops",
+            "confirmed_ms": NOW_MS,
+        },
+        {"name": "ada", "kind": "email", "target": "ada@example.com", "confirmed_ms": None},
+    ]
+    site.api.answers.update(
+        {
+            "DescribeAlarms": lambda _: {"MetricAlarms": [alarm]},
+            "DescribeAlarmHistory": lambda _: {"AlarmHistoryItems": history},
+            "ListDashboards": lambda _: {
+                "DashboardEntries": [{"DashboardName": "shop", "LastModified": NOW_MS / 1_000}]
+            },
+            "GetDashboard": lambda _: {"DashboardName": "shop", "DashboardBody": body},
+            "GetMetricData": metric_data,
+            "GET /admin/v1/destinations": lambda _: {"destinations": destinations},
+        }
+    )
+
+
+def _answer_accounts_and_reports(site: FakeSite) -> None:
+    policy = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"sqs:*","Resource":"*"}]}'
+    user = {
+        "account_id": OPERATORS,
+        "name": "ada",
+        "arn": f"arn:aws:iam::{OPERATORS}:user/ada",
+        "created_ms": NOW_MS - 90 * 24 * HOUR_MS,
+        "policies": {"everything": policy},
+        "problems": {},
+        "keys": [{"access_key_id": "AKIAADA", "enabled": True}],
+    }
+    keys = [
+        {
+            "access_key_id": "AKIAROOT",
+            "account_id": OPERATORS,
+            "name": "first",
+            "user": None,
+            "enabled": True,
+            "created_ms": NOW_MS - 90 * 24 * HOUR_MS,
+            "last_used_ms": NOW_MS - 2 * HOUR_MS,
+        },
+        {
+            "access_key_id": "AKIAADA",
+            "account_id": OPERATORS,
+            "name": "",
+            "user": "ada",
+            "enabled": False,
+            "created_ms": NOW_MS - 9 * 24 * HOUR_MS,
+            "last_used_ms": None,
+        },
+    ]
+    accounts = [
+        {
+            "account_id": OPERATORS,
+            "name": "operators",
+            "created_ms": NOW_MS - 99 * 24 * HOUR_MS,
+            "state": "enabled",
+        },
+        {
+            "account_id": CUSTOMERS,
+            "name": "shop",
+            "created_ms": NOW_MS - 40 * 24 * HOUR_MS,
+            "state": "disabled",
+        },
+    ]
+    usage = [
+        {
+            "day": f"2026-11-{day:02}",
+            "account_id": OPERATORS,
+            "queue": "orders",
+            "action": action,
+            "requests": 100_000 * day,
+            "bytes": 2**20 * day * 40,
+            "cost": 0.04 * day,
+        }
+        for day in range(17, 13, -1)
+        for action in ("SendMessage", "ReceiveMessage")
+    ]
+    events = [
+        {
+            "at_ms": NOW_MS - number * HOUR_MS,
+            "account_id": OPERATORS,
+            "principal": f"arn:aws:iam::{OPERATORS}:user/ada",
+            "action": action,
+            "resource": "orders",
+            "address": "10.0.0.7",
+            "outcome": outcome,
+        }
+        for number, (action, outcome) in enumerate(
+            (("PurgeQueue", "OK"), ("DeleteQueue", "AccessDenied"), ("PeekMessages", "OK"))
+        )
+    ]
+    new_key = {
+        "access_key_id": "AKIANEW",
+        "secret_access_key": "new-secret",
+        "name": "new",
+        "account_id": CUSTOMERS,
+    }
+    site.api.answers.update(
+        {
+            "GET /admin/v1/users": lambda _: {"users": [user]},
+            "GET /admin/v1/users/ada": lambda _: user,
+            "POST /admin/v1/users": lambda _: new_key,
+            "GET /admin/v1/keys": lambda _: {"keys": keys},
+            "POST /admin/v1/keys": lambda _: new_key,
+            "POST /admin/v1/keys/AKIAROOT/rotate": lambda _: new_key,
+            "GET /admin/v1/accounts": lambda _: {"accounts": accounts, "next_token": None},
+            "POST /admin/v1/accounts": lambda _: new_key,
+            "GET /admin/v1/usage": lambda _: {"rows": usage, "currency": "EUR", "as_of_ms": NOW_MS - HOUR_MS},
+            "GET /admin/v1/audit": lambda _: {"events": events, "next_token": "older"},
         }
     )

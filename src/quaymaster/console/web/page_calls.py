@@ -9,6 +9,7 @@ So an act cannot forget to check the token, nor a page that someone is signed in
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -47,6 +48,7 @@ SESSION_ENDED: Final = frozenset(
 )
 """Codes of the API for credentials that are not good any more."""
 FORM_FIELDS_MAX: Final = 500
+_log = logging.getLogger(__name__)
 
 
 class WebOptions(NamedTuple):
@@ -238,6 +240,9 @@ class Pages:
                 return await handler(call)
             except APIError as error:
                 return self._refused_by_api(call, error)
+            except Exception:  # noqa: BLE001 -- a bug in one page is answered, and the others are served on
+                _log.exception("page failed path=%s", page.path)
+                return error_page(call, 500, "This page failed", "The reason is in the console's log.")
 
         return endpoint
 

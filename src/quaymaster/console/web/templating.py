@@ -23,6 +23,15 @@ NOTICES: Final = {
     "message-deleted": "The message is deleted.",
     "redriven": "The redrive has begun.",
     "redrive-cancelled": "The redrive is cancelled.",
+    "alert-created": "The alert is made. It is evaluated each minute.",
+    "alert-deleted": "The alert is deleted.",
+    "alert-tested": "The alert fires as a test, until it is evaluated next.",
+    "destination-created": "The destination is made. A mail address is told to once its link is opened.",
+    "destination-deleted": "The destination is deleted.",
+    "dashboard-deleted": "The dashboard is deleted.",
+    "account-deleted": "The account is deleted.",
+    "user-deleted": "The user is deleted.",
+    "key-deleted": "The key is deleted.",
     "ended": "Your session has ended. Sign in again.",
 }
 """What the page after a change says of it, by the parameter `done` of its URL."""
@@ -61,9 +70,9 @@ class Templates:
             sentence=words.sentence,
         )
 
-    def render(self, name: str, **values: Any) -> str:
+    def render(self, template: str, /, **values: Any) -> str:
         """Return a page."""
-        return self._environment.get_template(name).render(**values)
+        return self._environment.get_template(template).render(**values)
 
     def macro(self, name: str, macro: str, *values: Any) -> str:
         """Return a part of a page, made by a macro of a template."""

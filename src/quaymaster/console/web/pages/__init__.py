@@ -2,7 +2,10 @@
 
 from quaymaster.console.web.page_calls import Page
 from quaymaster.console.web.pages import (
+    accounts,
+    alerts,
     cell,
+    dashboards,
     dead_letters,
     live_page,
     messages,
@@ -10,7 +13,9 @@ from quaymaster.console.web.pages import (
     queue,
     queue_policy,
     queues,
+    reports,
     sign_in,
+    users,
 )
 
 PAGES: tuple[Page, ...] = (
@@ -21,6 +26,11 @@ PAGES: tuple[Page, ...] = (
     *messages.PAGES,
     *dead_letters.PAGES,
     *queue_policy.PAGES,
+    *alerts.PAGES,
+    *dashboards.PAGES,
+    *reports.PAGES,
+    *users.PAGES,
+    *accounts.PAGES,
     *cell.PAGES,
     *live_page.PAGES,
 )

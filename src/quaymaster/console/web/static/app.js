@@ -14,10 +14,8 @@ function signInByLink() {
   form.submit();
 }
 
-function closeMessage(event) {
-  for (const button of document.querySelectorAll("[data-close]")) {
-    if (button === event.target) button.closest("dialog")?.close();
-  }
+function closeDialogs(event) {
+  event.target.closest("[data-closes]")?.closest("dialog").close();
 }
 
 function openDialogs(event) {
@@ -40,7 +38,7 @@ showBodies();
 drawCharts(document);
 followLive((changed) => drawCharts(changed));
 document.addEventListener("click", openDialogs);
-document.addEventListener("click", closeMessage);
+document.addEventListener("click", closeDialogs);
 document.addEventListener("click", copyText);
 document.addEventListener("htmx:load", (event) => drawCharts(event.target));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);

@@ -1,0 +1,205 @@
+"""Alerts and their destinations. An alert is CloudWatch's alarm, and pages use CloudWatch's operations for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from quaymaster.console.site import APIError
+from quaymaster.console.web.page_calls import Page, PageCall, error_page
+from quaymaster.console.web.pages.attribute_forms import refused_field
+
+METRICS: Final = {
+    "ApproximateNumberOfMessagesVisible": "visible messages",
+    "ApproximateAgeOfOldestMessage": "age of the oldest message, in seconds",
+    "ApproximateNumberOfMessagesNotVisible": "messages in flight",
+    "ApproximateNumberOfMessagesDelayed": "delayed messages",
+    "NumberOfMessagesSent": "messages sent",
+    "NumberOfMessagesReceived": "messages received",
+    "NumberOfMessagesDeleted": "messages deleted",
+    "NumberOfEmptyReceives": "empty receives",
+}
+STATISTICS: Final = tuple((name, name) for name in ("Maximum", "Average", "Minimum", "Sum", "SampleCount"))
+COMPARISONS: Final = {
+    "GreaterThanThreshold": ">",
+    "GreaterThanOrEqualToThreshold": "≥",
+    "LessThanThreshold": "<",
+    "LessThanOrEqualToThreshold": "≤",
+}
+MISSING: Final = {
+    "missing": "no data",
+    "notBreaching": "fine",
+    "breaching": "breaching",
+    "ignore": "as before",
+}
+KINDS: Final = {"webhook": "Webhook", "email": "E-mail", "queue": "Queue"}
+DESTINATIONS: Final = "/admin/v1/destinations"
+_DEFAULTS: Final = {
+    "MetricName": "ApproximateAgeOfOldestMessage",
+    "Statistic": "Maximum",
+    "ComparisonOperator": "GreaterThanThreshold",
+    "Threshold": "300",
+    "Period": "60",
+    "EvaluationPeriods": "5",
+    "DatapointsToAlarm": "3",
+    "TreatMissingData": "missing",
+    "subject": "queue",
+}
+_NUMBERS: Final = ("Period", "EvaluationPeriods", "DatapointsToAlarm")
+
+
+async def show_list(call: PageCall) -> Response:
+    """List alerts, and where notifications go."""
+    destinations = await call.api.admin(call.caller, "GET", DESTINATIONS)
+    return _list(call, destinations, {}, 200)
+
+
+def _list(call: PageCall, found: Mapping[str, Any], errors: dict[str, str], status: int) -> Response:
+    return call.render(
+        "alerts.html",
+        status,
+        alerts=call.site.alerts(call.scope),
+        account=call.scope,
+        destinations=found.get("destinations", []),
+        kinds=KINDS,
+        errors=errors,
+        given={name: call.field(name) for name in ("name", "kind", "target")},
+    )
+
+
+async def change_destination(call: PageCall) -> Response:
+    """Make a destination, or delete one."""
+    if call.field("delete"):
+        await call.api.admin(call.caller, "DELETE", f"{DESTINATIONS}/{quote(call.field('delete'), safe='')}")
+        return call.redirect("/alerts", done="destination-deleted")
+    body = {name: call.field(name).strip() for name in ("name", "kind", "target")}
+    try:
+        await call.api.admin(call.caller, "POST", DESTINATIONS, body=body)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        found = await call.api.admin(call.caller, "GET", DESTINATIONS)
+        return _list(call, found, refused_field(error, body), 422)
+    return call.redirect("/alerts", done="destination-created")
+
+
+async def show(call: PageCall) -> Response:
+    """Show an alert, its history, and what can be done with it."""
+    if call.part("account") != call.session.account:
+        text = "Alerts of other accounts are shown in the list; their users can change them."
+        return error_page(call, 404, "Another account's alert", text)
+    name = call.part("name")
+    found = await call.api.cloudwatch(call.caller, "DescribeAlarms", {"AlarmNames": [name]})
+    alarms = found.get("MetricAlarms", [])
+    if not alarms:
+        return error_page(call, 404, "There is no such alert", f"There is no alert {name}.")
+    history = await call.api.cloudwatch(
+        call.caller, "DescribeAlarmHistory", {"AlarmName": name, "MaxRecords": 50}
+    )
+    return call.render(
+        "alert.html",
+        alarm=alarms[0],
+        subject=_subject(alarms[0]),
+        history=history.get("AlarmHistoryItems", []),
+        comparisons=COMPARISONS,
+        missing=MISSING,
+    )
+
+
+def _subject(alarm: Mapping[str, Any]) -> str:
+    dimensions = {one["Name"]: one["Value"] for one in alarm.get("Dimensions", [])}
+    return "dead-letter queues" if "DeadLetterQueues" in dimensions else str(dimensions.get("QueueName", ""))
+
+
+async def act(call: PageCall) -> Response:
+    """Test, mute, unmute or delete an alert."""
+    name = call.part("name")
+    there = f"/alerts/{call.session.account}/{quote(name, safe='')}"
+    match call.field("act"):
+        case "test":
+            members = {"AlarmName": name, "StateValue": "ALARM", "StateReason": "Tested in the console."}
+            await call.api.cloudwatch(call.caller, "SetAlarmState", members)
+            return call.redirect(there, done="alert-tested")
+        case "mute":
+            await call.api.cloudwatch(call.caller, "DisableAlarmActions", {"AlarmNames": [name]})
+            return call.redirect(there, done="saved")
+        case "unmute":
+            await call.api.cloudwatch(call.caller, "EnableAlarmActions", {"AlarmNames": [name]})
+            return call.redirect(there, done="saved")
+        case "delete":
+            await call.api.cloudwatch(call.caller, "DeleteAlarms", {"AlarmNames": [name]})
+            return call.redirect("/alerts", done="alert-deleted")
+        case _:
+            return error_page(
+                call, 400, "Nothing was changed", "The form says not what to do with the alert."
+            )
+
+
+async def show_new(call: PageCall) -> Response:
+    """Show the form for a new alert."""
+    return await _new_form(call, {}, 200)
+
+
+async def _new_form(call: PageCall, errors: dict[str, str], status: int) -> Response:
+    found = await call.api.admin(call.caller, "GET", DESTINATIONS)
+    given = {**_DEFAULTS, "pattern": call.query("queue"), "AlarmName": "", "AlarmDescription": ""}
+    given |= {name: str(value) for name, value in call.form.items()}
+    return call.render(
+        "alert_new.html",
+        status,
+        given=given,
+        errors=errors,
+        destinations=found.get("destinations", []),
+        chosen=call.form.getlist("action"),
+        metrics=METRICS,
+        statistics=STATISTICS,
+        comparisons=COMPARISONS,
+        missing=MISSING,
+    )
+
+
+async def create(call: PageCall) -> Response:
+    """Make an alert."""
+    members: dict[str, Any] = {
+        "AlarmName": call.field("AlarmName").strip(),
+        "Namespace": "AWS/SQS",
+        "Dimensions": _dimensions(call.field("subject"), call.field("pattern").strip()),
+    }
+    for name in ("MetricName", "Statistic", "ComparisonOperator", "TreatMissingData", "AlarmDescription"):
+        if call.field(name):
+            members[name] = call.field(name)
+    actions = [str(arn) for arn in call.form.getlist("action")]
+    members |= {"AlarmActions": actions, "OKActions": actions if call.field("tells_ok") else []}
+    try:
+        members |= {name: int(call.field(name)) for name in _NUMBERS}
+        members["Threshold"] = float(call.field("Threshold"))
+    except ValueError:
+        wrong = next((name for name in _NUMBERS if not call.field(name).isdecimal()), "Threshold")
+        return await _new_form(call, {wrong: "This must be a number."}, 422)
+    try:
+        await call.api.cloudwatch(call.caller, "PutMetricAlarm", members)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        return await _new_form(call, refused_field(error, (*members, "pattern")), 422)
+    return call.redirect("/alerts", done="alert-created")
+
+
+def _dimensions(subject: str, pattern: str) -> list[dict[str, str]]:
+    match subject:
+        case "dead_letter_queues":
+            return [{"Name": "DeadLetterQueues", "Value": "*"}]
+        case "prefix":
+            return [{"Name": "QueueName", "Value": f"{pattern.rstrip('*')}*"}]
+        case _:
+            return [{"Name": "QueueName", "Value": pattern}]
+
+
+PAGES = (
+    Page("/alerts", show_list, change_destination),
+    Page("/alerts/new", show_new, create),
+    Page("/alerts/{account}/{name}", show, act),
+)
