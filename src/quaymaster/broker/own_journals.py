@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.clock import QueueClock
@@ -141,6 +141,15 @@ class OwnJournals:
     def queues(self) -> dict[int, QueueStates]:
         """Return the queues of each journal, by its number."""
         return {number: journal.host.replica.queues for number, journal in self.journals.items()}
+
+    async def status(self) -> list[dict[str, Any]]:
+        """Return facts about each journal, for operators (`JournalService.status`)."""
+        return [await journal.status() for journal in self.all()]
+
+    def accept_clock(self) -> None:
+        """Let messages expire again although the clock jumped: an operator says that it is right."""
+        for clock in self.clocks().values():
+            clock.accept()
 
     def why_stopped(self) -> str | None:
         """Return which journal has stopped, and why; None if all do their part."""

@@ -1,9 +1,19 @@
-"""What operators see of the journals of a server: one as it is, several added up and each by itself."""
+"""What operators see of the journals of a server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
+
+from quaymaster.broker.own_journals import OwnJournals
+from quaymaster.node.broker_metrics import (
+    held_expiry,
+    journal_histograms,
+    journal_samples,
+    unlisted_partitions,
+)
+from quaymaster.node.node import Node
 
 SUMMED: Final = (
     *("segments", "segment_bytes", "compacted_segments", "compaction_freed_bytes", "pending_bytes"),
@@ -14,7 +24,7 @@ TRUE_OF_ANY: Final = ("disk_low", "expiry_held")
 
 
 def add_up_journals(journals: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the figures of all journals of a server; of its only one, all there are (`JournalService.status`)."""
+    """Return the figures of all journals of a server; of its only one, all there are (`OwnJournals.status`)."""
     if len(journals) == 1:
         return journals[0]
     return {
@@ -25,3 +35,12 @@ def add_up_journals(journals: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         "stopped": next((journal["stopped"] for journal in journals if journal["stopped"]), None),
         "journals": sorted(journals, key=lambda journal: int(journal["journal"])),
     }
+
+
+def show_journals(node: Node, own: OwnJournals, data: Path) -> None:
+    """Let health and metrics of this process tell of the journals that it leads; `data` is where they are."""
+    node.health.add_check(own.why_stopped)
+    node.health.add_notices(lambda: held_expiry(own.clocks()))
+    node.health.add_notices(lambda: unlisted_partitions(own.queues()))
+    node.metrics.add_source(lambda: journal_samples(own.all(), data))
+    node.metrics.add_histograms(lambda: journal_histograms(own.all()))

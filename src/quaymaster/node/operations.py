@@ -27,7 +27,7 @@ class ServerOperations:
 
     async def status(self) -> Mapping[str, Any]:
         """Return figures of journals, cache and disk, ready for JSON."""
-        return add_up_journals([await journal.status() for journal in self._own.all()])
+        return add_up_journals(await self._own.status())
 
     async def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pauses of this process's event loop."""
@@ -35,8 +35,7 @@ class ServerOperations:
 
     async def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
-        for journal in self._own.all():
-            journal.host.clock.accept()
+        self._own.accept_clock()
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Write a consistent copy of all data but the master keys; see `broker.backup`.

@@ -26,12 +26,6 @@ from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.broker_metrics import (
-    held_expiry,
-    journal_histograms,
-    journal_samples,
-    unlisted_partitions,
-)
 from quaymaster.node.console_child import prepare_console
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
@@ -50,6 +44,7 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
+from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
@@ -112,16 +107,12 @@ async def start_server(node: Node) -> None:
     # Again, so that they end before what they ask does; a backup under way is given up.
     stack.push_async_callback(admin.stop)
     stack.push_async_callback(node.admin.drain, 1.0)
-    health.add_check(own.why_stopped)
-    health.add_notices(lambda: held_expiry(own.clocks()))
-    health.add_notices(lambda: unlisted_partitions(own.queues()))
+    show_journals(node, own, data)
     health.add_notices(registry.queues.settling.lost_attributes.notices)
     await _agree(node, store, registry, own)
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    node.metrics.add_source(lambda: journal_samples(own.all(), data))
-    node.metrics.add_histograms(lambda: journal_histograms(own.all()))
     behind = Behind(store, metadata, broker, key_uses)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)

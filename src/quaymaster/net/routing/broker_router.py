@@ -150,6 +150,10 @@ class BrokerRouter:
 
     def submit(self, command: Command, reply: Reply) -> Submission:
         """See `BrokerClient`."""
+        return self.submit_to(journal_of_command(command, self._journal_of), command, reply)
+
+    def submit_to(self, journal_id: int | None, command: Command, reply: Reply) -> Submission:
+        """Submit a command to the journal that it is for; None: there is no such queue."""
         now_s = self._now_s()
         submission = Submission(
             self, command, reply, now_s + self._timeout_s, floor=self._follows(), trace=REQUEST_ID.get()
@@ -166,7 +170,6 @@ class BrokerRouter:
             submission.fails_fast = kind is Send and command.fails_fast  # type: ignore[union-attr]
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
-        journal_id = journal_of_command(command, self._journal_of)
         if kind is SetQueue:
             submission.account_id = command.definition.account_id  # type: ignore[union-attr]
         elif kind is not ListDataKeys and kind is not AskMarks:

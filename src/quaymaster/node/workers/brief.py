@@ -28,7 +28,7 @@ LINE_BYTES_MAX: Final = 60_000
 
 
 class WorkerBrief(msgspec.Struct, frozen=True):
-    """Worker `number` of `workers` leads those of all `journals` whose number leaves `number` as the rest.
+    """What worker `number` of `workers` is to know. `journals`: all of the server.
 
     `front_end`: its name where the settings give none. `is_first`: it was not started before by the same process.
     `edge`: descriptor of a listening Unix socket, -1 for none.
@@ -46,12 +46,17 @@ class WorkerBrief(msgspec.Struct, frozen=True):
     @property
     def own_journals(self) -> list[int]:
         """The journals that this worker leads."""
-        return [number for number in self.journals if number % self.workers == self.number]
+        return [journal for journal in self.journals if worker_of(journal, self.workers) == self.number]
 
     @property
     def address(self) -> Address:
         """Where it is reached by the others."""
         return worker_address(Path(self.sockets), self.number)
+
+
+def worker_of(journal_id: int, workers: int) -> int:
+    """Return which of so many workers leads a journal."""
+    return journal_id % workers
 
 
 def worker_address(sockets: Path, number: int) -> Address:

@@ -91,11 +91,10 @@ class WorkerCalls:
 
     def _on_status(self, call: IncomingCall) -> None:
         async def look() -> None:
-            call.reply(encode_json([await journal.status() for journal in self._own.all()]))
+            call.reply(encode_json(await self._own.status()))
 
         self._tasks.answer(call, look())
 
     def _on_accept_clock(self, call: IncomingCall) -> None:
-        for journal in self._own.all():
-            journal.host.clock.accept()
+        self._own.accept_clock()
         call.reply()

@@ -63,7 +63,7 @@ class Crew:
         *,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        self._has_started = False
+        self._is_starting = True
         self._is_draining = False
         self._first_ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.workers = [
@@ -83,7 +83,7 @@ class Crew:
             raise WorkerNotStarted(
                 f"worker {self._first_ended.result()} could not start; its own line in the log says why"
             )
-        self._has_started = True
+        self._is_starting = False
 
     def drain(self) -> None:
         """Let all take no more requests."""
@@ -93,9 +93,11 @@ class Crew:
         """Let all drain, which takes `grace_s` at most, and end; without notice to balancers if there is a hurry."""
         self._tell_to_end(HURRY if hurry else DRAIN)
         until_s = time.monotonic() + grace_s + DRAINED_S
+        pause_s = LOOK_STARTING_S
         while self._some_drain() and time.monotonic() < until_s:
             await asyncio.gather(*(self._look(worker) for worker in self.workers))
-            await asyncio.sleep(LOOK_STARTING_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LOOK_S)  # requests of clients may take long
         for worker in self.workers:
             worker.child.tell(CLOSE)
         await asyncio.gather(*(worker.child.end(END_S) for worker in self.workers))
@@ -163,7 +165,7 @@ class Crew:
             return encode_brief(msgspec.structs.replace(brief, is_first=starts == 1))
 
         def on_ended(code: int) -> None:
-            if not self._has_started and not self._first_ended.done():
+            if not self._first_ended.done():
                 self._first_ended.set_result(brief.number)
 
         return Child(f"worker {brief.number}", COMMAND, write, on_ended=on_ended, pass_fds=pass_fds)
@@ -171,10 +173,9 @@ class Crew:
     async def _look_for_ever(self, worker: Worker) -> None:
         while True:
             await self._look(worker)
-            is_serving = worker.seen is not None and worker.seen.is_serving
             if worker.seen is not None and worker.seen.has_drained and not self._is_draining:
                 worker.child.tell(CLOSE)  # somebody told this one alone to end, and it will be back
-            await asyncio.sleep(LOOK_S if is_serving else LOOK_STARTING_S)
+            await asyncio.sleep(LOOK_STARTING_S if self._is_starting or worker.seen is None else LOOK_S)
 
     async def _look(self, worker: Worker) -> None:
         try:

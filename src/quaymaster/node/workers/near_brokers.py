@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.core.values.commands import Command
-from quaymaster.net.routing.broker_client import BrokerClient, JournalOf, Reply, Submitted, journal_of_command
+from quaymaster.net.routing.broker_client import JournalOf, Reply, Submitted, journal_of_command
+from quaymaster.net.routing.broker_router import BrokerRouter
 
 
 class NearBrokers:
     """Implements `BrokerClient`."""
 
-    def __init__(self, own: OwnJournals, others: BrokerClient, journal_of: JournalOf) -> None:
+    def __init__(self, own: OwnJournals, others: BrokerRouter, journal_of: JournalOf) -> None:
         self._journals = own.journals
         self._others = others
         self._journal_of = journal_of
@@ -19,4 +20,8 @@ class NearBrokers:
         """See `BrokerClient`."""
         number = journal_of_command(command, self._journal_of)
         journal = None if number is None else self._journals.get(number)
-        return self._others.submit(command, reply) if journal is None else journal.submit(command, reply)
+        return (
+            self._others.submit_to(number, command, reply)
+            if journal is None
+            else journal.submit(command, reply)
+        )

@@ -50,7 +50,7 @@ from quaymaster.node.operations import show_pauses
 from quaymaster.node.server_role import greet
 from quaymaster.node.sockets import CONSOLE_SOCKET, make_sockets
 from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
-from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker
+from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker, worker_of
 from quaymaster.node.workers.crew import Crew
 from quaymaster.node.workers.cuts import WorkerJournalCut
 from quaymaster.node.workers.worker_role import STORE_POLL_MS
@@ -243,7 +243,7 @@ class _Operations:
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         workers = self._crew.workers
         journals = {
-            number: WorkerJournalCut(workers[number % len(workers)].client, number)
+            number: WorkerJournalCut(workers[worker_of(number, len(workers))].client, number)
             for number in self._journals
         }
         cut = ServerCut(journals, self._store.backup, self._node.data)

@@ -35,24 +35,19 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
-from quaymaster.node.broker_metrics import (
-    held_expiry,
-    journal_histograms,
-    journal_samples,
-    unlisted_partitions,
-)
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
 from quaymaster.node.data.settling import check_settled
 from quaymaster.node.data.stores import SQLITE_FILE
 from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
+from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import note_in_use
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
 from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
-from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_address
+from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_address, worker_of
 from quaymaster.node.workers.calls import WorkerCalls
 from quaymaster.node.workers.lifeline import Lifeline
 from quaymaster.node.workers.near_brokers import NearBrokers
@@ -173,11 +168,7 @@ async def _lead(
     stack.push_async_callback(own.close)
     if brief.is_first:
         await check_settled(data, store, own)
-    node.health.add_check(own.why_stopped)
-    node.health.add_notices(lambda: held_expiry(own.clocks()))
-    node.health.add_notices(lambda: unlisted_partitions(own.queues()))
-    node.metrics.add_source(lambda: journal_samples(own.all(), data))
-    node.metrics.add_histograms(lambda: journal_histograms(own.all()))
+    show_journals(node, own, data)
     backups = BackupCalls(own, tasks)
     floor = AuthorizationFloor(store, lambda: server.connections, retry_max_s=RETRY_S)
     watch = QueueWatch(brief.front_end, own.all)
@@ -229,7 +220,7 @@ class _Links:
 
     def to_leader(self, journal_id: int) -> RPCClient | None:
         """See `MoveCalls`."""
-        worker = journal_id % self._brief.workers
+        worker = worker_of(journal_id, self._brief.workers)
         return None if worker == self._brief.number else self._client(worker)
 
     def ask_some(self, method: str, deadline_ms: int, on_reply: Callable[[str], OnReply]) -> list[str]:
