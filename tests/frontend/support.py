@@ -204,6 +204,8 @@ class FakeBroker:
             case commands.AskPartition(queue_id):
                 count = len(self._queue(queue_id).messages)
                 return commands.PartitionOutcome(None, not count, count, count, 0, 1)
+            case commands.AskIds():
+                return commands.IdsOutcome(b"", is_known=False)
             case commands.Delete():
                 errors = [self._delete(command.queue_id, receipt) for receipt in command.receipts]
                 return commands.EntriesOutcome(errors)

@@ -7,6 +7,7 @@ import pytest
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    AskIds,
     AskPartition,
     CancelMoveTask,
     ChangeVisibility,
@@ -68,6 +69,7 @@ UNKNOWN = NewMessage(b"c", b"", may_be_retry=False)
         (AbortTransaction(1, 0, "sink", 1), True),
         (Watch(1, 0, 20_000), True),
         (AskPartition(1, 0), True),
+        (AskIds(1, 0), True),
         (Purge(1), False),
         (StartMoveTask(1, b"t", "", None, None, None), False),
         (CancelMoveTask(1, b"t"), False),

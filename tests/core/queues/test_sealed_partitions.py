@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 from harness.replica_host import Host, arn, identity, message, queue
+from pyroaring import BitMap
 
 from core.queues.test_partitions import DEAD, HERE, JOBS, TASK, Saved, assert_same, split, spread, started
 from quaymaster.core.partition.partition_snapshots import STATE_VERSION, snapshot_pieces, state_version_min
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.structures.recent_ids import top_of
 from quaymaster.core.values.commands import (
     ANY_TABLE,
     AbortedOutcome,
     AbortTransaction,
+    AskIds,
     AskPartition,
     CancelMoveTask,
     CommittedOutcome,
@@ -22,6 +25,7 @@ from quaymaster.core.values.commands import (
     Done,
     Duplicate,
     Elsewhere,
+    IdsOutcome,
     MoveMessage,
     NewMessage,
     PartitionOutcome,
@@ -143,6 +147,30 @@ def test_it_is_said_where_to_go_only_once_the_seal_is_committed() -> None:
     assert not any(token in host.replies for token in tokens)
     host.make_durable()
     assert [type(host.replies[token]) for token in tokens] == [SentElsewhere, Elsewhere, PartitionOutcome]
+
+
+def test_a_sealed_partition_tells_which_ids_it_may_know_once_that_is_committed() -> None:
+    host = Host(is_slow=True)
+    host.ask(SetQueue(fifo()))
+    send(host, message(1, group=1, dedup=identity(1)), message(2, group=2, dedup=identity(2)))
+    assert host.ask(AskIds(JOBS, 0)) == IdsOutcome(b"", is_known=False)
+    host.propose(SetQueue(moved(fifo())))
+
+    token = host.propose(AskIds(JOBS, 0))
+
+    assert token not in host.replies
+    host.make_durable()
+    outcome = host.replies[token]
+    assert isinstance(outcome, IdsOutcome)
+    assert outcome.is_known
+    assert set(BitMap.deserialize(outcome.tops)) == {top_of(identity(1)), top_of(identity(2))}
+
+
+def test_a_sealed_partition_without_ids_tells_that_it_knows_none() -> None:
+    host = started(fifo())
+    host.ask(SetQueue(moved(fifo())))
+
+    assert host.ask(AskIds(JOBS, 0)) == IdsOutcome(BitMap().serialize())
 
 
 def test_messages_of_a_sealed_partition_are_received_and_deleted_as_ever() -> None:

@@ -19,6 +19,7 @@ from quaymaster.core.values import commands
 from quaymaster.core.values.commands import (
     AbortTransaction,
     AskGroups,
+    AskIds,
     AskMarks,
     AskPartition,
     CancelMoveTask,
@@ -97,6 +98,7 @@ STEPS: list[Command | InternalCommand] = [
     AskMarks(0),
     AskGroups(JOBS, 0, bytes(8)),
     AskPartition(JOBS, 0),
+    AskIds(JOBS, 0),
 ]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import ATTEMPTS_MAX, PATIENCE_MS, PeerSend, SpreadSend, key_of
-from quaymaster.core.values.commands import Elsewhere, Send, SendOutcome
+from quaymaster.core.values.commands import Elsewhere, NewMessage, Send, SendOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
 from quaymaster.core.values.queue_definitions import KEY_MAX
 
@@ -80,6 +84,32 @@ def test_what_cannot_be_a_repeat_passes_partitions_that_are_known_to_be_sealed()
     assert first(is_fifo=True, may_be_retry=False) == 0
     everywhere = SpreadSend(table, [message(1, may_be_retry=False)], lambda number: True)
     assert [part.number for part in everywhere.begin()] == [2]
+
+
+def with_id(key: int, name: int) -> NewMessage:
+    """Return a FIFO message; its name is its deduplication id."""
+    return msgspec.structs.replace(message(key, name=name), dedup=name.to_bytes(16, "big"))
+
+
+def knows(*names: int) -> Callable[[int, bytes], bool]:
+    """Return a sealed partition 0 that may know only messages of these names."""
+    return lambda number, dedup: number != 0 or int.from_bytes(dedup, "big") in names
+
+
+def test_groups_without_ids_that_a_sealed_partition_knows_pass_it() -> None:
+    table = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    messages = [with_id(1, 1), with_id(2, 2), with_id(1, 3), with_id(KEY_MAX, 4), with_id(2, 5)]
+    without_id = message(3)
+
+    def asked(*ids: int, is_sealed: bool = True) -> dict[int, list[int]]:
+        all_of = [*messages, without_id]
+        return sent(SpreadSend(table, all_of, lambda number: is_sealed, knows(*ids)).begin())
+
+    assert asked() == {1: [0, 1, 2, 4], 2: [3], 0: [5]}
+    # A message of a group that may be known keeps those before and behind it.
+    assert asked(3) == {0: [0, 2, 5], 1: [1, 4], 2: [3]}
+    assert asked(5) == {1: [0, 2], 0: [1, 4, 5], 2: [3]}
+    assert asked(is_sealed=False) == {0: [0, 1, 2, 3, 4, 5]}
 
 
 def test_entries_whose_partition_has_no_leader_fail_alone() -> None:

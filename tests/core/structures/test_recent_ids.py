@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from quaymaster.core.structures import recent_ids
-from quaymaster.core.structures.recent_ids import DIGESTED_AT_ONCE, FILTER_BITS, SLOT_ENTRIES, RecentIds
+from quaymaster.core.structures.recent_ids import (
+    DIGESTED_AT_ONCE,
+    FILTER_BITS,
+    SLOT_ENTRIES,
+    RecentIds,
+    top_of,
+)
 
 WINDOW_MS = 300_000
 
@@ -325,3 +332,31 @@ def test_ids_are_known_below_the_offset_of_the_first_that_was_noted_and_after_a_
         assert (ids.may_know_below(10), ids.may_know_below(11)) == (False, True)
         assert RecentIds.from_bytes(b"".join(ids.pieces()), WINDOW_MS).may_know_below(1)
     assert not RecentIds.from_bytes(b"", WINDOW_MS).may_know_below(1_000)
+
+
+@pytest.mark.parametrize("unions_of", [2, 3, 256])
+def test_the_first_bits_of_all_ids_are_told_whatever_slots_and_unions_they_are_in(
+    unions_of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_ids, "SLOT_ENTRIES", 4)
+    monkeypatch.setattr(recent_ids, "UNION_SLOTS", unions_of)
+    monkeypatch.setattr(recent_ids, "UNION_SLOTS_MIN", 2)
+    ids = RecentIds(WINDOW_MS, entries_max=40)
+    assert ids.tops() == BitMap()
+    for number in range(70):
+        ids.add(identity(number), number, 1_000 + number)
+
+        tops = ids.tops()
+
+        assert tops is not None
+        known = {top for _, one, _ in ids.entries(2_000) for top in [top_of(one)]}
+        assert known <= set(tops) <= {top_of(identity(one)) for one in range(number + 1)}
+
+
+def test_nothing_is_told_of_ids_while_some_are_in_no_order() -> None:
+    ids = RecentIds(WINDOW_MS)
+    ids.add_run(identity(1) + identity(2), 7, 1_000)
+
+    assert ids.tops() is None
+    ids.digest(2)
+    assert set(ids.tops() or ()) == {top_of(identity(1)), top_of(identity(2))}

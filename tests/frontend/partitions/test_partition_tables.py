@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from core.spread.support import HIGH, LOW, entry, queue
 from msgspec.structs import replace
+from pyroaring import BitMap
 
+from quaymaster.core.structures.recent_ids import top_of
 from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions import tables as tables_module
@@ -143,3 +145,31 @@ def test_of_too_many_sealed_partitions_the_first_is_forgotten(monkeypatch: pytes
         tables.note_sealed(QUEUE, number)
 
     assert [tables.is_known_sealed(QUEUE, number) for number in (1, 2, 3)] == [False, True, True]
+
+
+def tops_of(*ids: bytes) -> bytes:
+    return BitMap([top_of(one) for one in ids]).serialize()
+
+
+def test_a_partition_may_know_any_id_until_it_told_which_it_knows() -> None:
+    tables = Rows().tables
+    known, new = bytes(16), b"\xff" * 16
+    assert tables.may_know(QUEUE, 1, new)
+
+    tables.note_ids(QUEUE, 1, tops_of(known))
+
+    assert [tables.may_know(QUEUE, 1, one) for one in (known, new)] == [True, False]
+    assert tables.may_know(QUEUE, 2, new)
+    tables.forget_ids(QUEUE, 1)
+    assert tables.may_know(QUEUE, 1, new)
+
+
+def test_of_too_many_ids_those_of_the_first_partition_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Rows().tables
+    new, tops = b"\xff" * 16, tops_of(bytes(16))
+    monkeypatch.setattr(tables_module, "IDS_BYTES_MAX", 2 * len(tops))
+
+    for number in (1, 2, 1, 3):
+        tables.note_ids(QUEUE, number, tops)
+
+    assert [tables.may_know(QUEUE, number, new) for number in (1, 2, 3)] == [False, True, False]

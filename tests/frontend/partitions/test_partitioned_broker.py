@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 from core.spread.support import HIGH, LOW, delivered, entry, message, queue, result
+from msgspec.structs import replace
+from pyroaring import BitMap
 
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
 from quaymaster.core.spread.sends import PATIENCE_MS
+from quaymaster.core.structures.recent_ids import top_of
 from quaymaster.core.values.commands import (
+    AskIds,
     AskMarks,
     ChangeVisibility,
     Command,
@@ -20,6 +24,7 @@ from quaymaster.core.values.commands import (
     Done,
     Elsewhere,
     EntriesOutcome,
+    IdsOutcome,
     LogBounds,
     Peek,
     Purge,
@@ -35,7 +40,8 @@ from quaymaster.core.values.commands import (
     StageMessages,
     Watch,
 )
-from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
+from quaymaster.core.values.errors import InternalFailure, NotLeader, QueueDoesNotExist, Timeout, Unreachable
+from quaymaster.frontend.partitions.partitioned_broker import IDS_AGAIN_S, IDS_LOOK_S
 
 from .support import HALVES, PLAIN, SPLIT, Answer, Bench, run, settle, submitted
 
@@ -195,6 +201,95 @@ def test_a_send_to_a_queue_that_was_split_goes_on_and_its_row_is_looked_at() -> 
 
         assert answer.outcome == SendOutcome([result(5)])
         assert bench.rows.refreshes == 1
+
+    run(scenario())
+
+
+NEW_ID = b"\xff" * 16
+FIFO_SPLIT = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+
+
+def fifo_send(dedup: bytes = NEW_ID) -> Send:
+    return Send(QUEUE, SEVERAL, [replace(message(0), dedup=dedup)])
+
+
+async def passed_on(bench: Bench) -> None:
+    """Send a message that the closing partition does not know, and let it take its way."""
+    submitted(bench, fifo_send())
+    bench.broker.one(Send, 0).answer(Elsewhere(FIFO_SPLIT, [None]))
+    bench.broker.one(Send, 1).answer(SendOutcome([result(5)]))
+    await settle()
+
+
+def test_a_closing_partition_is_asked_once_which_ids_it_knows_and_other_messages_pass_it() -> None:
+    async def scenario() -> None:
+        bench = Bench(FIFO_SPLIT)
+        await passed_on(bench)
+        tops = BitMap([top_of(bytes(16))]).serialize()
+        bench.broker.one(AskIds, 0).answer(IdsOutcome(tops))
+        await settle()
+
+        submitted(bench, fifo_send())
+        submitted(bench, fifo_send(bytes(16)))
+        await settle()
+
+        assert [asked.partition for asked in bench.broker.take(Send)] == [1, 0]
+        assert not bench.broker.take(AskIds)
+
+        bench.rows.show(queue(entry(0, "closed"), entry(1), version=3, is_fifo=True))
+        await asyncio.sleep(2 * IDS_LOOK_S)
+        assert bench.tables.may_know(QUEUE, 0, NEW_ID)
+
+    run(scenario())
+
+
+def test_ids_are_known_as_long_as_their_partition_is_closing() -> None:
+    async def scenario() -> None:
+        bench = Bench(FIFO_SPLIT)
+        await passed_on(bench)
+        bench.broker.one(AskIds).answer(IdsOutcome(BitMap().serialize()))
+
+        await asyncio.sleep(5 * IDS_LOOK_S)
+        assert not bench.tables.may_know(QUEUE, 0, NEW_ID)
+
+        bench.rows.show(None)
+        await asyncio.sleep(2 * IDS_LOOK_S)
+        assert bench.tables.may_know(QUEUE, 0, NEW_ID)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer", [NotLeader(), InternalFailure("an older version"), IdsOutcome(b"", is_known=False)], ids=repr
+)
+def test_a_closing_partition_that_cannot_tell_its_ids_is_asked_about_each_message_and_later_again(
+    answer: IdsOutcome | Exception,
+) -> None:
+    async def scenario() -> None:
+        bench = Bench(FIFO_SPLIT)
+        await passed_on(bench)
+        bench.broker.one(AskIds).answer(answer)
+        await settle()
+
+        await passed_on(bench)
+        assert not bench.broker.take(AskIds)
+
+        await asyncio.sleep(IDS_AGAIN_S)
+        await passed_on(bench)
+        bench.broker.one(AskIds)
+
+    run(scenario())
+
+
+def test_no_ids_are_asked_for_where_there_are_none_or_no_queue() -> None:
+    async def scenario() -> None:
+        bench = Bench(SPLIT)
+
+        for queue_id in (QUEUE, QUEUE + 1):
+            bench.tables.note_sealed(queue_id, 0)
+            await settle()
+
+        assert not bench.broker.take(AskIds)
 
     run(scenario())
 

@@ -10,12 +10,14 @@ from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.queues.applied_queues import HAS_STARTS, IS_NEW, AppliedQueues, join_queue_set
 from quaymaster.core.values.attributes import EARLIEST, GROUP_START
 from quaymaster.core.values.commands import (
+    AskIds,
     AskMarks,
     AskPartition,
     Decided,
     Done,
     Elsewhere,
     ForgetQueue,
+    IdsOutcome,
     MarksOutcome,
     PartitionOutcome,
     ResetGroup,
@@ -168,6 +170,14 @@ class DefinedQueues(AppliedQueues):
             table_version=self.definitions[command.queue_id].table_version,
         )
         return outcome, Wait.COMMIT
+
+    def _ask_ids(self, command: AskIds, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        tops = partition.ids.dedup_tops() if partition.is_sealed else None
+        if tops is None:
+            return IdsOutcome(b"", is_known=False), Wait.NOTHING
+        # As with all that is said of a sealed partition: no later leader may know more.
+        return IdsOutcome(tops.serialize()), Wait.COMMIT
 
     def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         # A leader that was deposed and does not know it has older marks. It can commit nothing, so it never answers.

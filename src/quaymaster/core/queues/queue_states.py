@@ -65,6 +65,7 @@ from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
     AbortTransaction,
     AskGroups,
+    AskIds,
     AskMarks,
     AskPartition,
     CancelMoveTask,
@@ -188,6 +189,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             AbortTransaction: self._abort,
             AskMarks: self._ask_marks,
             AskPartition: self._ask_partition,
+            AskIds: self._ask_ids,
             AskGroups: self._ask_groups,
         }
 

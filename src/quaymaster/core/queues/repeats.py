@@ -9,6 +9,7 @@ import msgspec
 
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    AskIds,
     AskMarks,
     AskPartition,
     ChangeVisibility,
@@ -58,6 +59,7 @@ _REPEATABLE = (
     AskMarks,
     Watch,
     AskPartition,
+    AskIds,
 )
 
 

@@ -4,7 +4,8 @@
                       ──sealed────────▶ Elsewhere ──▶ the next partition of the key
 
 Only the older partition knows what was sent before it was sealed, so it is asked first about each message that may be
-a repeat. What cannot be one goes to the open partition at once, when the older one is known to be sealed.
+a repeat. What cannot be one goes to the open partition at once, when the older one is known to be sealed. In FIFO
+queues that is what has an id that the older one does not know, and with it the whole group in the request.
 
 Entries whose partition has no leader fail alone.
 """
@@ -43,6 +44,7 @@ class SpreadSend:
     """A Send to a queue of several partitions.
 
     `is_known_sealed(number)`: whether a partition was heard to be sealed, with its seal committed.
+    `may_know(number, dedup)`: whether such a partition may know a deduplication id.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class SpreadSend:
         definition: QueueDefinition,
         messages: Sequence[NewMessage],
         is_known_sealed: Callable[[int], bool] = lambda number: False,
+        may_know: Callable[[int, bytes], bool] = lambda number, dedup: True,
     ) -> None:
         self.result: SendOutcome | Exception | None = None
         self._definition = definition
         self._messages = messages
         self._is_known_sealed = is_known_sealed
+        self._may_know = may_know
         self._results: list[SendResult | Exception | None] = [None] * len(messages)
 
     def begin(self) -> list[Part]:
@@ -90,8 +94,7 @@ class SpreadSend:
     def _ask(self, indexes: Iterable[int], before: Part | None = None) -> list[Part]:
         """Return Sends of messages to where they go, behind the partition of a part that came before."""
         by_number: dict[int, list[int]] = {}
-        for index in indexes:
-            number = self._target(self._messages[index], before)
+        for index, number in self._targets(indexes, before).items():
             if number is None:
                 self._results[index] = partitions_are_changing()
             else:
@@ -105,17 +108,37 @@ class SpreadSend:
             for number, chosen in by_number.items()
         ]
 
+    def _targets(self, indexes: Iterable[int], before: Part | None) -> dict[int, int | None]:
+        targets = {index: self._target(self._messages[index], before) for index in indexes}
+        if self._definition.is_fifo and len(targets) > 1:
+            # Messages of a group keep their order: all go where the first one of them has to be asked about.
+            oldest: dict[int, int] = {}
+            for index, number in targets.items():
+                if number is not None:
+                    group = self._messages[index].group
+                    oldest[group] = min(number, oldest.get(group, number))
+            targets = {index: oldest.get(self._messages[index].group) for index in targets}
+        return targets
+
     def _target(self, message: NewMessage, before: Part | None) -> int | None:
         if before is not None and before.attempts >= ATTEMPTS_MAX:
             return None
         key = key_of(self._definition, message, self._messages[0])
         after = -1 if before is None else before.number
         numbers = [entry.number for entry in taking(self._definition, key) if entry.number > after]
-        may_repeat = self._definition.is_fifo or (message.retry is not None and message.may_be_retry)
-        if not may_repeat:
-            while len(numbers) > 1 and self._is_known_sealed(numbers[0]):
-                del numbers[0]
+        while (
+            len(numbers) > 1
+            and self._is_known_sealed(numbers[0])
+            and not self._may_be_in(numbers[0], message)
+        ):
+            del numbers[0]
         return numbers[0] if numbers else None
+
+    def _may_be_in(self, number: int, message: NewMessage) -> bool:
+        """Return whether a sealed partition may have stored the same message."""
+        if self._definition.is_fifo:
+            return message.dedup is None or self._may_know(number, message.dedup)
+        return message.retry is not None and message.may_be_retry
 
     def _note(self, indexes: Sequence[int], results: Sequence[SendResult | Exception | None]) -> None:
         for index, result in zip(indexes, results, strict=True):

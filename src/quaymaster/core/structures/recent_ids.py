@@ -169,6 +169,11 @@ class _ClosedSlot:
         return self._packed
 
 
+def top_of(identity: bytes) -> int:
+    """Return the first UNION_BITS of an id, as `RecentIds.tops` has them."""
+    return int.from_bytes(identity[:8], "little") >> 64 - UNION_BITS
+
+
 def _packed(columns: list[array[int]]) -> bytes:
     return _SLOT_HEAD.pack(len(columns[0])) + b"".join(column.tobytes() for column in columns)
 
@@ -318,6 +323,19 @@ class RecentIds:
             if type(slot) is _OpenSlot:
                 slot.complete_filter()
             filters.append(slot.filter)
+        return BitMap.union(*filters) if filters else BitMap()
+
+    def tops(self) -> BitMap | None:
+        """Return `top_of` each id that is known, and of some that are forgotten; None while there is a backlog."""
+        if self._backlog:
+            return None
+        filters = [*self._unions]
+        in_unions = len(self._unions) * UNION_SLOTS - self._left_union
+        for place, slot in enumerate(self._slots):
+            if type(slot) is _OpenSlot:
+                filters.append(BitMap([high >> 64 - UNION_BITS for high in array("Q", slot.identities)[::2]]))
+            elif type(slot) is _ClosedSlot and place >= in_unions:
+                filters.append(slot.union_filter())
         return BitMap.union(*filters) if filters else BitMap()
 
     def has_any(self, identities: bytes, known_tops: BitMap, now_ms: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyroaring import BitMap
+
 from quaymaster.core.structures.recent_ids import RecentIds
 
 DEDUP_WINDOW_MS = 300_000
@@ -44,6 +46,10 @@ class SentIds:
         if self.dedup is None:
             self.dedup = RecentIds(DEDUP_WINDOW_MS)
         self.dedup.add_run(dedups, offset, time_ms)
+
+    def dedup_tops(self) -> BitMap | None:
+        """Return the first bits of all deduplication ids that may be known, None while they are not in order yet."""
+        return BitMap() if self.dedup is None else self.dedup.tops()
 
     def forget(self) -> None:
         """What was sent before is no longer known."""

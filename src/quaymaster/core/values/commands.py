@@ -272,6 +272,23 @@ class GroupsOutcome(msgspec.Struct, gc=False, array_like=True, tag=35):
     is_sealed: bool = True
 
 
+class AskIds(msgspec.Struct, gc=False, array_like=True, tag=36):
+    """Ask a sealed partition which deduplication ids it may know; the answer waits for commit."""
+
+    queue_id: int
+    partition: int
+
+
+class IdsOutcome(msgspec.Struct, gc=False, array_like=True, tag=36):
+    """The first bits of each id that a sealed partition knows, or will ever know (`core/structures/recent_ids`).
+
+    `tops`: a roaring bitmap in its portable form. `is_known` false: nothing can be said yet.
+    """
+
+    tops: bytes
+    is_known: bool = True
+
+
 class AskMarks(msgspec.Struct, gc=False, array_like=True, tag=31):
     """Ask a journal which ids it ever saw. Only who leads it now can answer: the answer waits for a commit."""
 
@@ -797,6 +814,7 @@ Command = (
     | AskMarks
     | Watch
     | AskPartition
+    | AskIds
 )
 """What a front end or a metadata node may ask."""
 
@@ -822,6 +840,7 @@ Outcome = (
     | WatchOutcome
     | Elsewhere
     | PartitionOutcome
+    | IdsOutcome
 )
 """What it is answered."""
 
@@ -849,6 +868,7 @@ Decided = (
     | Elsewhere
     | SentElsewhere
     | PartitionOutcome
+    | IdsOutcome
     | GroupsOutcome
 )
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

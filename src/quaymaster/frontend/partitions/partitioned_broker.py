@@ -7,7 +7,8 @@ more; `go_on` then takes it further.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
@@ -17,18 +18,20 @@ from quaymaster.core.spread.sends import PeerSend, SpreadSend
 from quaymaster.core.spread.transactions import SpreadTransaction
 from quaymaster.core.values.commands import (
     AbortTransaction,
+    AskIds,
     ChangeVisibility,
     Command,
     CommitTransaction,
     Delete,
     Elsewhere,
+    IdsOutcome,
     Outcome,
     Receive,
     Send,
     StageMessages,
 )
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
-from quaymaster.core.values.partition_tables import is_plain
+from quaymaster.core.values.partition_tables import entry_of, is_plain
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.long_polls import LongPolls
@@ -36,6 +39,11 @@ from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables, Refresh
 from quaymaster.frontend.partitions.whole_queues import WHOLE_COMMANDS, WholeCommand, WholeQueues
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted, ask
+
+IDS_AGAIN_S: Final = 10.0
+"""A sealed partition that could not tell its ids is asked again after so long, at the earliest."""
+IDS_LOOK_S: Final = 30.0
+"""How often it is looked whether they are still needed."""
 
 SubmittedCommand = Command | HandledEntries
 _SPREAD: Final = (Send, Receive, HandledEntries, StageMessages, CommitTransaction, AbortTransaction)
@@ -57,7 +65,10 @@ class PartitionedBroker:
         self._turn = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing: set[int] = set()
+        self._asked_ids: set[tuple[int, int]] = set()
+        """Partitions whose ids are known, being asked for, or to be asked for later."""
         tables.on_newer = self._report
+        tables.on_sealed = self._learn_ids
 
     def submit(self, command: SubmittedCommand, reply: Reply) -> Submitted:
         """See `BrokerClient`."""
@@ -111,7 +122,13 @@ class PartitionedBroker:
             case Send() if definition.has_peers:
                 spread = PeerSend(definition, command.messages)
             case Send():
-                spread = SpreadSend(definition, command.messages, self._known_sealed(definition))
+                tables, queue_id = self._tables, definition.queue_id
+                spread = SpreadSend(
+                    definition,
+                    command.messages,
+                    partial(tables.is_known_sealed, queue_id),
+                    partial(tables.may_know, queue_id),
+                )
             case Receive() if command.wait_ms > 0:
                 return self._polls.begin(definition, command, reply, self._turn)
             case Receive():
@@ -131,10 +148,6 @@ class PartitionedBroker:
         call = SpreadCall(self._broker, self._tables, definition, spread, reply)
         call.start()
         return call
-
-    def _known_sealed(self, definition: QueueDefinition) -> Callable[[int], bool]:
-        queue_id, tables = definition.queue_id, self._tables
-        return lambda number: tables.is_known_sealed(queue_id, number)
 
     async def _whole_answer(self, definition: QueueDefinition, command: WholeCommand, reply: Reply) -> None:
         outcome: Outcome | Exception
@@ -169,6 +182,35 @@ class PartitionedBroker:
             pass  # the row comes by itself, later
         finally:
             self._refreshing.discard(definition.queue_id)
+
+    # Which ids sealed partitions know: what has another one is not brought there first
+
+    def _learn_ids(self, queue_id: int, number: int) -> None:
+        definition = self._tables.find(queue_id)
+        if definition is not None and definition.is_fifo and (queue_id, number) not in self._asked_ids:
+            self._asked_ids.add((queue_id, number))
+            self._run(self._ask_ids(queue_id, number))
+
+    async def _ask_ids(self, queue_id: int, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            outcome = await ask(self._broker, AskIds(queue_id, number))
+        except (CallerError, NotNow):  # also a broker of an older version, which does not know the question
+            outcome = IdsOutcome(b"", is_known=False)
+        if isinstance(outcome, IdsOutcome) and outcome.is_known:
+            self._tables.note_ids(queue_id, number, outcome.tops)
+            loop.call_later(IDS_LOOK_S, self._look_at_ids, queue_id, number)
+        else:
+            loop.call_later(IDS_AGAIN_S, self._asked_ids.discard, (queue_id, number))
+
+    def _look_at_ids(self, queue_id: int, number: int) -> None:
+        definition = self._tables.find(queue_id)
+        entry = None if definition is None else entry_of(definition, number)
+        if entry is not None and entry.state == "closing":
+            asyncio.get_running_loop().call_later(IDS_LOOK_S, self._look_at_ids, queue_id, number)
+        else:
+            self._tables.forget_ids(queue_id, number)
+            self._asked_ids.discard((queue_id, number))
 
 
 class _GoingOn:
