@@ -96,6 +96,11 @@ METRICS: Final[dict[str, Declaration]] = {
         "messages), cancelled, aged (sealed ones are closed, drained or removed).",
         ("step",),
     ),
+    "quaymaster_partition_pause_seconds": Declaration(
+        "histogram",
+        "How much longer sends took that met a partition which had just been split, merged or moved: from when the "
+        "front end heard of it to the answer.",
+    ),
     "quaymaster_metadata_node_age_seconds": Declaration(
         "gauge", "How old what this metadata node knows of its store may be.", is_of_cells=True
     ),

@@ -99,6 +99,7 @@ async def serve_sqs(
     opening = make_opening_pool(settings)
     stack.push_async_callback(opening.close)
     metrics.add_source(opening.samples)
+    metrics.add_histograms(behind.broker.histograms)
     limits = sqs_limits(settings)
     front_end = make_front_end(
         settings,

@@ -12,6 +12,7 @@ from harness.command_line import PlayedServer, Refusal, Run
 LOOK = "GET /admin/v1/queues/orders/partitions"
 SPLIT = "POST /admin/v1/queues/orders/split"
 MERGE = "POST /admin/v1/queues/orders/merge"
+CANCEL = "POST /admin/v1/queues/orders/cancel-change"
 MOVE = "POST /admin/v1/queues/orders/move"
 
 
@@ -28,8 +29,8 @@ def partition(number: int, state: str, sealed_for_ms: int | None = None) -> dict
     }
 
 
-def listed(*partitions: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "orders", "table_version": 2, "partitions": list(partitions)}
+def listed(*partitions: dict[str, Any], given_up: str | None = None) -> dict[str, Any]:
+    return {"name": "orders", "table_version": 2, "given_up": given_up, "partitions": list(partitions)}
 
 
 NEW = listed(partition(0, "open"), partition(1, "new"), partition(2, "new"))
@@ -91,12 +92,44 @@ def test_a_change_that_takes_longer_is_said_to_continue(run: Run, data: Path, se
 
 
 def test_a_change_that_was_given_up_fails(run: Run, data: Path, server: PlayedServer) -> None:
-    server.answers |= {SPLIT: BEGUN, LOOK: [NEW, listed(partition(0, "open"))]}
+    server.answers |= {SPLIT: BEGUN, LOOK: [NEW, listed(partition(0, "open"), given_up="Journal 3 is away.")]}
 
     result = run("queue", "split", "orders", "--into", 2, "--data", data)
 
     assert result.code == 1
-    assert "given up" in result.err
+    assert "The change was given up. Journal 3 is away." in result.err
+
+
+def test_why_a_change_was_given_up_stands_with_the_partitions(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    server.answers[LOOK] = listed(partition(0, "open"), given_up="Journal 3 is away.")
+
+    result = run("queue", "partitions", "orders", "--data", data)
+
+    assert result.code == 0
+    assert result.err.splitlines() == ["The last change was given up. Journal 3 is away."]
+
+
+@pytest.mark.parametrize("kind", ["split", "merge", "move"])
+def test_a_change_under_way_is_cancelled(run: Run, data: Path, server: PlayedServer, kind: str) -> None:
+    server.answers |= {CANCEL: BEGUN | {"children": []}, LOOK: listed(partition(0, "open"))}
+
+    result = run("queue", kind, "orders", "--cancel", "--data", data)
+
+    assert (result.code, result.out.split("\t")[:2]) == (0, ["0", "open"])
+    assert server.called(CANCEL) == [{}]
+
+
+@pytest.mark.parametrize("options", [(), ("--into", 2, "--cancel")])
+def test_a_split_is_either_begun_or_cancelled(
+    run: Run, data: Path, server: PlayedServer, options: tuple[Any, ...]
+) -> None:
+    result = run("queue", "split", "orders", *options, "--data", data)
+
+    assert result.code == 2
+    assert "Say --into N, or --cancel." in result.err
+    assert not server.calls
 
 
 @pytest.mark.parametrize("state", ["closed", "drained", None])

@@ -125,12 +125,13 @@ def test_a_move_opens_one_child_for_all_keys_of_a_partition() -> None:
 def test_a_change_that_is_cancelled_leaves_no_partition_but_its_numbers_are_never_given_again() -> None:
     began = split(definition())
 
-    cancelled = tables.with_new_dropped(began)
+    cancelled = tables.with_new_dropped(began, "nobody answered")
 
     assert states(cancelled) == [(0, "open")]
-    assert cancelled.next_partition == 3
+    assert (cancelled.next_partition, cancelled.given_up) == (3, "nobody answered")
     assert not tables.is_plain(cancelled)
     assert numbers(list(split(cancelled).partitions)) == [0, 3, 4]
+    assert not split(cancelled).given_up
 
 
 def test_only_the_parents_of_new_partitions_are_closing() -> None:
@@ -454,7 +455,7 @@ def changed(queue: QueueDefinition, change: Change) -> QueueDefinition:
         case "open":
             return tables.with_children_open(queue) if tables.in_state(queue, "new") else queue
         case "cancel":
-            return tables.with_new_dropped(queue)
+            return tables.with_new_dropped(queue, "")
     steps: dict[str, tuple[PartitionState, PartitionState | None]] = {
         "close": ("closing", "closed"),
         "drain": ("closed", "drained"),

@@ -73,7 +73,7 @@ def test_a_journal_whose_last_partition_is_not_listed_any_more_is_to_be_told() -
 
 
 def test_a_journal_that_gets_a_partition_again_has_not_left() -> None:
-    cancelled = with_new_dropped(split(definition(), 5, 6))
+    cancelled = with_new_dropped(split(definition(), 5, 6), "why")
     assert cancelled.left_journals == (5, 6)
 
     again = split(cancelled, 6, 4)

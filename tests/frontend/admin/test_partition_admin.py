@@ -101,6 +101,7 @@ def test_requests_about_partitions_that_cannot_be_are_refused() -> None:
             for wrong in ("1,2", [True], [-1], list(range(300))):
                 assert await code("jobs/merge", partitions=wrong) == "InvalidParameterValue"
             assert await code("jobs/move", journal=99) == "InvalidParameterValue"
+            assert (await code("jobs/cancel-change")).endswith(".UnsupportedOperation")
             assert (await port.call("GET", "queues/none/partitions")).status == 400
 
     asyncio.run(scenario())

@@ -326,3 +326,69 @@ def test_a_handle_of_a_partition_that_only_newer_tables_have_has_the_row_looked_
         assert answer.outcome == EntriesOutcome([None])
 
     run(scenario())
+
+
+def test_how_much_longer_a_send_took_that_met_a_change_is_counted_once() -> None:
+    async def scenario() -> None:
+        fifo = queue(entry(0, "closing"), entry(1), is_fifo=True)
+        bench = Bench(fifo)
+
+        async def sent(pause_s: float) -> None:
+            submitted(bench, BOTH)
+            await asyncio.sleep(1)
+            bench.broker.one(Send, 0).answer(Elsewhere(fifo, [None]))
+            await asyncio.sleep(pause_s)
+            bench.broker.one(Send, 1).answer(SendOutcome([result(5)]))
+            await settle()
+
+        await sent(0.5)
+        await sent(5)  # the seal is known by now
+
+        (sample,) = bench.front.histograms()
+        assert sample.name == "quaymaster_partition_pause_seconds"
+        assert sum(sample.histogram.counts) == 1
+        assert sample.histogram.sum_s == pytest.approx(0.5)
+
+    run(scenario())
+
+
+def test_a_send_by_an_old_row_counts_from_when_it_was_sent_elsewhere() -> None:
+    async def scenario() -> None:
+        bench = Bench(PLAIN)
+        answers: list[Any] = []
+        bench.front.go_on(Send(QUEUE, 0, [message(0)]), Elsewhere(SPLIT, [None]), answers.append)
+        await asyncio.sleep(0.25)
+        bench.broker.one(Send, 0).answer(Elsewhere(SPLIT, [None]))
+        bench.broker.one(Send, 1).answer(SendOutcome([result(5)]))
+        await settle()
+
+        # One that fails in the end took as long as it was given; and a receive is no send.
+        bench.front.go_on(Send(QUEUE, 0, [message(0)]), Elsewhere(SPLIT, [None]), answers.append)
+        bench.broker.one(Send, 0).answer(NotLeader())
+        bench.front.go_on(receive(), Elsewhere(SPLIT), answers.append)
+        for asked in bench.broker.take(Receive):
+            asked.answer(ReceiveOutcome(3, delivered(1).deliveries))
+        await settle()
+
+        assert len(answers) == 3
+        (sample,) = bench.front.histograms()
+        assert sum(sample.histogram.counts) == 1
+        assert sample.histogram.sum_s == pytest.approx(0.25)
+
+    run(scenario())
+
+
+def test_a_send_whose_partition_is_not_known_any_more_met_a_change() -> None:
+    async def scenario() -> None:
+        bench = Bench(FIFO_HALVES)
+        bench.rows.stored = queue(entry(2, keys=HIGH), entry(3, keys=LOW), version=4, is_fifo=True)
+        submitted(bench, BOTH)
+
+        bench.broker.one(Send, 1).answer(QueueDoesNotExist())
+        await settle()
+        bench.broker.one(Send, 3).answer(SendOutcome([result(5)]))
+        await settle()
+
+        assert sum(bench.tables.pauses.counts) == 1
+
+    run(scenario())

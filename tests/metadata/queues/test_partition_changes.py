@@ -24,7 +24,13 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.partition_tables import final_counts, in_state, is_at_rest, why_broken
+from quaymaster.core.values.partition_tables import (
+    final_counts,
+    in_state,
+    is_at_rest,
+    why_broken,
+    with_children_open,
+)
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.queues.partition_changes import PartitionChanges
 from quaymaster.metadata.store.rows import QUEUES
@@ -374,6 +380,10 @@ def test_a_change_whose_journals_do_not_answer_is_cancelled_after_a_minute(tmp_p
 
         assert table.states == [(0, 0, "open")]
         assert table.queue.left_journals == (1, 2)
+        assert table.queue.given_up.startswith(
+            "Not all journals of the new partitions (1, 2) answered within 60 s."
+        )
+        assert str(TooFewReplicas()) in table.queue.given_up
         assert table.known(0) == table.known(1) == table.queue
         assert await table.step() > 0
         table.journals.without_leader = set()
@@ -385,6 +395,64 @@ def test_a_change_whose_journals_do_not_answer_is_cancelled_after_a_minute(tmp_p
 
         await table.change("split", into=2)
         assert [entry.number for entry in in_state(table.queue, "new")] == [3, 4]
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_change_that_no_node_had_time_to_try_is_given_up_without_what_was_heard(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("move")
+        table.world.clock.pass_s(61)
+
+        await table.step()
+
+        assert table.queue.given_up == "Not all journals of the new partitions (1) answered within 60 s."
+
+    with_orders(scenario, tmp_path)
+
+
+def test_an_operator_cancels_a_change_until_its_new_partitions_are_open(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        with pytest.raises(UnsupportedOperation):
+            await table.change("cancel")
+        table.journals.without_leader = {2}
+        await table.change("split", into=2)
+        await table.step()
+
+        cancelled = await table.change("cancel")
+
+        assert cancelled == table.queue
+        assert table.states == [(0, 0, "open")]
+        assert table.queue.given_up == "An operator cancelled it."
+        table.journals.without_leader = set()
+        await table.step()
+        assert is_at_rest(table.queue)
+        for journal_id in (1, 2):
+            known = table.known(journal_id)
+            assert known is None or not in_state(known, "new")
+
+        await table.change("split", into=2)
+        assert not table.queue.given_up
+        await table.step()
+        with pytest.raises(UnsupportedOperation):
+            await table.change("cancel")
+
+    with_orders(scenario, tmp_path)
+
+
+def test_of_a_cancel_and_a_step_that_opens_the_new_partitions_one_counts(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        # Another node opens them, which this one has not heard of.
+        queues = table.service.registry.queues
+        opened = with_children_open(table.queue)
+        await table.world.store.transaction([], [Put(QUEUES + ORDERS, encode_queue_definition(opened))])
+
+        with pytest.raises(UnsupportedOperation):
+            await table.change("cancel")
+
+        await queues.mirror.refresh(QUEUES + ORDERS)
+        assert table.queue == opened
 
     with_orders(scenario, tmp_path)
 

@@ -31,6 +31,12 @@ WaitSeconds = Annotated[
         min=0,
     ),
 ]
+Cancel = Annotated[
+    bool,
+    typer.Option(
+        "--cancel", help="Give up the change that is under way, while its new partitions take no messages."
+    ),
+]
 OnePartition = Annotated[
     int | None, typer.Option("--partition", help="Number of an open partition.", metavar="P", min=0)
 ]
@@ -53,13 +59,17 @@ def show_partitions(
 ) -> None:
     """Show a queue's partitions: their state, journal, keys and messages."""
     with _Queue(queue, account, data, admin_url) as asked:
-        _print(asked.partitions(), as_json)
+        partitions = asked.partitions()
+        if asked.given_up:
+            note(f"The last change was given up. {asked.given_up}")
+        _print(partitions, as_json)
 
 
 def split(
     queue: options.QueueName,
-    into: Annotated[int, typer.Option("--into", help="In how many parts.", metavar="N", min=2)],
+    into: Annotated[int | None, typer.Option("--into", help="In how many parts.", metavar="N", min=2)] = None,
     partition: OnePartition = None,
+    cancel: Cancel = False,
     wait_seconds: WaitSeconds = 60.0,
     account: options.QueueAccount = None,
     data: options.Data = None,
@@ -72,8 +82,10 @@ def split(
     queue is split by message groups: its DeduplicationScope must be messageGroup, its FifoThroughputLimit
     perMessageGroupId.
     """
+    if (into is None) is not cancel:
+        raise WrongUsage("Say --into N, or --cancel.")
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("split", {"into": into, "partition": partition}, wait_seconds)
+        asked.change("split", {"into": into, "partition": partition}, wait_seconds, cancel=cancel)
         _print(asked.partitions(), as_json)
 
 
@@ -83,6 +95,7 @@ def merge(
         str | None,
         typer.Option("--partitions", help="Numbers of open partitions, as in 3,4; else all.", metavar="P,P"),
     ] = None,
+    cancel: Cancel = False,
     wait_seconds: WaitSeconds = 60.0,
     account: options.QueueAccount = None,
     data: options.Data = None,
@@ -95,7 +108,7 @@ def merge(
     """
     fields = {"partitions": None if partitions is None else _numbers(partitions)}
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("merge", fields, wait_seconds)
+        asked.change("merge", fields, wait_seconds, cancel=cancel)
         _print(asked.partitions(), as_json)
 
 
@@ -106,6 +119,7 @@ def move(
         int | None,
         typer.Option("--to-journal", help="Journal; else one with few partitions.", metavar="J", min=0),
     ] = None,
+    cancel: Cancel = False,
     wait_seconds: WaitSeconds = 60.0,
     account: options.QueueAccount = None,
     data: options.Data = None,
@@ -118,7 +132,7 @@ def move(
     open.
     """
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("move", {"partition": partition, "journal": to_journal}, wait_seconds)
+        asked.change("move", {"partition": partition, "journal": to_journal}, wait_seconds, cancel=cancel)
         _print(asked.partitions(), as_json)
 
 
@@ -128,6 +142,8 @@ class _Queue:
     def __init__(self, queue: str, account: str | None, data: Path | None, admin_url: str | None) -> None:
         connection = find_connection(data, None)
         self.name = name_of(queue)
+        self.given_up = ""
+        """Why the last change was given up, as the partitions were looked at last."""
         self._query = {"account_id": other_account(connection, queue, account)}
         from quaymaster.cli.shared.client import AdminClient
 
@@ -143,16 +159,20 @@ class _Queue:
     def partitions(self) -> list[Partition]:
         """Return the partitions that are listed, the oldest first."""
         answer = self._admin.call("GET", "queues", self.name, "partitions", query=self._query)
+        self.given_up = answer.get("given_up") or ""
         found: list[Partition] = answer["partitions"]
         return found
 
-    def change(self, kind: str, fields: Mapping[str, Any], wait_seconds: float) -> None:
-        """Begin a change, and wait until it is done.
+    def change(self, kind: str, fields: Mapping[str, Any], wait_seconds: float, *, cancel: bool) -> None:
+        """Begin a change, and wait until it is done; or give up the one that is under way.
 
         Raises:
             CommandRefused: it cannot be, or was given up.
             NoServer: it is not done within `wait_seconds`; the server continues with it.
         """
+        if cancel:
+            self._admin.call("POST", "queues", self.name, "cancel-change", query=self._query)
+            return
         given = {name: value for name, value in fields.items() if value is not None}
         begun = self._admin.call("POST", "queues", self.name, kind, query=self._query, fields=given)
         parents, children = begun["parents"], begun["children"]
@@ -164,9 +184,7 @@ class _Queue:
         while True:
             states = {row["number"]: row for row in self.partitions()}
             if any(number not in states for number in children):
-                raise CommandRefused(
-                    "The change was given up: the journals of the new partitions did not answer in time."
-                )
+                raise CommandRefused(f"The change was given up. {self.given_up}")
             are_open = all(states[number]["state"] != "new" for number in children)
             are_sealed = all(_is_sealed(states.get(number)) for number in parents)
             news = _news(children, parents, are_open=are_open, are_sealed=are_sealed)

@@ -14,6 +14,7 @@ class Operation(StrEnum):
 
     ACCEPT_CLOCK = "AcceptClock"
     CANCEL_KMS_KEY_DELETION = "CancelKMSKeyDeletion"
+    CANCEL_QUEUE_CHANGE = "CancelQueueChange"
     CREATE_ACCESS_KEY = "CreateAccessKey"
     CREATE_ACCOUNT = "CreateAccount"
     CREATE_BACKUP = "CreateBackup"

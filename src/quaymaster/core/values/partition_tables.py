@@ -218,7 +218,10 @@ def with_children(
         for at, ((first_key, last_key), journal_id) in enumerate(zip(ranges, journals, strict=True))
     )
     return _next(
-        definition, definition.partitions + children, next_partition=definition.next_partition + len(children)
+        definition,
+        definition.partitions + children,
+        next_partition=definition.next_partition + len(children),
+        given_up="",
     )
 
 
@@ -245,9 +248,10 @@ def with_children_open(definition: QueueDefinition) -> QueueDefinition:
     )
 
 
-def with_new_dropped(definition: QueueDefinition) -> QueueDefinition:
-    """Return the next version without new partitions: the change is cancelled. Their numbers are not given again."""
-    return without(definition, [entry.number for entry in in_state(definition, "new")])
+def with_new_dropped(definition: QueueDefinition, why: str) -> QueueDefinition:
+    """Return the next version without new partitions: the change is given up. Their numbers are not given again."""
+    dropped = without(definition, [entry.number for entry in in_state(definition, "new")])
+    return replace_definition(dropped, given_up=why)
 
 
 def with_state(

@@ -114,6 +114,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     `partitions` is the partition table, oldest first (`core/values/partition_tables`). `table_version` counts its
     changes; `next_partition` is the number that the next new partition gets. `left_journals` had partitions that are
     not listed any more, and are still to be told so; `removed_sends` and `removed_deletions` are the counts of those.
+    `given_up` says why the last change of the table was given up, for people; "": it was not.
 
     `has_keyed_ids`: deduplication ids are hashed with a key of the queue. It is so from the creation on or not at all:
     two front ends that hashed one id in two ways would store its message twice.
@@ -138,6 +139,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     left_journals: tuple[int, ...] = ()
     removed_sends: int = 0
     removed_deletions: int = 0
+    given_up: str = ""
 
     def attribute(self, name: str) -> str | None:
         """Return the value in force, default included; None when the queue has no such attribute."""

@@ -49,6 +49,7 @@ class PartitionAdmin:
             ("POST", "queues", "*", "split"): AdminRoute(self._split, "SplitQueue"),
             ("POST", "queues", "*", "merge"): AdminRoute(self._merge, "MergeQueue"),
             ("POST", "queues", "*", "move"): AdminRoute(self._move, "MoveQueue"),
+            ("POST", "queues", "*", "cancel-change"): AdminRoute(self._cancel, "CancelQueueChange"),
         }
 
     async def _list(self, call: AdminCall) -> Mapping[str, Any]:
@@ -56,7 +57,12 @@ class PartitionAdmin:
         await self._metadata.queues.refresh(self._queue(call))
         queue = self._queue(call)
         rows = await asyncio.gather(*(self._row(queue, entry) for entry in queue.partitions))
-        return {"name": queue.name, "table_version": queue.table_version, "partitions": rows}
+        return {
+            "name": queue.name,
+            "table_version": queue.table_version,
+            "given_up": queue.given_up or None,
+            "partitions": rows,
+        }
 
     async def _row(self, queue: QueueDefinition, entry: PartitionPlacement) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -109,6 +115,9 @@ class PartitionAdmin:
         partitions = [] if call.fields.get("partition") is None else [call.integer("partition")]
         journals = [] if call.fields.get("journal") is None else [call.integer("journal")]
         return await self._change(call, "move", partitions, journals=journals)
+
+    async def _cancel(self, call: AdminCall) -> Mapping[str, Any]:
+        return await self._change(call, "cancel", [])
 
     async def _change(
         self,

@@ -7,7 +7,7 @@ more; `go_on` then takes it further.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from quaymaster.frontend.partitions.long_polls import LongPolls
 from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables, Refresh
 from quaymaster.frontend.partitions.whole_queues import WHOLE_COMMANDS, WholeCommand, WholeQueues
+from quaymaster.monitoring.metrics import HistogramSample
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted, ask
 
 IDS_AGAIN_S: Final = 10.0
@@ -70,6 +71,10 @@ class PartitionedBroker:
         tables.on_newer = self._report
         tables.on_sealed = self._learn_ids
 
+    def histograms(self) -> Iterator[HistogramSample]:
+        """Give what changes of partitions cost: a source for `Metrics`."""
+        yield HistogramSample("quaymaster_partition_pause_seconds", self._tables.pauses, ())
+
     def submit(self, command: SubmittedCommand, reply: Reply) -> Submitted:
         """See `BrokerClient`."""
         # Nearly all queues have one partition: nothing more is done for them.
@@ -86,7 +91,7 @@ class PartitionedBroker:
         definition = self._tables.find(command.queue_id)  # type: ignore[union-attr]  # see GOES_ON
         if definition is None:
             return self._answer_later(reply, QueueDoesNotExist())
-        return self._spread(definition, command, reply)
+        return self._spread(definition, command, reply, has_met_change=isinstance(command, Send))
 
     async def ask(self, command: Command) -> Outcome:
         """Submit a command, and return its outcome. Raises as `net/routing/broker_client.ask` does."""
@@ -113,7 +118,14 @@ class PartitionedBroker:
             return self._spread(definition, command, reply)
         return self._broker.submit(command, reply)  # type: ignore[arg-type]  # HandledEntries are spread
 
-    def _spread(self, definition: QueueDefinition, command: SubmittedCommand, reply: Reply) -> Submitted:
+    def _spread(
+        self,
+        definition: QueueDefinition,
+        command: SubmittedCommand,
+        reply: Reply,
+        *,
+        has_met_change: bool = False,
+    ) -> Submitted:
         if isinstance(command, WHOLE_COMMANDS):
             return self._run(self._whole_answer(definition, command, reply))
         self._turn += 1
@@ -145,7 +157,9 @@ class PartitionedBroker:
                 spread = SpreadTransaction(definition, command)
             case _:
                 raise AssertionError(f"{type(command).__name__} is not spread")
-        call = SpreadCall(self._broker, self._tables, definition, spread, reply)
+        call = SpreadCall(
+            *(self._broker, self._tables, definition, spread, reply), has_met_change=has_met_change
+        )
         call.start()
         return call
 

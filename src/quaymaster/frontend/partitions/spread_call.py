@@ -23,7 +23,10 @@ class SpreadCall:
         definition: QueueDefinition,
         spread: Spread,
         reply: Reply,
+        *,
+        has_met_change: bool = False,
     ) -> None:
+        """`has_met_change`: the request is on its way here because its partition sent it elsewhere, or is gone."""
         self._broker = broker
         self._tables = tables
         self._definition = definition
@@ -34,6 +37,8 @@ class SpreadCall:
         """Whether a part was answered: it may have been carried out."""
         self._timers: list[asyncio.TimerHandle] = []
         self._looking: set[asyncio.Task[None]] = set()
+        self._met_change_s = asyncio.get_running_loop().time() if has_met_change else None
+        """When it was first heard that a partition had just been changed; None: none was."""
 
     def start(self) -> None:
         """Ask the first ones. The reply never comes from inside of this."""
@@ -86,11 +91,19 @@ class SpreadCall:
         if isinstance(outcome, Elsewhere):
             self._tables.meet(outcome.definition)
             if isinstance(part.command, Send):
+                if not self._tables.is_known_sealed(self._definition.queue_id, part.number):
+                    self._meet_change()
                 self._tables.note_sealed(self._definition.queue_id, part.number)
         elif isinstance(outcome, QueueDoesNotExist):
+            if isinstance(part.command, Send):
+                self._meet_change()
             self._look_again(part, version)
             return
         self._ask(self._spread.on_outcome(part, outcome, self._newest()))
+
+    def _meet_change(self) -> None:
+        if self._met_change_s is None:
+            self._met_change_s = asyncio.get_running_loop().time()
 
     def _newest(self) -> QueueDefinition:
         found = self._tables.find(self._definition.queue_id)
@@ -127,5 +140,7 @@ class SpreadCall:
     def _answer(self, result: Outcome | Exception) -> None:
         reply, self._reply = self._reply, None
         self._let_go()
+        if self._met_change_s is not None and not isinstance(result, Exception):
+            self._tables.pauses.observe(asyncio.get_running_loop().time() - self._met_change_s)
         if reply is not None:
             reply(result)

@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from quaymaster.core.structures.recent_ids import top_of
 from quaymaster.core.values.partition_tables import is_newer_table, journal_of_partition
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.monitoring.metrics import Histogram
 
 Refresh = Callable[[QueueDefinition], Coroutine[Any, Any, None]]
 """Has memory show a queue as it is now, if that can be learned."""
@@ -39,6 +40,8 @@ class PartitionTables:
         refresh: Refresh,
     ) -> None:
         self.on_newer: Callable[[QueueDefinition], None] = lambda definition: None
+        self.pauses = Histogram()
+        """How much longer sends took that met a change of partitions."""
         self.on_sealed: Callable[[int, int], None] = lambda queue_id, number: None
         self.met: dict[int, QueueDefinition] = {}
         self._find_row = find_row

@@ -63,6 +63,7 @@ TAKEOVER_MS: Final = 2_000
 """A change that another node was to carry on is carried on after so long without a step."""
 CANCEL_MS: Final = 60_000
 """How long the journals of new partitions have to answer."""
+BY_OPERATOR: Final = "An operator cancelled it."
 RETRY_MS: Final = 1_000
 AGAIN_MS: Final = 50
 """Others change the row at the same time."""
@@ -77,7 +78,7 @@ Step = Literal["begun", "opened", "cancelled", "aged"]
 class _Unfinished:
     """A queue whose table is not at rest: since when it is as it is here, and when it is looked at next.
 
-    `looks`: how often it was looked at since in vain. `is_held_up`: its last step failed, which was told.
+    `looks`: how often it was looked at since in vain. `is_held_up`: its last step failed, which was told, by `problem`.
     """
 
     table_version: int
@@ -85,6 +86,7 @@ class _Unfinished:
     due_s: float
     looks: int = 0
     is_held_up: bool = False
+    problem: str = ""
 
 
 class PartitionChanges:
@@ -138,6 +140,11 @@ class PartitionChanges:
             async for _ in attempts(suffix):
                 current = await queues.queue_meant(request.account_id, request.name, request.queue_id)
                 compare = queues.rows.compare(suffix)
+                if request.kind == "cancel":
+                    try:
+                        return await self._cancel(suffix, compare, current)
+                    except RevisionMismatch:
+                        continue
                 # A store that was restored must not give a number again: journals that know better are believed first.
                 opened = in_state(current, "open")
                 if not await self._settling.tell(current, {entry.journal_id for entry in opened}):
@@ -150,6 +157,17 @@ class PartitionChanges:
                 self._look_at(suffix, 0)
                 return changed
             raise Overloaded
+
+    async def _cancel(self, suffix: str, compare: Compare, current: QueueDefinition) -> QueueDefinition:
+        """Give up what is under way. Who opens the new partitions at this moment changes the row: RevisionMismatch."""
+        if not in_state(current, "new"):
+            raise UnsupportedOperation(
+                "The queue has no new partitions: no change of it is under way, or it cannot be cancelled any more."
+            )
+        changed = with_new_dropped(current, BY_OPERATOR)
+        await self._put(compare, changed, "cancelled")
+        self._look_at(suffix, 0)
+        return changed
 
     async def check(self, request: CheckTable) -> QueueDefinition:
         """Have the row take what a journal has, if that is a later table, and return the queue as it then is."""
@@ -170,7 +188,7 @@ class PartitionChanges:
                 parents, ranges = entries_to_split(current, request.into, number, request.key)
             case "merge":
                 parents, ranges = entries_to_merge(current, request.partitions)
-            case "move":
+            case _:
                 parents, ranges = entries_to_move(current, number)
         return with_children(current, parents, ranges, self._place(request, parents, len(ranges)))
 
@@ -258,6 +276,7 @@ class PartitionChanges:
             if not unfinished.is_held_up:
                 log.info("partition change waits queue=%s error=%s", suffix, str(error) or "timeout")
             unfinished.is_held_up = True
+            unfinished.problem = str(error)
             return RETRY_MS
         unfinished.is_held_up = False
         return in_ms
@@ -266,8 +285,9 @@ class PartitionChanges:
         """Let new partitions take messages once their journals know them; after a while, there are none."""
         queues, suffix = self._queues, suffix_of(definition)
         if (queues.mirror.monotonic_s() - unfinished.since_s) * 1000 > CANCEL_MS:
-            log.warning("partition change given up queue=%s: journals did not answer", suffix)
-            await self._store(queues.rows.compare(suffix), with_new_dropped(definition), "cancelled")
+            why = _why_given_up(definition, unfinished)
+            log.warning("partition change given up queue=%s: %s", suffix, why)
+            await self._store(queues.rows.compare(suffix), with_new_dropped(definition, why), "cancelled")
             return 0
         children = in_state(definition, "new")
         if not await self._settling.tell(definition, {entry.journal_id for entry in children}):
@@ -336,3 +356,12 @@ class PartitionChanges:
             *(suffix_of(changed), step, changed.table_version),
         )
         return revision
+
+
+def _why_given_up(definition: QueueDefinition, unfinished: _Unfinished) -> str:
+    journals = dict.fromkeys(entry.journal_id for entry in in_state(definition, "new"))
+    why = (
+        f"Not all journals of the new partitions ({', '.join(map(str, journals))}) answered within "
+        f"{CANCEL_MS // 1000} s."
+    )
+    return f"{why} What was heard last: {unfinished.problem}" if unfinished.problem else why

@@ -88,6 +88,7 @@ ACTS: Final = {
         OperatorAct("SplitQueue", 92, ("admin",)),
         OperatorAct("MergeQueue", 93, ("admin",)),
         OperatorAct("MoveQueue", 94, ("admin",)),
+        OperatorAct("CancelQueueChange", 95, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

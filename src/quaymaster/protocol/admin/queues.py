@@ -155,6 +155,7 @@ class PartitionView(AdminAnswer, frozen=True, kw_only=True):
 class PartitionList(AdminAnswer, frozen=True, kw_only=True):
     name: str
     table_version: int
+    given_up: Annotated[str | None, Meta(description="Why the last change was given up; null: it was not.")]
     partitions: list[PartitionView]
 
 
@@ -331,6 +332,15 @@ QUEUES_OPERATIONS: Final = (
         MoveRequest,
         BegunChange,
         "Moves an open partition, else the only one, to a journal, else to one with few partitions.",
+        errors=NO_QUEUE,
+    ),
+    row(
+        "POST",
+        "queues/{name}/cancel-change",
+        Operation.CANCEL_QUEUE_CHANGE,
+        QueueRequest,
+        BegunChange,
+        "Gives up a split, merge or move, as long as its new partitions take no messages.",
         errors=NO_QUEUE,
     ),
     row(

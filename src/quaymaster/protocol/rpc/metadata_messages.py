@@ -219,12 +219,13 @@ class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
     log_id: int = 0
 
 
-PartitionChange = Literal["split", "merge", "move"]
+PartitionChange = Literal["split", "merge", "move", "cancel"]
 
 
 class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Split, merge or move open partitions of a queue. The answer comes once that is stored; it is done after that.
 
+    "cancel" gives up the change that is under way, as long as its new partitions are not open.
     `into`: in how many parts one is split. `partitions`: which, by number; none: of a split the one with most keys, of
     a merge all, of a move the only one. `journals`: where the new ones will be, in turn; none: wherever there are few.
     `key`: where the second of two parts begins; 0: parts are of the same size. `table_version`: of the table that the
