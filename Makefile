@@ -57,8 +57,9 @@ mutants: env  ## hunt every planted bug with fresh seeds, and print what it took
 pipeline-faults: env  ## kill the usage pipeline everywhere: RUNS=20 histories from SEED=1 on, and Spark's driver at each table
 	@PIPELINE_FAULT_RUNS=$(or $(RUNS),20) PIPELINE_FAULT_SEED=$(or $(SEED),1) .venv/bin/python -m pytest -q tests/pipeline/jobs/test_exactness.py tests/spark/test_pipeline_kills.py
 
-docs: env  ## write the reference pages that are made from the code
+docs: env  ## write the reference pages and dashboards that are made from the code
 	@.venv/bin/python scripts/render_docs.py
+	@.venv/bin/python scripts/render_dashboards.py
 
 build: env  ## build the wheel and the source distribution into dist/
 	@scripts/bootstrap uv build --out-dir dist
