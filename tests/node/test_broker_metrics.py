@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
 from broker.cell.test_broker_service import JOURNAL, Cell, here, run, until
 from harness.broker_support import define, message, running
 from harness.steps import calls_of
@@ -13,7 +14,8 @@ from harness.steps import calls_of
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.values.commands import ExpireMessages, ForgetQueue, Purge, Receive, SetQueue
+from quaymaster.core.values.commands import ExpireMessages, ForgetQueue, Purge, Receive, Send, SetQueue
+from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.node.broker_metrics import journal_histograms, journal_samples
 
@@ -48,7 +50,7 @@ def test_leader_in_a_cell_has_ages_ends_fsyncs_and_counts_as_a_server_does(tmp_p
         host = cell.brokers["a"].journals[JOURNAL].host
         await until(lambda: metrics_of(cell, "a")["journal_durable_replicas"] == 3)
         values = metrics_of(cell, "a")
-        (fsyncs,) = journal_histograms(cell.brokers["a"].journals.values())
+        fsyncs, *_ = journal_histograms(cell.brokers["a"].journals.values())
 
         assert values["visible"] == 20
         assert values["log_end_offset"] == host.replica.end_offset > 20
@@ -156,3 +158,33 @@ def test_expired_messages_are_counted_where_they_expire(tmp_path: Path) -> None:
     values = asyncio.run(scenario())
 
     assert (values["messages_expired_total"], values["visible"]) == (2, 0)
+
+
+def test_commands_turns_commits_and_waits_are_told_of(tmp_path: Path) -> None:
+    async def scenario() -> tuple[dict[tuple[str, ...], float], dict[str, int], dict[str, float]]:
+        async with running(tmp_path / "journal") as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1), message(2))
+            await tester.receive(1, 1)
+            await tester.ask(Receive(1, 0, 1))
+            await tester.ask(Receive(1, 0, 1))
+            with pytest.raises(QueueDoesNotExist):
+                await tester.ask(Send(9, 0, [message(3)]))
+            samples = [one for one in journal_samples([tester.broker], tmp_path) if one is not None]
+            commands = {
+                one.labels: one.value for one in samples if one.name == "quaymaster_broker_commands_total"
+            }
+            durations = {one.name: sum(one.histogram.counts) for one in journal_histograms([tester.broker])}
+            return commands, durations, values_of(samples)
+
+    commands, durations, values = asyncio.run(scenario())
+
+    assert commands["Send", "OK"] == 1
+    assert commands["Send", "QueueDoesNotExist"] == 1
+    assert (commands["Receive", "OK"], commands["Receive", "empty"]) == (2, 1)
+    assert durations["quaymaster_message_wait_duration_seconds"] == 2
+    assert durations["quaymaster_broker_turn_duration_seconds"] >= 5
+    assert durations["quaymaster_journal_commit_duration_seconds"] >= 2
+    assert 0 < values["log_live_ratio"] < 1
+    assert values["snapshot_age_seconds"] >= 0
+    assert values["log_pending_bytes"] >= 0

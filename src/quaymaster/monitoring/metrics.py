@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -359,6 +359,36 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_log_end_offset": Declaration(
         "gauge", "The offset the next record will have; of several replicas, the sum."
     ),
+    "quaymaster_log_pending_bytes": Declaration(
+        "gauge", "Bytes of records that were decided and are not durable here yet."
+    ),
+    "quaymaster_log_live_ratio": Declaration(
+        "gauge",
+        "Messages that exist, as a part of the records in the journals led here: where it is low, compaction gives "
+        "room back.",
+    ),
+    "quaymaster_snapshot_age_seconds": Declaration(
+        "gauge",
+        "For how long the journals here have had records that no snapshot has; of several, the longest. A start "
+        "replays them.",
+    ),
+    "quaymaster_journal_commit_duration_seconds": Declaration(
+        "histogram", "From the decision of a batch of records to its commit: in a cell, on a majority."
+    ),
+    "quaymaster_broker_commands_total": Declaration(
+        "counter",
+        "Commands answered, by kind and result: OK, empty (a receive that found nothing), or the error's class.",
+        ("command", "result"),
+    ),
+    "quaymaster_broker_turn_duration_seconds": Declaration(
+        "histogram", "How long the event loop took to decide the commands that had come together."
+    ),
+    "quaymaster_message_wait_duration_seconds": Declaration(
+        "histogram", "From the sending of a message to its first delivery, delays included."
+    ),
+    "quaymaster_body_cache_requests_total": Declaration(
+        "counter", "Messages looked for in memory, by result: hit, miss (read from disk).", ("result",)
+    ),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
     # Alerts, at consoles
@@ -445,33 +475,38 @@ HistogramSource = Callable[[], Iterable["HistogramSample"]]
 
 
 class Histogram:
-    """Counts durations by bucket."""
+    """Counts durations by bucket; `bounds` are their upper ends in seconds."""
 
-    __slots__ = ("counts", "sum_s")
+    __slots__ = ("bounds", "counts", "sum_s")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS_BOUNDS) + 1)
+    def __init__(self, bounds: Sequence[float] = SECONDS_BOUNDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
-        self.sum_s += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Count one duration, or several that are the same."""
+        self.counts[bisect_left(self.bounds, seconds)] += count
+        self.sum_s += seconds * count
+
+    def add(self, counts: Iterable[int], sum_s: float) -> None:
+        """Count what was counted elsewhere, by the same bounds."""
+        self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)]
+        self.sum_s += sum_s
 
     @classmethod
     def sum_of(cls, histograms: Iterable[Histogram]) -> Histogram:
         """Return one that has counted what all of these have."""
         total = cls()
         for histogram in histograms:
-            total.counts = [one + other for one, other in zip(total.counts, histogram.counts, strict=True)]
-            total.sum_s += histogram.sum_s
+            total.add(histogram.counts, histogram.sum_s)
         return total
 
     def cumulated(self) -> list[tuple[str, float]]:
         """Return (upper bound, number of durations up to it), as Prometheus wants them."""
         total = 0
         rows: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
             rows.append((bound, float(total)))
         return rows

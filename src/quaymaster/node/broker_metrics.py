@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,14 @@ from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.partition.partition_totals import WAITS_BOUNDS_MS
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.replication.queue_time import say_held
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
 SETTLED_AT_A_TIME = 1_000
+WAITS_BOUNDS_S = tuple(bound_ms / 1_000 for bound_ms in WAITS_BOUNDS_MS)
 
 
 def journal_samples(journals: Collection[JournalService], data: Path) -> Iterable[Sample | None]:
@@ -42,7 +45,20 @@ def journal_samples(journals: Collection[JournalService], data: Path) -> Iterabl
     yield Sample("quaymaster_log_segments", len(segments))
     yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
     yield Sample("quaymaster_log_end_offset", sum(host.replica.end_offset for host in hosts))
+    yield Sample("quaymaster_log_pending_bytes", sum(host.writer.pending_bytes for host in hosts))
+    now_s = time.monotonic()
+    yield Sample(
+        "quaymaster_snapshot_age_seconds",
+        max((now_s - journal.snapshots.written_s for journal in journals), default=0.0),
+    )
     yield Sample("quaymaster_body_cache_bytes", sum(host.bodies.size_bytes for host in hosts))
+    yield Sample("quaymaster_body_cache_requests_total", sum(host.bodies.hits for host in hosts), ("hit",))
+    yield Sample("quaymaster_body_cache_requests_total", sum(host.bodies.misses for host in hosts), ("miss",))
+    commands: Counter[tuple[str, str]] = Counter()
+    for host in hosts:
+        commands.update({(name, result): number for name, result, number in host.measures.commands()})
+    for labels, number in commands.items():
+        yield Sample("quaymaster_broker_commands_total", number, labels)
     disk = os.statvfs(data)
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
     yield from _of_queues(hosts, led)
@@ -63,6 +79,8 @@ def _of_queues(hosts: Iterable[ReplicaHost], led: Collection[ReplicaHost]) -> It
         ("delayed", sum(one.delayed for one in sums)),
     ):
         yield Sample("quaymaster_queue_messages", number, (state,))
+    records = sum(host.replica.end_offset - host.files.start_offset for host in led)
+    yield Sample("quaymaster_log_live_ratio", sum(one.kept for one in sums) / records if records else 1.0)
     yield Sample("quaymaster_staged_messages", sum(one.staged for one in sums))
     yield Sample("quaymaster_queue_oldest_message_age_seconds", max(map(_oldest_age_s, led), default=0.0))
     counted = [host.replica.queues for host in hosts]
@@ -87,9 +105,18 @@ def replica_samples(broker: Broker) -> Iterable[Sample]:
 
 
 def journal_histograms(journals: Iterable[JournalService]) -> Iterator[HistogramSample]:
-    """Yield how long fsyncs took, of all journals here together."""
-    fsyncs = [journal.host.writer.counters.fsync_durations for journal in journals]
-    yield HistogramSample("quaymaster_log_fsync_duration_seconds", Histogram.sum_of(fsyncs), ())
+    """Yield how long fsyncs, commits and turns took, and how long messages waited, of all journals here together."""
+    hosts = [journal.host for journal in journals]
+    for name, each in (
+        ("log_fsync", [host.writer.counters.fsync_durations for host in hosts]),
+        ("journal_commit", [host.measures.commits for host in hosts]),
+        ("broker_turn", [host.measures.turns for host in hosts]),
+    ):
+        yield HistogramSample(f"quaymaster_{name}_duration_seconds", Histogram.sum_of(each), ())
+    waits = Histogram(WAITS_BOUNDS_S)
+    for host in hosts:
+        waits.add(host.replica.queues.waits.counts, host.replica.queues.waits.sum_ms / 1_000)
+    yield HistogramSample("quaymaster_message_wait_duration_seconds", waits, ())
 
 
 def held_expiry(clocks: Mapping[int, QueueClock]) -> list[str]:

@@ -148,11 +148,13 @@ def test_messages_of_a_log_count_in_its_groups_only() -> None:
     host.ask(SetQueue(queue(1, "log", attributes={"RetentionMode": "Log"})))
     host.ask(Send(1, 0, [message(1), message(2)]))
     assert sums_of(host) == (0, 0, 0, 0, None)
+    assert host.states.changes.sums.kept == 2
 
     host.ask(SetQueue(msgspec.structs.replace(queue(2, "log@a"), group_of=1)))
     host.ask(ResetGroup(2, "earliest"))
 
     assert sums_of(host) == (2, 0, 0, 0, 1_000)
+    assert host.states.changes.sums.kept == 2
 
 
 def test_follower_has_the_sums_of_what_it_applied() -> None:

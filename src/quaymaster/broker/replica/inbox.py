@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from quaymaster.core.structures.fair_turns import FairTurns
-from quaymaster.core.values.commands import Command, InternalCommand, MoveIn, Send, SetQueue, StageMessages
+from quaymaster.core.values.commands import (
+    Command,
+    InternalCommand,
+    MoveIn,
+    MoveMessage,
+    Send,
+    SetQueue,
+    StageMessages,
+)
+from quaymaster.core.values.partition_tables import journals_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 TURN_COMMANDS_MAX: Final = 512
@@ -24,8 +33,20 @@ QUANTUM: Final = 64 * 1024
 COMMAND_COST: Final = 1_024
 """What a command costs besides the bytes that it stores."""
 
+_STORING: Final = (Send, MoveIn, StageMessages)
+"""What brings messages into the journal, and is refused while the disk cannot take more; see `stores`."""
+
 Waiting = tuple[Command | InternalCommand, object]
 """A command, and who is told its outcome."""
+
+
+def stores(command: Command | InternalCommand, journal_id: int) -> bool:
+    """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
+    if type(command) is MoveMessage:
+        return command.payload is not None and (
+            command.target is None or journal_id in journals_of(command.target)
+        )
+    return type(command) in _STORING
 
 
 class Inbox:

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
-from quaymaster.broker.replica.inbox import Inbox
+from quaymaster.broker.replica.inbox import Inbox, stores
+from quaymaster.broker.replica.measures import Measures
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.broker.replica.record_bodies import Body, RecordBodies
 from quaymaster.broker.replica.replies import Replies
@@ -50,15 +51,11 @@ from quaymaster.core.values.commands import (
     Elsewhere,
     FetchedOffsets,
     InternalCommand,
-    MoveIn,
-    MoveMessage,
     Outcome,
     PeekedOffsets,
     Receive,
-    Send,
     SentElsewhere,
     SentOutcome,
-    StageMessages,
     TakenOutcome,
     Watch,
     WatchOutcome,
@@ -71,7 +68,6 @@ from quaymaster.core.values.errors import (
     Overloaded,
 )
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.partition_tables import journals_of
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.routing.broker_client import NotTakenBack, Reply
 
@@ -100,16 +96,14 @@ DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
 
-_STORING = (Send, MoveIn, StageMessages)
-"""What brings messages into the journal, and is refused while the disk cannot take more; see `_stores`."""
-
 log = logging.getLogger(__name__)
 
 
 class _Sent(NotTakenBack):
-    __slots__ = ("reply",)
+    __slots__ = ("kind", "reply")
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, kind: type, reply: Reply) -> None:
+        self.kind = kind
         self.reply = reply
 
 
@@ -206,10 +200,11 @@ class ReplicaHost:
             try_again=self._try_again,
             time_ms=clock.time_ms,
             epoch=lambda: replica.epoch,
-            on_empty=self._count_empty,
+            on_empty=self._on_empty,
         )
         self.stopped: Exception | None = None
         self.loads = loads
+        self.measures = Measures()
         self.worked_s = 0.0
         """How much of its time the loop spent here, on turns, messages and progress."""
         self.records_since_snapshot = 0
@@ -243,7 +238,7 @@ class ReplicaHost:
             self._inbox.waiting.append((command, waiter))
             submitted = _Parked(self.waiters, waiter)
         else:
-            submitted = _Sent(reply)
+            submitted = _Sent(type(command), reply)
             self._inbox.waiting.append((command, submitted))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -329,7 +324,9 @@ class ReplicaHost:
             self._fail("decision failed", error)
             for _, token in undecided:
                 self._answer(token, JournalStopped(f"The journal stopped: {error}"))
-        self.worked_s += time.perf_counter() - started
+        took_s = time.perf_counter() - started
+        self.worked_s += took_s
+        self.measures.turns.observe(took_s)
 
     def _decide(self, inbox: Iterator[tuple[Command | InternalCommand, object]]) -> None:
         replica = self.replica
@@ -343,7 +340,7 @@ class ReplicaHost:
         if loads is not None:
             loads.begin()
         for command, token in inbox:
-            if refused is not None and _stores(command, self.files.journal_id):
+            if refused is not None and stores(command, self.files.journal_id):
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
                 self._pass_on(token)
@@ -466,6 +463,8 @@ class ReplicaHost:
                     self.bodies.add(batch)
                     self.records_since_snapshot += batch.next_offset - batch.base_offset
                 self.writer.append(operation.batches, tell_written=operation.tell_written)
+                if self._is_leading:
+                    self.measures.wrote(operation.batches[-1].next_offset)
             elif type(operation) is PersistPromise:
                 epoch = operation.epoch
                 self.writer.run(
@@ -483,6 +482,7 @@ class ReplicaHost:
             self._links.copy_needed(todo.copies)
         if todo.activate is not None:
             self._spawn(self._activate(todo.activate))
+        self.measures.committed(self.replica.commit)
         for token, answer in todo.replies:
             try:
                 self._answer(token, answer)
@@ -513,6 +513,7 @@ class ReplicaHost:
         if self.replica.is_leading != self._is_leading:
             self._is_leading = not self._is_leading
             if not self._is_leading:
+                self.measures.deposed()
                 self.waiters.send_away(NotLeader())
                 self._end_changes()
             self._links.leads(self._is_leading)
@@ -621,6 +622,7 @@ class ReplicaHost:
             return
         assert type(token) is _Sent, "a token is what submit made"
         reply = token.reply
+        self.measures.answered(token.kind, answer)
         if kind is SentOutcome:
             self._replies.on_sent(reply, answer)  # type: ignore[arg-type]  # by its kind
         elif kind is SentElsewhere:
@@ -636,6 +638,7 @@ class ReplicaHost:
         if isinstance(answer, Exception):
             if not waiter.is_done:
                 waiter.finish()
+                self.measures.answered(type(waiter.command), answer)
                 waiter.reply(answer)
             self._pass_on(waiter)  # the queue may be gone: the others should hear it too
             return
@@ -651,6 +654,7 @@ class ReplicaHost:
             return
         # The messages are out with this consumer, whether it is still there or not.
         waiter.finish()
+        self.measures.answered(Receive, answer)
         self._pass_on(waiter)
         self._replies.on_taken(waiter.reply, answer)
 
@@ -662,6 +666,7 @@ class ReplicaHost:
             return
         if not waiter.is_done:
             waiter.finish()
+            self.measures.answered(type(waiter.command), answer)
             waiter.reply(answer)
         if isinstance(answer, WatchOutcome):
             self._pass_on(waiter)
@@ -681,22 +686,14 @@ class ReplicaHost:
         if partition is None or (wait_ms <= 0 and not waiter.is_settling):
             waiter.finish()
             if type(command) is Receive:
-                self._count_empty(command)
+                self._on_empty(command)
             waiter.reply(waiter.nothing(answer.epoch))
             return
         self.waiters.park(waiter, partition, wait_ms)
 
-    def _count_empty(self, command: Receive) -> None:
+    def _on_empty(self, command: Receive) -> None:
+        self.measures.empty_receives += 1
         self.replica.queues.count_empty(command, self.replica.epoch)
-
-
-def _stores(command: Command | InternalCommand, journal_id: int) -> bool:
-    """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
-    if type(command) is MoveMessage:
-        return command.payload is not None and (
-            command.target is None or journal_id in journals_of(command.target)
-        )
-    return type(command) in _STORING
 
 
 def _nothing() -> None:

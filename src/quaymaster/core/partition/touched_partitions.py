@@ -148,11 +148,15 @@ class TouchedPartitions:
 def share_of(partition: Partition, now_ms: int) -> Share:
     """Return a partition's part in the sums, as of its last change."""
     staged = partition.staged.messages if partition.staged is not None else 0
-    if not partition.alive or partition.sizes is not None:  # a log's groups have what waits
+    alive = partition.alive
+    if not alive:
         return Share(staged=staged) if staged else NO_SHARE
+    if partition.sizes is not None:  # a log's groups have what waits
+        return Share(staged=staged, kept=alive)
     in_flight, delayed = partition.hidden(now_ms)
-    visible = max(0, partition.alive - in_flight - delayed)
-    return Share(visible, in_flight, delayed, staged, partition.oldest_sent_ms // 1_000)
+    visible = max(0, alive - in_flight - delayed)
+    kept = alive if partition.log is None else 0
+    return Share(visible, in_flight, delayed, staged, partition.oldest_sent_ms // 1_000, kept)
 
 
 def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> QueueMetricsRow:

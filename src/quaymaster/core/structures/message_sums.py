@@ -16,6 +16,8 @@ class Share(NamedTuple):
     staged: int = 0
     oldest_s: int = 0
     """When its oldest message was sent; 0: it has none."""
+    kept: int = 0
+    """Messages whose records it keeps; those of a consumer group are its log's."""
 
 
 NO_SHARE: Final = Share()
@@ -24,12 +26,14 @@ NO_SHARE: Final = Share()
 class MessageSums:
     """Messages of all partitions of a journal, each as it was last settled; those of a log count in its groups."""
 
-    __slots__ = ("delayed", "in_flight", "oldest", "staged", "visible")
+    __slots__ = ("delayed", "in_flight", "kept", "oldest", "staged", "visible")
 
     def __init__(self) -> None:
         self.visible = 0
         self.in_flight = 0
         self.delayed = 0
+        self.kept = 0
+        """Messages whose records are kept, those of logs included."""
         self.staged = 0
         """Messages that transactions have staged and not committed."""
         self.oldest = OldestTime()
@@ -41,6 +45,7 @@ class MessageSums:
         self.in_flight += after.in_flight - before.in_flight
         self.delayed += after.delayed - before.delayed
         self.staged += after.staged - before.staged
+        self.kept += after.kept - before.kept
         if after.oldest_s != before.oldest_s:
             if after.oldest_s:
                 self.oldest.add(after.oldest_s)

@@ -57,6 +57,8 @@ class Snapshots:
         self._lock = asyncio.Lock()
         self.base_offset = store.newest_base_offset or 0
         self.written = 0
+        self.written_s = time.monotonic()
+        """When the last one was written, or nothing was to be written."""
         self.failed = 0
 
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class Snapshots:
             await asyncio.sleep(min(1.0, self._interval_s))
             host = self._host
             if not host.replica.is_ready or not host.records_since_snapshot:
+                self.written_s = time.monotonic()
                 continue
             if (
                 time.monotonic() - last >= self._interval_s
@@ -155,6 +158,7 @@ class Snapshots:
             return self.base_offset
         self.base_offset = base_offset
         self.written += 1
+        self.written_s = time.monotonic()
         return base_offset
 
     async def _encode_dirty(
