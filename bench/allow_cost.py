@@ -23,6 +23,7 @@ from quaymaster.frontend.authentication import Signed
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call, PassTimes
 from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.front_end_metrics import FrontEndMetrics
 from quaymaster.frontend.limits import Limits, monotonic_ms
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.refusals import Refusals
@@ -151,6 +152,7 @@ def refusal_us(calls: int) -> float:
         limits,
         CORS("", is_open=False),
         count=Metrics("bench").action(UNKNOWN_ACTION.name).observe,
+        counts=FrontEndMetrics(),
         usage=UsageRecorder(now_us=lambda: time.time_ns() // 1_000),
         next_id=RequestIds().next,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from quaymaster.frontend.admission import LATE_TAKEN, Admission
 from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.front_end_metrics import FrontEndMetrics
 from quaymaster.frontend.refusals import Refusals
 
 TARGET_MS = 100
@@ -28,6 +29,7 @@ class Pass:
             SimpleNamespace(is_refusing=lambda: False),  # type: ignore[arg-type]
             CORS("", is_open=False),
             count=lambda code, seconds: None,
+            counts=FrontEndMetrics(),
             usage=None,
             next_id=lambda: "id",
         )

@@ -1134,3 +1134,48 @@ def test_an_answered_request_leaves_no_circle_for_the_garbage_collector() -> Non
                 gc.enable()
 
     assert asyncio.run(scenario()) == []
+
+
+def values_of(service: Service, name: str) -> dict[str, float]:
+    """Return the samples of a family by the value of their only label."""
+    return {
+        next(iter(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(service.metrics.render().decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_failed_signatures_throttling_phases_and_pools_are_counted() -> None:
+    async def scenario() -> None:
+        async with serving(requests_max=1) as service:
+            await service.add_queue("jobs")
+            forger = Client(service.client.port, service.client.key_id, "wrong secret")
+            stranger = Client(service.client.port, "AKIANOBODY0000000000", "x")
+            await forger.json("ListQueues", {})
+            await stranger.json("ListQueues", {})
+            await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            await service.client.json("ReceiveMessage", {"QueueUrl": "jobs", "WaitTimeSeconds": 1})
+            failures = values_of(service, "quaymaster_authentication_failures_total")
+            phases = values_of(service, "quaymaster_http_phase_duration_seconds_count")
+            service.broker.is_silent = True
+            first = asyncio.create_task(
+                service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "one"})
+            )
+            await until(lambda: service.calls.waiting)
+            used = values_of(service, "quaymaster_pool_used_ratio")
+            await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "two"})
+            throttled = values_of(service, "quaymaster_http_throttled_total")
+            first.cancel()
+
+            assert failures["SignatureDoesNotMatch"] == failures["InvalidClientTokenId"] == 1
+            assert failures["MissingAuthenticationToken"] == 0
+            assert phases["broker"] == phases["poll"] == 1
+            assert phases["queued"] == phases["auth"] >= phases["parse"] >= phases["prepare"] >= 2
+            assert used["requests"] == 1
+            assert used["long_polls"] == used["control"] == 0
+            assert throttled == {"overload": 1, "limit": 0, "account_share": 0, "wrong_signatures": 0}
+            hits = values_of(service, "quaymaster_metadata_cache_requests_total")
+            assert hits["hit"] >= 2
+
+    asyncio.run(scenario())

@@ -52,7 +52,7 @@ class AccountLoads:
     def __init__(self, *, requests_max: int, long_polls_max: int, is_shared: bool) -> None:
         self._is_shared = is_shared
         self.requests_max = self.part_of(requests_max)
-        self._polls_of_all_max = long_polls_max
+        self.polls_of_all_max = long_polls_max
         self._polls_max = self.part_of(long_polls_max)
         self._polls_of_all = 0
         """Without those that give way: their places are given already."""
@@ -81,7 +81,7 @@ class AccountLoads:
         own = len(load.polls)
         if own >= self._polls_max:
             return False
-        if self._polls_of_all < self._polls_of_all_max:
+        if self._polls_of_all < self.polls_of_all_max:
             return True
         largest = self._with_most_polls.find()
         if largest is None or len(largest.polls) < own + 2:

@@ -49,19 +49,19 @@ class Admission:
         "_delay_target_ms",
         "_delay_tolerated_ms",
         "_held_until_ms",
-        "_in_progress_max",
         "_late_room",
         "_measured_ms",
         "_room",
         "_spacing_ms",
         "_taken",
+        "in_progress_max",
         "refused",
     )
 
     def __init__(self, *, delay_target_ms: int, delay_tolerated_ms: int, in_progress_max: int) -> None:
         self._delay_target_ms = delay_target_ms
         self._delay_tolerated_ms = delay_tolerated_ms
-        self._in_progress_max = in_progress_max
+        self.in_progress_max = in_progress_max
         self._behind_since_ms: float | None = None
         """Since when no pass found all waits within the target."""
         self._began_ms = -math.inf
@@ -83,7 +83,7 @@ class Admission:
 
     def has_room(self, count: int, in_progress: int) -> bool:
         """Tell whether so many more may be in progress."""
-        return in_progress + count <= self._in_progress_max
+        return in_progress + count <= self.in_progress_max
 
     def takes_all(self, now_ms: float, oldest_ms: float, count: int, in_progress: int) -> bool:
         """Begin a pass; tell whether all its requests are taken.
@@ -94,7 +94,7 @@ class Admission:
         """
         if self._taken >= FEW:
             self._measure(now_ms)
-        self._room = self._in_progress_max - in_progress
+        self._room = self.in_progress_max - in_progress
         if self._room >= count and (count <= FEW or now_ms - oldest_ms <= self._delay_target_ms):
             self._behind_since_ms = None
             self._taken += count

@@ -34,6 +34,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
+from quaymaster.frontend.front_end_metrics import FrontEndMetrics
 from quaymaster.frontend.partitions.partitioned_broker import GOES_ON, PartitionedBroker, SubmittedCommand
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
@@ -104,6 +105,7 @@ class Calls:
         self.broker = broker
         self.loads = loads
         self.metrics = metrics
+        self.counts = FrontEndMetrics()
         self.usage = usage
         """Takes a record of every request; None: nobody wants them."""
         self.traces = traces
@@ -170,6 +172,12 @@ class Calls:
             call.request.respond(200, headers, body)
         for call, _, body in encoded:
             call.count("OK", now_ms, 200, len(body))
+        counts = self.counts
+        for call, _, _ in encoded:
+            phase = counts.poll if call.wait_ms else counts.broker
+            phase.observe((now_ms - call.times.submitted_ms) / 1000)
+        if encoded:
+            counts.render.observe(_monotonic() - now_ms / 1000, len(encoded))
 
     def _render_when_known(self, call: Call, outcome: Outcome, error: CallerError | NotNow | None) -> None:
         """Answer a call whose messages are encrypted with a data key that had to be asked for."""

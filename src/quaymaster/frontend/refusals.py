@@ -26,6 +26,7 @@ from quaymaster.frontend.authentication import Authentication
 from quaymaster.frontend.bad_signatures import BadSignatures
 from quaymaster.frontend.call import Call, render_headers
 from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.front_end_metrics import LIMIT, OVERLOAD, WRONG_SIGNATURES, FrontEndMetrics
 from quaymaster.frontend.limits import Limits, Reached
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.wire_forms import is_signed_for_sts, query_form
@@ -78,6 +79,7 @@ class Refusals:
         cors: CORS,
         *,
         count: Callable[[str, float], None],
+        counts: FrontEndMetrics,
         usage: UsageRecorder | None,
         next_id: Callable[[], str],
     ) -> None:
@@ -87,6 +89,7 @@ class Refusals:
         self._limits = limits
         self._cors = cors
         self._count = count
+        self._counts = counts
         self._usage = usage
         self._next_id = next_id
         self._replies = ThrottledReplies()
@@ -104,6 +107,7 @@ class Refusals:
         if self.bad.is_refusing:
             wait_ms = self.bad.wait_ms(request, _monotonic() * 1000)
             if wait_ms:
+                self._counts.throttle(WRONG_SIGNATURES)
                 return self._throttled_reply(request, wait_ms)
         reached = self._limit_reached_by(request) if self._limits.is_refusing() else None
         return None if reached is None else self._refuse_in_time(request, reached)
@@ -124,6 +128,7 @@ class Refusals:
     def limit(self, call: Call, reached: Reached) -> None:
         """Answer a call that reached a limit."""
         retry_ms = reached.retry_ms
+        self._counts.throttle(LIMIT)
         call.request.hold_off_if_early(retry_ms)
         call.throttle(*self._replies.reply(call.form, call.request_id, retry_ms, reached.meter.header))
 
@@ -146,6 +151,7 @@ class Refusals:
         return taken
 
     def _throttle(self, request: HTTPRequest, hold_ms: int) -> None:
+        self._counts.throttle(OVERLOAD)
         request.hold_off(hold_ms)
         request.respond(*self._throttled_reply(request, hold_ms))
 
@@ -171,6 +177,7 @@ class Refusals:
         for request in requests:
             wait_ms = self.bad.wait_ms(request, now_ms)
             if wait_ms:
+                self._counts.throttle(WRONG_SIGNATURES)
                 request.respond(*self._throttled_reply(request, wait_ms))
             else:
                 taken.append(request)
@@ -202,6 +209,7 @@ class Refusals:
 
     def _refuse_in_time(self, request: HTTPRequest, reached: Reached) -> tuple[int, bytes, bytes]:
         retry_ms = reached.retry_ms
+        self._counts.throttle(LIMIT)
         request.hold_off_if_early(retry_ms)
         return self._throttled_reply(request, retry_ms, reached.meter.header)
 

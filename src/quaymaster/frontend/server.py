@@ -41,6 +41,7 @@ from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
 from quaymaster.frontend.cors import CORS
+from quaymaster.frontend.front_end_metrics import ACCOUNT_SHARE
 from quaymaster.frontend.limit_shares import LimitShares
 from quaymaster.frontend.limits import LimitReached, Limits
 from quaymaster.frontend.parked_polls import ParkedPolls
@@ -159,10 +160,14 @@ class FrontEnd:
         self._refusals = Refusals(
             *(admission, authentication, limits, cors),
             count=self._unknown.observe,
+            counts=calls.counts,
             usage=calls.usage,
             next_id=self._next_id,
         )
+        self._admission = admission
         metrics.add_source(self._samples)
+        metrics.add_source(calls.counts.samples)
+        metrics.add_histograms(calls.counts.histograms)
 
     def start(self) -> None:
         """Begin to watch over requests in progress; call on the loop."""
@@ -196,6 +201,7 @@ class FrontEnd:
         ):
             return None
         self._refusals.note_bad(request, error)
+        self.calls.counts.fail(wire_error(error).code)
         form = WireForm.JSON
         if request.header(b"x-amz-target") is None:
             form = WireForm.STS if is_signed_for_sts(request) else WireForm.QUERY
@@ -227,22 +233,31 @@ class FrontEnd:
         calls, unknown, next_id = self.calls, self._unknown, self._next_id
         carry_out = self._carry_out
         begin, authenticate, decode, allow, act = self._steps
+        counts = calls.counts
+        for request in requests:
+            counts.queued.observe((times.started_ms - request.received_ms) / 1000)
         begun = [Call(calls, request, next_id(), unknown, times) for request in requests]
         begun = [call for call in begun if carry_out(begin, call)]
         begun = [call for call in begun if carry_out(authenticate, call)]
         times.authenticated_ms = _monotonic() * 1000
+        counts.auth.observe((times.authenticated_ms - times.started_ms) / 1000, len(requests))
+        authenticated = len(begun)
         begun = [call for call in begun if carry_out(decode, call)]
         times.decoded_ms = _monotonic() * 1000
+        counts.parse.observe((times.decoded_ms - times.authenticated_ms) / 1000, authenticated)
         begun = [call for call in begun if carry_out(allow, call)]
+        counts.cache_hits += len(begun)
         for call in begun:
             carry_out(act, call)
         times.submitted_ms = _monotonic() * 1000
+        counts.prepare.observe((times.submitted_ms - times.decoded_ms) / 1000, len(begun))
 
     def _carry_out(self, step: Callable[[Call], None], call: Call) -> bool:
         """Take one step with a call; False when that was its last, because it is answered."""
         try:
             step(call)
         except NotYetKnown as unknown:
+            self.calls.counts.cache_misses += 1
             self._go_on_when_known(unknown, step, call)
             return False
         except LimitReached as error:
@@ -251,6 +266,7 @@ class FrontEnd:
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             if call.principal is NOBODY and isinstance(error, CallerError):
                 call.request.doubt()
+                self.calls.counts.fail(wire_error(error).code)
             call.fail(error)
             return False
         return not call.is_done
@@ -378,6 +394,7 @@ class FrontEnd:
         if handler is not None:
             loads = self.calls.loads
             if loads.of(call.principal.account_id).requests >= loads.requests_max:
+                self.calls.counts.throttle(ACCOUNT_SHARE)
                 raise RequestThrottled
             handler(call, given)
         else:
@@ -454,7 +471,15 @@ class FrontEnd:
                 await known(unknown)
 
     def _samples(self) -> Iterable[Sample]:
-        return [Sample("quaymaster_long_polls", self.calls.long_polls)]
+        polls = self.calls.long_polls
+        control = self._budgets["control"]
+        used = "quaymaster_pool_used_ratio"
+        return [
+            Sample("quaymaster_long_polls", polls),
+            Sample(used, (len(self.calls.waiting) - polls) / self._admission.in_progress_max, ("requests",)),
+            Sample(used, polls / self.calls.loads.polls_of_all_max, ("long_polls",)),
+            Sample(used, len(control.tasks) / control.actions_max, ("control",)),
+        ]
 
 
 def _end_action(task: asyncio.Task[None], budget: TaskBudget, load: AccountLoad, plane: Plane) -> None:

@@ -61,6 +61,31 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_http_unsigned_bytes": Declaration(
         "gauge", "Memory that such connections hold, each above 4 KiB: received in part, and unsent."
     ),
+    "quaymaster_http_bytes_total": Declaration(
+        "counter",
+        "Bytes of requests and their answers: received, sent. Without TLS's own.",
+        ("direction",),
+    ),
+    "quaymaster_http_phase_duration_seconds": Declaration(
+        "histogram",
+        "Where the time of requests goes: queued, auth, parse, prepare, broker (poll: of long polls, with their wait), "
+        "render. Requests that come together take the steps of a pass together, and count with all of it.",
+        ("phase",),
+    ),
+    "quaymaster_http_throttled_total": Declaration(
+        "counter",
+        "Requests told to come again, by reason: overload, limit, account_share (an account has its part of all that "
+        "is in progress), wrong_signatures (of the client's address).",
+        ("reason",),
+    ),
+    "quaymaster_authentication_failures_total": Declaration(
+        "counter", "Requests that do not prove who sends them, by the error's code.", ("reason",)
+    ),
+    "quaymaster_metadata_cache_requests_total": Declaration(
+        "counter",
+        "Requests by whether the queue and keys that they name were in memory: hit, or miss (asked for).",
+        ("result",),
+    ),
     "quaymaster_long_polls": Declaration("gauge", "Receives waiting for a message now."),
     "quaymaster_messages_sent_total": Declaration("counter", "Messages stored, duplicates not counted."),
     "quaymaster_messages_duplicate_total": Declaration("counter", "Sends found to be stored already."),
@@ -437,6 +462,12 @@ METRICS: Final[dict[str, Declaration]] = {
         is_of_cells=True,
     ),
     # Process
+    "quaymaster_pool_used_ratio": Declaration(
+        "gauge",
+        "How much of what the process may have is in use, 1 for all: connections, requests, long_polls, control "
+        "(actions that change things), broker_calls (of the busiest broker), files, memory, disk.",
+        ("pool",),
+    ),
     "quaymaster_event_loop_pause_seconds": Declaration(
         "histogram", "How long one piece of work held up all others, from a millisecond on."
     ),

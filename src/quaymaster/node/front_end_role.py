@@ -47,6 +47,7 @@ from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_proxies, share_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
+from quaymaster.node.pools import POOL_USED
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0
@@ -139,6 +140,9 @@ async def serve_sqs(
             Sample("quaymaster_http_connections_held", server.connections_held),
             Sample("quaymaster_http_connections_unsigned", len(server.strangers)),
             Sample("quaymaster_http_unsigned_bytes", server.strangers.kept_bytes),
+            Sample("quaymaster_http_bytes_total", server.received_bytes, ("received",)),
+            Sample("quaymaster_http_bytes_total", server.sent_bytes, ("sent",)),
+            Sample(POOL_USED, server.connections / limits.connections_max, ("connections",)),
         ]
     )
     if feed is not None:

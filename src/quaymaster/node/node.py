@@ -50,6 +50,7 @@ from quaymaster.node.data.data_directory import (
 from quaymaster.node.data.settling import DataContradicts
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
+from quaymaster.node.pools import ProcessPools
 from quaymaster.settings import Address, Settings
 
 EXIT_OK = 0
@@ -247,6 +248,7 @@ async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
     watch = LoopWatch(settings.loop_watch_ms / 1000)
     metrics.event_loop_pauses = watch.pauses.durations
     metrics.add_source(watch.samples)
+    metrics.add_source(ProcessPools(data).samples)
     if settings.loop_watch_ms:
         watch.start()
     stack.callback(watch.stop)

@@ -180,6 +180,7 @@ class HTTPConnection(asyncio.Protocol):
         server.add(self)
 
     def data_received(self, data: bytes) -> None:
+        self._server.received_bytes += len(data)
         if self._phase == _NOTHING_MORE:
             self._drop(len(data))
             return
@@ -509,6 +510,7 @@ class HTTPConnection(asyncio.Protocol):
                 self._transport.write(out[0])
             else:
                 self._transport.writelines(out)
+            self._server.sent_bytes += sum(map(len, out))
             out.clear()
         if self._end_of_input:
             self._give_polls_up()

@@ -25,6 +25,8 @@ class ConnectionOwner(Protocol[ConnectionT]):
 
     limits: HTTPLimits
     unsigned_answers: int
+    received_bytes: int
+    sent_bytes: int
     unsigned_time: UnsignedTime
     name: str
     admit: AdmitRequest | None

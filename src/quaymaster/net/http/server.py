@@ -151,6 +151,9 @@ class HTTPServer:
         self.admit = admit
         self.trusted_proxies = trusted_proxies
         self.error_response = error_response
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        """Of requests and their answers, as they are in HTTP."""
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False
         self.is_ending = False

@@ -237,6 +237,8 @@ class BrokerRouter:
         yield Sample(
             "quaymaster_broker_calls_in_flight", sum(pool.room.all.polls for pool in pools), ("long_poll",)
         )
+        most = max((pool.room.all.commands for pool in pools), default=0)
+        yield Sample("quaymaster_pool_used_ratio", most / self.limits.pool.calls_max, ("broker_calls",))
         routes = self._routes.values()
         there = [route.room.all for route in routes]
         yield Sample("quaymaster_broker_calls_waiting", sum(all_.commands for all_ in there), ("command",))
