@@ -64,7 +64,7 @@ def measure_plain(messages: int) -> list[Figures]:
             per_s(figures, server.receive(url, some, delete=True), began)
         with server.case(f"kill -9 and start, {messages:,} deep") as figures:
             figures["start_s"] = round(server.kill_and_start(), 2)
-            status = server.admin("status")["broker"]
+            status = server.admin("GetStatus")["broker"]
             figures["recovery_s"] = status["recovery_s"]
             figures["replayed"] = status["replayed_records"]
         with server.case(f"receive and delete after the start, {messages:,} deep") as figures:
@@ -76,7 +76,7 @@ def measure_plain(messages: int) -> list[Figures]:
             figures["answered_ms"] = round((time.monotonic() - began) * 1000, 1)
             figures["left"] = server.count(url)["visible"]
             time.sleep(15 if messages >= 100_000 else 1)  # a compaction gives the disk back
-            figures["disk_mib"] = server.admin("status")["broker"]["segment_bytes"] >> 20
+            figures["disk_mib"] = server.admin("GetStatus")["broker"]["segment_bytes"] >> 20
         return server.cases
 
 
@@ -185,7 +185,7 @@ def measure_groups(messages: int) -> list[Figures]:
             time.sleep(12)
         with server.case("kill -9 and start with groups") as figures:
             figures["start_s"] = round(server.kill_and_start(), 2)
-            figures["replayed"] = server.admin("status")["broker"]["replayed_records"]
+            figures["replayed"] = server.admin("GetStatus")["broker"]["replayed_records"]
         with server.case(f"purge {some:,} groups") as figures:
             began = time.monotonic()
             server.call("PurgeQueue", QueueUrl=url)
@@ -259,7 +259,7 @@ def measure_restart(server: WatchedServer, *, what: str) -> None:
     """Kill it and start it again."""
     with server.case(f"kill -9 and start, {what}") as figures:
         figures["start_s"] = round(server.kill_and_start(), 2)
-        status = server.admin("status")["broker"]
+        status = server.admin("GetStatus")["broker"]
         figures["recovery_s"] = status["recovery_s"]
         figures["replayed"] = status["replayed_records"]
 

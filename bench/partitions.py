@@ -55,7 +55,7 @@ ROUND_NUMBERS = 1 << 40
 """Each load's messages have numbers of their own, so that none is a duplicate."""
 BEFORE_KILL_S = 4.0
 AFTER_KILL_S = 6.0
-CHANGES = ("split", "merge", "move")
+CHANGES = {"split": "SplitQueue", "merge": "MergeQueue", "move": "MoveQueue"}
 BY_GROUP = {
     "FifoQueue": "true",
     "DeduplicationScope": "messageGroup",
@@ -180,7 +180,7 @@ class _Changed:
             mark()
             time.sleep(options.seconds)
             mark()
-            began = self._admin.call("POST", "queues", self._name, change, fields=fields)
+            began = self._admin.call(CHANGES[change], name=self._name, **fields)
             open_s, sealed_s = self._wait(began["parents"], began["children"], marks[1])
             time.sleep(SETTLED_S)
             mark()
@@ -243,9 +243,7 @@ class _Changed:
         return all(row["state"] not in ("new", "closing") for row in self._partitions())
 
     def _partitions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._admin.call("GET", "queues", self._name, "partitions")[
-            "partitions"
-        ]
+        found: list[dict[str, Any]] = self._admin.call("ListPartitions", name=self._name)["partitions"]
         return found
 
 
@@ -279,9 +277,7 @@ def measure_kills(cell: Cell, options: Options, tell: Tell) -> list[Record]:
         cell.wait_until(lambda: _is_spread(cell), "each broker leads a journal")
         with AdminClient(read_client_file(cell.folder / "frontend-1")) as admin:
             journals = {
-                queue: [
-                    row["journal"] for row in admin.call("GET", "queues", name, "partitions")["partitions"]
-                ]
+                queue: [row["journal"] for row in admin.call("ListPartitions", name=name)["partitions"]]
                 for queue, name in names.items()
             }
         with contextlib.ExitStack() as stack:

@@ -112,7 +112,7 @@ class WatchedServer:
         if not facts.exists() or not facts.stat().st_size:
             return False
         with suppress(NoServer):
-            self.admin("status")
+            self.admin("GetStatus")
             return True
         return False
 
@@ -132,10 +132,10 @@ class WatchedServer:
         """Where metrics are."""
         return str(read_client_file(self.data).admin_url)
 
-    def admin(self, path: str) -> dict[str, Any]:
+    def admin(self, operation: str) -> dict[str, Any]:
         """Ask the admin API."""
         with AdminClient(read_client_file(self.data)) as client:
-            return dict(client.call("GET", path))
+            return dict(client.call(operation))
 
     def memory_mib(self, field: str = "VmRSS") -> int:
         """Return the resident memory in MiB: now, or with `VmHWM` at its peak."""
@@ -175,7 +175,7 @@ class WatchedServer:
 
     def _note_pauses(self, began: float) -> None:
         now = time.monotonic()
-        for pause in self.admin("pauses")["pauses"]:
+        for pause in self.admin("GetPauses")["pauses"]:
             if now - pause["ago_s"] < began:
                 continue
             cpu_ms = max(pause["cpu_ms"], self._longest["cpu_ms"])

@@ -104,11 +104,11 @@ def measure_queues(queues: int, connections: int) -> list[Figures]:
             for _ in range(5):
                 urllib.request.urlopen(f"{server.admin_url}/metrics").read()
             figures["ms_a_scrape"] = round((time.monotonic() - began) / 5 * 1000, 1)
-            server.admin("status")
+            server.admin("GetStatus")
             time.sleep(65)
         with server.case(f"kill -9 and start, {queues:,} queues") as figures:
             figures["start_s"] = round(server.kill_and_start(), 2)
-            figures["recovery_s"] = server.admin("status")["broker"]["recovery_s"]
+            figures["recovery_s"] = server.admin("GetStatus")["broker"]["recovery_s"]
         with server.case(f"{queues:,} queues with a message each, idle") as figures:
             measure_idle(server, figures)
         return server.cases
@@ -130,7 +130,7 @@ def measure_polls(queues: int, connections: int) -> list[Figures]:
                 polls.start()
                 wait_for_polls(server, count)
                 measure_idle(server, figures, 10.0)
-                figures["waiting"] = server.admin("status")["broker"]["long_polls"]
+                figures["waiting"] = server.admin("GetStatus")["broker"]["long_polls"]
                 figures["rss_growth_mib"] = server.memory_mib() - idle_mib
                 polls.join()
         return server.cases
@@ -139,7 +139,7 @@ def measure_polls(queues: int, connections: int) -> list[Figures]:
 def wait_for_polls(server: WatchedServer, count: int) -> None:
     """Wait until so many receives are parked, a minute at most."""
     until = time.monotonic() + 60
-    while server.admin("status")["broker"]["long_polls"] < count and time.monotonic() < until:
+    while server.admin("GetStatus")["broker"]["long_polls"] < count and time.monotonic() < until:
         time.sleep(0.2)
 
 

@@ -1,4 +1,5 @@
-"""Writes the reference pages that are made from the code: actions, attributes, conditions, settings, commands, metrics.
+"""Writes the reference pages that are made from the code: actions, admin API, attributes, conditions, settings, and
+commands and metrics.
 
     python scripts/render_docs.py      (make docs)
 
@@ -19,6 +20,9 @@ from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, Que
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
 from quaymaster.protocol.actions.table import ACTIONS, Action, QueueState, Scope, UsageColumn
+from quaymaster.protocol.admin.openapi import make_document
+from quaymaster.protocol.admin.operation import API, AdminOperation
+from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.settings import settings_as_markdown
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -123,6 +127,113 @@ def _action_row(action: Action) -> str:
         ", ".join(f"`{name}`" for name in get_args(UsageColumn) if name in action.usage),
     )
     return f"| {' | '.join(cells)} |\n"
+
+
+ADMIN_HEAD = """\
+# Admin API
+
+<!-- Made by `make docs` from protocol/admin. -->
+
+What operators need and SQS has no action for. It is on the admin port (`admin`, by default 127.0.0.1:9325), takes and
+gives JSON, and every request under `/admin/v1` is signed with SigV4 (service `sqs`) by an access key of the default
+account, also where `authentication` is `open`. Root keys may ask for everything,
+[users](../guides/users-roles-policies.md) for the operations that their policies allow. The `quaymaster` command is its
+first client.
+
+Policies of users name an operation by its permission: `quaymaster:CreateAccount`. Its resource is
+`arn:aws:quaymaster:REGION:ACCOUNT:NAME`, where NAME is what the path names, and empty otherwise. A user makes, rotates
+and uses no root key of its own account, whatever its policies say.
+
+Members in braces are in the path. The others are in the JSON body of a `POST`, and in the query of a `GET` or
+`DELETE`. Required members are in bold; others have the value that is shown. `account_id` is by default the caller's. A
+member that an operation does not have is refused. In `v1`, members are only added.
+
+Times are milliseconds since 1970. A list with `next_token` has more: ask again with it. A failure is
+`{"error": {"code", "message"}}` with the code and HTTP status that SQS would use, and with `field` where one member is
+the reason.
+
+Each `POST` and `DELETE` that a key of this server signed, and each look marked †, leaves an
+[audit event](../guides/audit.md), whatever came of it. A path that is no request of this API leaves none, nor does a
+request that is refused because its key has too many connections. While the server stops, these are refused with 503.
+"""
+
+ADMIN_SECTIONS = {
+    "The server": ("status", "pauses", "settings", "clock", "front-ends", "backup"),
+    "Accounts and limits": ("accounts", "limits"),
+    "Access keys": ("keys",),
+    "Users, roles, web identities": ("users", "roles", "oidc"),
+    "Keys for queues": ("kms-keys", "kms-aliases"),
+    "Queues": ("queues", "policies"),
+}
+"""By the first part of the path. Operations of other parts have a section by themselves."""
+
+ADMIN_TAIL = """
+## Without a signature
+
+For load balancers and Prometheus, on the admin port:
+
+| Request | Answer |
+|---|---|
+| `GET /health/live` | 200 while the process answers at all |
+| `GET /health/ready` | 200 when requests should be sent here; 404 while the process drains or takes no more \
+connections: those it has are served; else 503; with the `reason`; `notices`, if there are any, are lines for \
+operators |
+| `GET /metrics` | [metrics](metrics.md) in Prometheus's text format |
+"""
+
+
+def render_admin() -> str:
+    """Return the page of the admin API."""
+    document = make_document(OPERATIONS.values(), version="")
+    named = {part for parts in ADMIN_SECTIONS.values() for part in parts}
+    sections: dict[str, list[AdminOperation]] = {title: [] for title in ADMIN_SECTIONS}
+    for operation in OPERATIONS.values():
+        part = operation.parts[0]
+        title = next((title for title, parts in ADMIN_SECTIONS.items() if part in parts), "")
+        sections.setdefault(title if part in named else part.replace("-", " ").capitalize(), []).append(
+            operation
+        )
+    text = ADMIN_HEAD
+    for title, operations in sections.items():
+        text += f"\n## {title}\n\n| Request | Permission | Members | Answer |\n|---|---|---|---|\n"
+        text += "".join(_admin_row(operation, document) for operation in operations)
+    schemas = document["components"]["schemas"]
+    text += "\n## Members of answers\n\n| Answer | Member | Meaning |\n|---|---|---|\n"
+    for name, schema in sorted(schemas.items()):
+        for member, kind in schema["properties"].items():
+            if "description" in kind and member != "behind":
+                text += f"| {name} | `{member}` | {kind['description']} |\n"
+    behind = schemas["AccountView"]["properties"]["behind"]["description"]
+    text += f"| every change | `behind` | {behind} |\n"
+    return text + ADMIN_TAIL
+
+
+def _admin_row(operation: AdminOperation, document: dict[str, Any]) -> str:
+    found = document["paths"][API + operation.path][operation.method.lower()]
+    members = [_admin_member(each["name"], each["required"], each["schema"]) for each in found["parameters"]]
+    content = found.get("requestBody", {}).get("content", {}).get("application/json", {})
+    body = content.get("schema", {"properties": {}, "required": []})
+    members += [
+        _admin_member(name, name in body["required"], schema) for name, schema in body["properties"].items()
+    ]
+    answer = (
+        found["responses"]["200"]["content"]["application/json"]["schema"].get("$ref", "").rpartition("/")[2]
+    )
+    mark = " †" if operation.is_recorded else ""
+    permission = "" if operation.permission is None else f"`{operation.permission}`"
+    answered = f" {answer}" if answer else ""
+    return (
+        f"| `{operation.method} {API}{operation.path}`{mark} | {permission} | "
+        f"{'; '.join(member for member in members if member)} | {operation.says}{answered} |\n"
+    )
+
+
+def _admin_member(name: str, required: bool, schema: dict[str, Any]) -> str:
+    default = schema.get("default")
+    shown = f"**`{name}`**" if required else f"`{name}`"
+    if default not in (None, "", False):
+        shown += f" ({default})"
+    return shown
 
 
 QUEUE_ATTRIBUTES_HEAD = """\
@@ -339,6 +450,7 @@ def pages() -> dict[Path, str]:
     """Return every generated page by its place."""
     return {
         REFERENCE / "actions.md": render_actions(),
+        REFERENCE / "admin.md": render_admin(),
         REFERENCE / "policy-conditions.md": render_conditions(),
         REFERENCE / "settings.md": settings_as_markdown(),
         REFERENCE / "cli.md": render_cli(),

@@ -18,6 +18,7 @@ from quaymaster.cli.commands import whole_command
 from quaymaster.node.roles import CELL_ROLES
 from quaymaster.protocol.actions.acts import NOTED_CHANGES, OTHER_ACT
 from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.admin.operations import OPERATIONS
 
 SOURCES = Path(quaymaster.__file__).parents[1]
 PACKAGES = ("quaymaster.cli.", "quaymaster.node.", "quaymaster_pipeline.commands.")
@@ -34,7 +35,8 @@ ASKED = {
 """Calls of the RPC, whose processes note the act."""
 CLIENTS = "quaymaster.cli.shared.client"
 """How SQS and the admin API are asked: what for, the commands say."""
-CHANGING_METHODS = {"POST", "PUT", "DELETE"}
+CHANGES = {operation.name for operation in OPERATIONS.values() if operation.is_change}
+"""Operations of the admin API that leave events."""
 PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("edge", "run"), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
 ELSEWHERE = ("ca", "local", "profile", "pipeline", "billing", "archive", "audit")
@@ -136,7 +138,7 @@ def acts_of(names: frozenset[str], texts: frozenset[str]) -> set[str]:
 @pytest.mark.parametrize("path", sorted(ALL), ids=" ".join)
 def test_a_command_that_changes_something_leaves_an_event(path: tuple[str, ...]) -> None:
     names, texts = reach(ALL[path])
-    by_admin_api = texts & CHANGING_METHODS
+    by_admin_api = texts & CHANGES
     by_sqs = {text for text in texts if text in ACTIONS and ACTIONS[text].is_change}
     directly = names & (WRITERS | ASKED.keys())
 
@@ -165,7 +167,16 @@ LOOKS = {
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("cell", "decisions"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
-    *(("kms", "list"), ("kms", "show"), ("limit", "list"), ("limit", "show")),
+    *(
+        ("kms", "list"),
+        ("kms", "show"),
+        ("user", "list"),
+        ("user", "show"),
+        ("role", "list"),
+        ("role", "show"),
+        ("limit", "list"),
+        ("limit", "show"),
+    ),
     *(("edge", "render", what) for what in ("host", "balancer", "dns")),
 }
 """Commands that change nothing but messages."""

@@ -263,15 +263,16 @@ def test_key_the_admin_api_has_not_heard_of_is_asked_for() -> None:
     async def scenario() -> None:
         async with serving_pair() as pair:
             key = await pair.one.metadata.accounts.create_access_key(ACCOUNT, "operator")
+            health = Health()
+            health.set_state("serving")
             admin = make_admin(
                 pair.two.settings,
                 broker=pair.two.broker,
                 metadata=pair.two.metadata,
                 metrics=pair.two.metrics,
-                health=Health(),
+                health=health,
                 operations=None,  # type: ignore[arg-type]
             )
-            admin._health.set_state("serving")
             server = HTTPServer(one_by_one(admin.handle), HTTPLimits(), name="admin", admit=admin.admit)
             _, port = await server.start("127.0.0.1", 0)
             try:

@@ -243,7 +243,7 @@ def test_keys_that_signed_on_either_port_are_shown_with_the_hour_and_others_as_n
                 operations=None,  # type: ignore[arg-type]
                 key_uses=uses,
             )
-            admin._health.set_state("serving")
+            admin.api._health.set_state("serving")
             server = HTTPServer(one_by_one(admin.handle), HTTPLimits(), name="admin", admit=admin.admit)
             _, port = await server.start("127.0.0.1", 0)
             operator = Client(port, service.client.key_id, service.client.secret)

@@ -182,7 +182,7 @@ def test_the_admin_port_lets_as_few_requests_wait_for_keys_that_anybody_can_make
 
     async def scenario() -> None:
         async with administered() as port, connected(port.client, 5) as talkers:
-            waiting = look_up_later(port.admin._authentication)
+            waiting = look_up_later(port.admin.api._authentication)
 
             refused = await ask_with_made_up_keys(talkers, port.client.port, "/admin/v1/queues", b"x" * 100)
 
@@ -191,7 +191,7 @@ def test_the_admin_port_lets_as_few_requests_wait_for_keys_that_anybody_can_make
             assert (await port.call("GET", "queues")).status == 200
             for resume in waiting:
                 resume(Overloaded())
-            assert (len(port.admin._unjudged), port.admin._unjudged.bytes) == (0, 0)
+            assert (len(port.admin.api._unjudged), port.admin.api._unjudged.bytes) == (0, 0)
 
     asyncio.run(scenario())
 
@@ -294,7 +294,7 @@ def test_a_request_that_gave_way_is_answered_once(monkeypatch: pytest.MonkeyPatc
         async with administered() as port:
             for client, parts, path in (
                 (port.service.client, port.service.front_end, "/"),
-                (port.client, port.admin, "/admin/v1/queues"),
+                (port.client, port.admin.api, "/admin/v1/queues"),
             ):
                 async with connected(client, 3) as talkers:
                     waiting = look_up_later(parts._authentication)

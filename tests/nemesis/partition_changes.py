@@ -58,7 +58,7 @@ class PartitionChanges:
             for queue in self._queues:
                 try:
                     with ExitStack() as stack:
-                        rows = self._admin(stack, FRONT_ENDS[0]).call("GET", "queues", queue, "partitions")
+                        rows = self._admin(stack, FRONT_ENDS[0]).call("ListPartitions", name=queue)
                 except CommandFailed:
                     return False
                 found[queue] = rows["partitions"]
@@ -83,12 +83,12 @@ class PartitionChanges:
     def _run(self) -> None:
         while not self._is_ending.wait(self._random.uniform(*INTERVAL_S)):
             queue = self._random.choice(self._queues)
-            kind = self._random.choices(("split", "merge", "move"), (3, 1, 1))[0]
-            fields = {"into": self._random.choice(PARTS)} if kind == "split" else {}
+            kind = self._random.choices(("SplitQueue", "MergeQueue", "MoveQueue"), (3, 1, 1))[0]
+            fields = {"into": self._random.choice(PARTS)} if kind == "SplitQueue" else {}
             front_end = self._random.choice(FRONT_ENDS)
             try:
                 with ExitStack() as stack:
-                    self._admin(stack, front_end).call("POST", "queues", queue, kind, fields=fields)
+                    self._admin(stack, front_end).call(kind, name=queue, **fields)
             except CommandFailed as error:
                 self.refused[f"{kind}: {str(error)[:80]}"] += 1
             else:

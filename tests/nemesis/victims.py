@@ -70,23 +70,26 @@ class Victim:
         self.owner = Credentials(environment.access_key_id, environment.secret_access_key)
         self.arn = ""
         if WAYS[way].has_account:
-            made = admin.call("POST", "accounts", fields={"name": name})
+            made = admin.call("CreateAccount", name=name)
             self.account_id = made["account_id"]
             self.owner = Credentials(made["access_key_id"], made["secret_access_key"])
             self.key = self.owner
         else:
-            made = admin.call("POST", "users", fields={"name": name})
+            made = admin.call("CreateUser", name=name)
             self.key = Credentials(made["access_key_id"], made["secret_access_key"])
             self.arn = f"arn:aws:iam::{self.account_id}:user/{name}"
-            put_policy(admin, "users", name, "all", "Allow")
-            fields = {"name": name, "trust_policy": trust(f"arn:aws:iam::{self.account_id}:root")}
-            admin.call("POST", "roles", fields=fields)
-            put_policy(admin, "roles", name, "all", "Allow")
+            put_policy(admin, "User", name, "all", "Allow")
+            fields: dict[str, Any] = {
+                "name": name,
+                "trust_policy": trust(f"arn:aws:iam::{self.account_id}:root"),
+            }
+            admin.call("CreateRole", **fields)
+            put_policy(admin, "Role", name, "all", "Allow")
         with SQSClient(self.connection(address, self.owner)) as client:
             client.call("CreateQueue", {"QueueName": name})
         self.credentials: dict[Signs, Credentials] = {"key": self.key}
         if "session" in WAYS[way].ends:
-            made = admin.call("POST", "keys", self.key.access_key_id, "session", fields={})
+            made = admin.call("CreateSession", access_key_id=self.key.access_key_id)
             self.credentials["session"] = Credentials(
                 made["access_key_id"], made["secret_access_key"], made["session_token"]
             )
@@ -109,9 +112,9 @@ class Victim:
         """Make room for others: an account has so many users and roles."""
         if WAYS[self.way].has_account:
             return
-        for kind in ("users", "roles"):
+        for operation in ("DeleteUser", "DeleteRole"):
             with suppress(CommandFailed):  # it may be gone already, as the way has it
-                admin.call("DELETE", kind, self.name)
+                admin.call(operation, name=self.name)
 
     def set_queue_policy(self, policy: str) -> dict[str, Any]:
         """Change the queue's policy as its owner."""
@@ -229,7 +232,7 @@ class Uses:
 def put_policy(admin: AdminClient, kind: str, name: str, policy_name: str, effect: str) -> dict[str, Any]:
     statement = {"Effect": effect, "Action": ["sqs:*", "sts:*"], "Resource": "*"}
     policy = json.dumps({"Statement": statement})
-    return admin.call("POST", kind, name, "policy", fields={"policy_name": policy_name, "policy": policy})
+    return admin.call(f"Put{kind}Policy", name=name, policy_name=policy_name, policy=policy)
 
 
 def trust(principal: str) -> str:
@@ -247,38 +250,38 @@ _OF_KEY: Final[dict[Signs, tuple[Operation, ...]]] = {"key": ALL, "session": OF_
 _OF_USER: Final[dict[Signs, tuple[Operation, ...]]] = {"key": ALL, "session": OF_QUEUES}
 
 WAYS: Final[dict[str, Way]] = {
-    "key disabled": Way(_OF_KEY, lambda one, admin: admin.call("POST", "keys", one.key[0], "disable")),
-    "key deleted": Way(_OF_KEY, lambda one, admin: admin.call("DELETE", "keys", one.key[0])),
-    "key rotated": Way(_OF_KEY, lambda one, admin: admin.call("POST", "keys", one.key[0], "rotate")),
-    "user deleted": Way(_OF_USER, lambda one, admin: admin.call("DELETE", "users", one.name)),
+    "key disabled": Way(_OF_KEY, lambda one, admin: admin.call("DisableAccessKey", access_key_id=one.key[0])),
+    "key deleted": Way(_OF_KEY, lambda one, admin: admin.call("DeleteAccessKey", access_key_id=one.key[0])),
+    "key rotated": Way(_OF_KEY, lambda one, admin: admin.call("RotateAccessKey", access_key_id=one.key[0])),
+    "user deleted": Way(_OF_USER, lambda one, admin: admin.call("DeleteUser", name=one.name)),
     "user policy deleted": Way(
         _OF_USER,
-        lambda one, admin: admin.call("DELETE", "users", one.name, "policy", query={"policy_name": "all"}),
+        lambda one, admin: admin.call("DeleteUserPolicy", name=one.name, policy_name="all"),
     ),
-    "user denied": Way(_OF_USER, lambda one, admin: put_policy(admin, "users", one.name, "none", "Deny")),
+    "user denied": Way(_OF_USER, lambda one, admin: put_policy(admin, "User", one.name, "none", "Deny")),
     "user sessions revoked": Way(
-        {"session": OF_QUEUES}, lambda one, admin: admin.call("POST", "users", one.name, "revoke-sessions")
+        {"session": OF_QUEUES}, lambda one, admin: admin.call("RevokeUserSessions", name=one.name)
     ),
     "role deleted": Way(
-        {"key": ("assume",), "role": OF_QUEUES}, lambda one, admin: admin.call("DELETE", "roles", one.name)
+        {"key": ("assume",), "role": OF_QUEUES}, lambda one, admin: admin.call("DeleteRole", name=one.name)
     ),
     "role policy deleted": Way(
         {"role": OF_QUEUES},
-        lambda one, admin: admin.call("DELETE", "roles", one.name, "policy", query={"policy_name": "all"}),
+        lambda one, admin: admin.call("DeleteRolePolicy", name=one.name, policy_name="all"),
     ),
     "role sessions revoked": Way(
-        {"role": OF_QUEUES}, lambda one, admin: admin.call("POST", "roles", one.name, "revoke-sessions")
+        {"role": OF_QUEUES}, lambda one, admin: admin.call("RevokeRoleSessions", name=one.name)
     ),
     "trust changed": Way(
         {"key": ("assume",)},
-        lambda one, admin: admin.call("POST", "roles", one.name, fields={"trust_policy": trust(ELSEWHERE)}),
+        lambda one, admin: admin.call("UpdateRole", name=one.name, trust_policy=trust(ELSEWHERE)),
     ),
     "queue denied": Way(
         {"key": OF_QUEUES, "session": OF_QUEUES}, lambda one, admin: one.set_queue_policy(_denies(one))
     ),
     "account disabled": Way(
         {"key": OF_QUEUES, "session": OF_QUEUES},
-        lambda one, admin: admin.call("POST", "accounts", one.account_id, "disable"),
+        lambda one, admin: admin.call("DisableAccount", account_id=one.account_id),
         has_account=True,
     ),
 }

@@ -338,7 +338,7 @@ def fuzz(directory: Path, *, seconds: float, seed: int) -> Outcome:
     try:
         operator = process.env()
         with AdminClient(find_connection(process.data, None)) as admin:
-            made = admin.call("POST", "accounts", fields={"name": "fuzzer"})
+            made = admin.call("CreateAccount", name="fuzzer")
         account = operator._replace(
             account_id=made["account_id"],
             access_key_id=made["access_key_id"],

@@ -193,7 +193,7 @@ def cpu_s(pid: int) -> float:
 def pause_cpu_ms(process: QuaymasterProcess, seconds: float) -> float:
     """Return the most processor time for which the event loop was held at once in these last seconds."""
     with AdminClient(find_connection(process.data, None)) as admin:
-        pauses = admin.call("GET", "pauses")["pauses"]
+        pauses = admin.call("GetPauses")["pauses"]
     return max((pause["cpu_ms"] for pause in pauses if pause["ago_s"] <= seconds), default=0.0)
 
 

@@ -58,7 +58,7 @@ def until_states(process: QuaymasterProcess, queue: str, expected: list[str]) ->
     """Wait until the partitions of a queue are in these states."""
     with AdminClient(find_connection(process.data, None)) as admin:
         eventually(
-            lambda: states(admin.call("GET", "queues", queue, "partitions")["partitions"]) == expected,
+            lambda: states(admin.call("ListPartitions", name=queue)["partitions"]) == expected,
             f"{queue}: {expected}",
         )
 

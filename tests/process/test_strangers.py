@@ -90,7 +90,7 @@ def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_pat
         assert owner.call("CreateQueue", {"QueueName": "q"}).status == 200
         owner.close()
         with AdminClient(find_connection(process.data, None)) as admin:
-            made = admin.call("POST", "keys", fields={})
+            made = admin.call("CreateAccessKey")
         refused = refusals(poll_by_url(stack, ours, port, 80), at_least=1)
         other = SQSConnection(
             ours._replace(access_key_id=made["access_key_id"], secret_access_key=made["secret_access_key"]),
@@ -112,8 +112,8 @@ def test_an_account_that_polls_with_two_keys_leaves_connections_to_other_account
     with running(process), ExitStack() as stack:
         ours, port = process.env(), process.listen_port
         with AdminClient(find_connection(process.data, None)) as admin:
-            theirs = admin.call("POST", "accounts", fields={"name": "greedy"})
-            more = admin.call("POST", "keys", fields={"account_id": theirs["account_id"]})
+            theirs = admin.call("CreateAccount", name="greedy")
+            more = admin.call("CreateAccessKey", account_id=theirs["account_id"])
         keys = [
             ours._replace(
                 account_id=theirs["account_id"],
@@ -144,7 +144,7 @@ def test_accounts_that_keep_all_connections_busy_do_not_keep_another_out(
     with running(process), ExitStack() as stack:
         ours, port = process.env(), process.listen_port
         with AdminClient(find_connection(process.data, None)) as admin:
-            made = [admin.call("POST", "accounts", fields={"name": f"greedy-{at}"}) for at in range(accounts)]
+            made = [admin.call("CreateAccount", name=f"greedy-{at}") for at in range(accounts)]
         keys = [
             ours._replace(
                 account_id=each["account_id"],

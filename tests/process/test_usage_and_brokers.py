@@ -92,11 +92,11 @@ def test_what_clients_sent_and_deleted_is_what_both_say(tmp_path: Path) -> None:
         counts = read_broker_counts(process.data)
         found = compare(process, tmp_path, counts)
         with AdminClient(find_connection(process.data, None)) as admin:
-            (front_end,) = admin.call("GET", "front-ends")["front_ends"]
+            (front_end,) = admin.call("ListFrontEnds")["front_ends"]
             with pytest.raises(CommandRefused, match="it is gone after 180 s"):
-                admin.call("POST", "front-ends", front_end["front_end"], "seal", fields={})
+                admin.call("SealFrontEnd", front_end=front_end["front_end"])
             with pytest.raises(CommandRefused, match="No front end 'nobody'"):
-                admin.call("POST", "front-ends", "nobody", "seal", fields={})
+                admin.call("SealFrontEnd", front_end="nobody")
 
     assert front_end["sealed_incarnation"] is None
     sent, deleted = (sum(numbers) for numbers in zip(*made, strict=True))

@@ -196,7 +196,7 @@ def usage_blocks(cluster: LocalCluster) -> list[bytes]:
 def running_incarnations(cluster: LocalCluster) -> dict[str, int]:
     """Return by front end the incarnation that runs."""
     with AdminClient(find_connection(cluster.directory, None)) as admin:
-        rows = admin.call("GET", "front-ends")["front_ends"]
+        rows = admin.call("ListFrontEnds")["front_ends"]
     return {row["front_end"]: row["incarnation"] for row in rows}
 
 

@@ -82,14 +82,12 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
             account_id = account["account_id"]
             page: dict[str, Any] = {"next_token": None}
             while True:
-                query = {"account_id": account_id, "limit": COUNTS_PAGE, "next_token": page["next_token"]}
-                page = admin.call("GET", "queues", query=query)
+                asked = {"account_id": account_id, "limit": COUNTS_PAGE, "next_token": page["next_token"]}
+                page = admin.call("ListQueues", **asked)
                 for row in page["queues"]:
                     found.append((row["name"], row))
                     if row["is_log"]:
-                        groups = admin.call(
-                            "GET", "queues", row["name"], "groups", query={"account_id": account_id}
-                        )
+                        groups = admin.call("ListConsumerGroups", name=row["name"], account_id=account_id)
                         found += [
                             (f"{row['name']}@{group['group']}", group | {"account_id": account_id})
                             for group in groups["groups"]

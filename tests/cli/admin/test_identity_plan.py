@@ -48,24 +48,21 @@ def plan(
 
 def test_what_is_not_there_is_created_with_its_policies() -> None:
     assert plan() == [
-        Step("create user ada", "POST", ("users",), {"name": "ada", "path": "/staff/", "key": False}),
+        Step("create user ada", "CreateUser", {"name": "ada", "path": "/staff/", "key": False}),
         Step(
             "put policy send of user ada",
-            "POST",
-            ("users", "ada", "policy"),
-            {"policy_name": "send", "policy": POLICY},
+            "PutUserPolicy",
+            {"name": "ada", "policy_name": "send", "policy": POLICY},
         ),
         Step(
             "create role Reader",
-            "POST",
-            ("roles",),
+            "CreateRole",
             {"name": "Reader", "path": "/", "trust_policy": '{"Trust": 1}', "session_max_s": 7200},
         ),
         Step(
             "put policy read of role Reader",
-            "POST",
-            ("roles", "Reader", "policy"),
-            {"policy_name": "read", "policy": '{"Read": 1}'},
+            "PutRolePolicy",
+            {"name": "Reader", "policy_name": "read", "policy": '{"Read": 1}'},
         ),
     ]
 
@@ -80,11 +77,19 @@ def test_only_what_differs_is_changed_and_policies_that_are_not_named_go() -> No
 
     steps = plan(users={"ada": user}, roles={"reader": role})
 
-    assert [(step.text, step.method, dict(step.fields)) for step in steps] == [
-        ("put policy send of user ada", "POST", {"policy_name": "send", "policy": POLICY}),
-        ("delete policy more of user ada", "DELETE", {"policy_name": "more"}),
-        ("change session_max_s of role Reader", "POST", {"session_max_s": 7200}),
-        ("put policy read of role Reader", "POST", {"policy_name": "read", "policy": '{"Read": 1}'}),
+    assert [(step.text, step.operation, dict(step.members)) for step in steps] == [
+        (
+            "put policy send of user ada",
+            "PutUserPolicy",
+            {"name": "ada", "policy_name": "send", "policy": POLICY},
+        ),
+        ("delete policy more of user ada", "DeleteUserPolicy", {"name": "ada", "policy_name": "more"}),
+        ("change session_max_s of role Reader", "UpdateRole", {"name": "Reader", "session_max_s": 7200}),
+        (
+            "put policy read of role Reader",
+            "PutRolePolicy",
+            {"name": "Reader", "policy_name": "read", "policy": '{"Read": 1}'},
+        ),
     ]
 
 
@@ -92,9 +97,11 @@ def test_others_are_deleted_only_when_that_is_asked_for() -> None:
     users, roles = {"bob": {"name": "Bob"}}, {"old": {"name": "old"}}
 
     assert plan("", users=users, roles=roles) == []
-    assert [(step.text, step.path) for step in plan("", prune=True, users=users, roles=roles)] == [
-        ("delete role old", ("roles", "old")),
-        ("delete user Bob", ("users", "Bob")),
+    assert [
+        (step.text, step.operation, step.members) for step in plan("", prune=True, users=users, roles=roles)
+    ] == [
+        ("delete role old", "DeleteRole", {"name": "old"}),
+        ("delete user Bob", "DeleteUser", {"name": "Bob"}),
     ]
 
 
@@ -142,14 +149,14 @@ def test_a_full_set_of_policies_can_be_replaced(count: int) -> None:
 
     policies = set(there)
     for step in steps:
-        if step.method == "POST":
-            policies.add(step.fields["policy_name"])
+        if step.operation == "PutUserPolicy":
+            policies.add(step.members["policy_name"])
         else:
-            policies.remove(step.fields["policy_name"])
+            policies.remove(step.members["policy_name"])
         assert len(policies) <= 10
     assert policies == {f"new{number}" for number in range(count)}
     if count == 1:
-        assert steps[-1].method == "DELETE"
+        assert steps[-1].operation == "DeleteUserPolicy"
 
 
 def test_names_that_differ_only_in_case_are_refused_before_anything_is_changed() -> None:
@@ -165,9 +172,8 @@ def test_a_trust_policy_is_set_again_when_another_has_a_name_in_it_now() -> None
     assert plan(users=users, roles=roles) == [
         Step(
             "change trust_policy of role Reader",
-            "POST",
-            ("roles", "Reader"),
-            {"trust_policy": '{"Trust": 1}'},
+            "UpdateRole",
+            {"name": "Reader", "trust_policy": '{"Trust": 1}'},
         )
     ]
 

@@ -16,7 +16,7 @@ def test_set_sends_what_is_given(run: Run, data: Path, server: PlayedServer) -> 
     assert run("limit", "set", *options).out == LINE
     assert run("limit", "set", *options, "--queue", "jobs", "--bytes", "2000", "--json").json == ROW
 
-    given = {"account_id": ACCOUNT, "action": "SendMessage", "requests": 50, "bytes": None}
+    given = {"account_id": ACCOUNT, "action": "SendMessage", "requests": 50}
     assert server.called("POST /admin/v1/limits") == [given, {**given, "queue": "jobs", "bytes": 2_000}]
 
 

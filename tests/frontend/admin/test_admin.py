@@ -7,9 +7,10 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 import pytest
 from harness.waiting import PATIENCE_S
@@ -22,9 +23,12 @@ from quaymaster.frontend.admin.account_admin import AccountAdmin
 from quaymaster.frontend.admin.admin import Admin, make_admin
 from quaymaster.frontend.admin.admin_calls import AdminCall
 from quaymaster.frontend.admin.queue_admin import PEEK_BYTES_MAX
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.health import Health
+from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.protocol.admin.accounts import AccountRequest
 from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
@@ -100,6 +104,12 @@ async def administered(
         finally:
             await server.drain(1)
             await admin.stop()
+
+
+def call_of(account_id: str) -> AdminCall:
+    """Return a call of an account's root key, as handlers see it."""
+    principal = Principal.of_root(account_id, "AKIA", "AIDA")
+    return AdminCall(principal, account_id, cast(HTTPRequest, None))
 
 
 def error_of(answer: Answer) -> tuple[int, str]:
@@ -460,15 +470,16 @@ def test_an_account_is_deleted_once_its_queues_are() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("method", "verb"), [("POST", "disable"), ("DELETE", "")])
-def test_accounts_that_the_server_needs_stay_enabled(method: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "verb", "name"), [("POST", "disable", "DisableAccount"), ("DELETE", "", "DeleteAccount")]
+)
+def test_accounts_that_the_server_needs_stay_enabled(method: str, verb: str, name: str) -> None:
     async def scenario() -> None:
         async with administered() as port:
             accounts = port.service.metadata.accounts
             answer = await port.call(method, f"accounts/{ACCOUNT}/{verb}".rstrip("/"))
-            path = (method, "accounts", "*", *verb.split())
             elsewhere = AccountAdmin(accounts, port.service.metadata.sessions, default_account=TEAM).routes()[
-                path
+                name
             ]
 
             assert error_of(answer) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
@@ -476,7 +487,7 @@ def test_accounts_that_the_server_needs_stay_enabled(method: str, verb: str) -> 
                 f"The account {ACCOUNT} cannot be disabled or deleted: its keys operate the admin API."
             )
             with pytest.raises(UnsupportedOperation, match="it has the server's own queues"):
-                await elsewhere.handler(AdminCall(INTERNAL_ACCOUNT, {}, {}, TEAM))
+                await elsewhere.handler(call_of(TEAM), AccountRequest(account_id=INTERNAL_ACCOUNT))
             assert [account.state for account in accounts.list_accounts()] == ["enabled"]
 
     asyncio.run(scenario())
@@ -757,7 +768,7 @@ def test_requests_in_progress_end_when_the_port_stops() -> None:
     async def scenario() -> None:
         async with administered() as port:
             backup = asyncio.create_task(port.call("POST", "backup", {"path": "/tmp/there"}))
-            await until(lambda: port.admin._backup["state"] == "running")
+            await until(lambda: bool(port.admin.api._acting))
 
             await port.admin.stop()
             answer = await backup
@@ -867,20 +878,21 @@ def test_what_a_user_may_do_to_one_accounts_queues_it_may_not_do_to_anothers() -
                 assert (await port.call("GET", f"queues?account_id={SHOP}", client=own)).status == 403
                 assert (await port.call("DELETE", f"queues/jobs?account_id={SHOP}", client=own)).status == 403
                 assert (await port.call("POST", "keys", {"account_id": SHOP}, own)).status == 403
-                assert (await port.call("POST", f"users?account_id={SHOP}", {"name": "a"}, own)).status == 403
+                assert (
+                    await port.call("POST", "users", {"name": "a", "account_id": SHOP}, own)
+                ).status == 403
                 assert (await port.call("DELETE", "queues/jobs", client=own)).status == 200
 
                 assert (await port.call("GET", "queues", client=shops)).status == 403
                 for path in (f"keys/{own_key}/rotate", "backup", "keys/rotate-master"):
-                    answer = await port.call("POST", f"{path}?account_id={SHOP}", {"account_id": SHOP}, shops)
+                    answer = await port.call("POST", path, {"account_id": SHOP}, shops)
                     assert answer.status == 403, answer.body
                 two = await port.call(
                     "POST", f"users?account_id={SHOP}", {"name": "a", "account_id": ACCOUNT}
                 )
                 assert error_of(two) == (400, "InvalidParameterValue")
-                assert (await port.call("POST", f"users?account_id={SHOP}", {"name": "a"}, shops)).json[
-                    "account_id"
-                ] == SHOP
+                made = await port.call("POST", "users", {"name": "a", "account_id": SHOP}, shops)
+                assert made.json["account_id"] == SHOP
                 assert (
                     await port.call("DELETE", f"queues/jobs?account_id={SHOP}", client=shops)
                 ).status == 200
@@ -909,13 +921,23 @@ def test_a_user_of_another_account_operates_nothing() -> None:
 def test_what_the_table_has_is_answered() -> None:
     async def scenario() -> None:
         async with administered() as port:
-            declared = {
-                (row.method, *("*" if part.startswith("{") else part for part in row.parts))
-                for row in OPERATIONS.values()
-                if row.answered_by == "front end"
-            }
+            declared = {row.name for row in OPERATIONS.values() if row.answered_by == "front end"}
 
-            assert declared == set(port.admin._routes)
+            assert declared == set(port.admin.api._routes)
+
+    asyncio.run(scenario())
+
+
+def test_handlers_take_and_answer_what_the_table_says() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            for name, route in port.admin.api._routes.items():
+                function = route.handler.func if isinstance(route.handler, partial) else route.handler
+                hints = get_type_hints(function)
+                takes, answers = OPERATIONS[name].request, OPERATIONS[name].answer
+                # What users and roles have in common is declared of users.
+                assert takes.__struct_fields__ == hints["given"].__struct_fields__, name
+                assert answers == hints["return"] or answers in get_args(hints["return"]), name
 
     asyncio.run(scenario())
 
@@ -923,7 +945,7 @@ def test_what_the_table_has_is_answered() -> None:
 def test_each_operation_has_a_name_that_policies_can_use() -> None:
     async def scenario() -> None:
         async with administered() as port:
-            operations = [route.operation for route in port.admin._routes.values()]
+            operations = [OPERATIONS[name].permission for name in port.admin.api._routes]
             assert set(operations) == set(Operation)
 
     asyncio.run(scenario())
@@ -938,7 +960,7 @@ def test_a_revocation_is_answered_once_front_ends_know_of_it_or_with_those_that_
                 waited.append(floor)
                 return ["fe-2"] if len(waited) == 2 else []
 
-            port.admin._wait_for_front_ends = wait
+            port.admin.api.wait_for_front_ends = wait
             created = (await port.call("POST", "keys", {"name": "ci"})).json
             assert waited == []
             floor = port.service.metadata.floor.raised
@@ -980,7 +1002,7 @@ def test_a_front_end_that_is_behind_its_brokers_tells_operators_nothing(
         async with administered() as port:
             assert (await port.call("GET", "users")).status == 200
             enforced = SimpleNamespace(revision=port.service.metadata.floor.revision + 1, silent_ms=0.0)
-            monkeypatch.setattr(port.admin._standing, "_enforced", enforced)
+            monkeypatch.setattr(port.admin.api._standing, "_enforced", enforced)
             answer = await port.call("GET", "users")
             assert answer.status == 503
             assert b"cut off from metadata" in answer.body

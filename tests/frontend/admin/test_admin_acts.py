@@ -16,6 +16,7 @@ from frontend.usage.test_usage import recorder, records_of
 from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS
+from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage.usage_records import UsageRecord
 
@@ -30,7 +31,10 @@ async def audited() -> AsyncIterator[tuple[Port, UsageRecorder]]:
 
 
 def routes_of(admin: Admin) -> dict[tuple[str, ...], str]:
-    return {path: route.act for path, route in admin._routes.items()}
+    rows = [OPERATIONS[name] for name in admin.api._routes]
+    return {
+        (row.method, *("*" if part.startswith("{") else part for part in row.parts)): row.act for row in rows
+    }
 
 
 def one_of(usage: UsageRecorder) -> UsageRecord:

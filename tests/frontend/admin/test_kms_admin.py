@@ -34,7 +34,7 @@ def test_key_is_created_changed_and_listed_for_its_account() -> None:
                 ("schedule-deletion", "pending deletion"),
                 ("cancel-deletion", "disabled"),
             ):
-                changed = await port.call("POST", f"{path}/{verb}?account_id={OTHER}", {})
+                changed = await port.call("POST", f"{path}/{verb}", {"account_id": OTHER})
                 assert changed.json["state"] == state
             shown = (await port.call("GET", f"{path}?account_id={OTHER}")).json
             assert (shown["state"], shown["deletion_ms"]) == ("disabled", None)

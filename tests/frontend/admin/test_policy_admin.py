@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from frontend.admin.test_admin import administered
+from frontend.admin.test_admin import administered, call_of
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.frontend.admin.admin_calls import AdminCall
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
+from quaymaster.protocol.admin.queues import QueuePolicy, QueueRequest
 
 ACCOUNT = "111111111111"
 
@@ -30,13 +30,15 @@ def test_a_stored_policy_is_shown_with_why_it_cannot_be_evaluated(
     queue = QueueDefinition(*(1, ACCOUNT, "jobs", "active", 1, 0, 0, attributes, {}, 1, one_partition()))
     queues: Any = None
     show = PolicyAdmin(queues, lambda account_id, name: queue, lambda policy, bound: []).routes()[
-        "GET", "queues", "*", "policy"
+        "GetQueuePolicy"
     ]
 
-    async def ask() -> Mapping[str, Any]:
-        return await show.handler(AdminCall("jobs", {}, {}, ACCOUNT))
+    async def ask() -> QueuePolicy:
+        answer = await show.handler(call_of(ACCOUNT), QueueRequest(name="jobs"))
+        assert isinstance(answer, QueuePolicy)
+        return answer
 
-    assert asyncio.run(ask()) == {
+    assert msgspec.to_builtins(asyncio.run(ask())) == {
         "name": "jobs",
         "policy": attributes.get("Policy"),
         "problem": problem,

@@ -5,18 +5,26 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.access.operations import Operation
+from quaymaster.core.values.partition_tables import LISTED_MAX
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS
 from quaymaster.protocol.admin.operations import OPERATIONS, PARTS_MAX, find_operation
+from quaymaster.protocol.admin.queues import PARTITIONS_MAX
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS
+
+
+def test_as_many_partitions_can_be_named_as_a_queue_may_have() -> None:
+    assert PARTITIONS_MAX == LISTED_MAX
 
 
 def test_each_permission_of_policies_has_an_operation() -> None:
     assert {row.permission for row in OPERATIONS.values()} >= set(Operation)
 
 
-def test_each_act_of_operators_has_an_operation_that_is_no_look_by_its_method() -> None:
-    assert {row.act for row in OPERATIONS.values()} >= ADMIN_CHANGES | ADMIN_LOOKS
-    assert all(row.method != "GET" for row in OPERATIONS.values() if row.is_change)
+def test_each_act_of_operators_has_an_operation_and_the_reverse() -> None:
+    rows = OPERATIONS.values()
+    assert {row.act for row in rows if row.is_change} == ADMIN_CHANGES
+    assert {row.act for row in rows if row.is_recorded} == ADMIN_LOOKS
+    assert all((row.method != "GET") == row.is_change for row in rows)
 
 
 def test_what_a_path_names_is_a_member_of_the_request() -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.protocol.admin.accounts import ListAccountsRequest
+from quaymaster.protocol.admin.members import AdminRequest
+from quaymaster.protocol.admin.operation import AdminOperation
 from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.admin.queues import MergeRequest, PeekRequest
-from quaymaster.protocol.admin.requests import BadMember, prepare, read_request
+from quaymaster.protocol.admin.requests import BadMember, members_of, prepare, read_members
 from quaymaster.protocol.sqs.form_parameters import parse_parameters
+
+
+def read_request(
+    operation: AdminOperation, in_path: dict[str, str], query: dict[str, str], body: bytes
+) -> AdminRequest:
+    return read_members(operation, in_path, members_of(operation, query, body))
 
 
 def test_members_are_in_the_path_and_the_query_of_a_look() -> None:

@@ -65,11 +65,8 @@ def create(
     """Create an account with a first access key, whose secret is shown only now."""
     from quaymaster.cli.shared.client import AdminClient
 
-    fields = {"name": name}
-    if account_id is not None:
-        fields["account_id"] = account_id
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "accounts", fields=fields)
+        result = admin.call("CreateAccount", name=name, account_id=account_id)
     if as_json:
         print_json(result)
     else:
@@ -88,7 +85,7 @@ def disable(
 
     Its access keys and temporary credentials are refused like unknown ones. Queues, messages and keys stay as they are.
     """
-    _switch(account_id, "disable", data, admin_url, as_json)
+    _switch(account_id, "DisableAccount", data, admin_url, as_json)
 
 
 @app.command()
@@ -99,7 +96,7 @@ def enable(
     as_json: options.AsJSON = False,
 ) -> None:
     """Take requests of a disabled account again. Keys that are disabled themselves stay so."""
-    _switch(account_id, "enable", data, admin_url, as_json)
+    _switch(account_id, "EnableAccount", data, admin_url, as_json)
 
 
 @app.command()
@@ -127,7 +124,7 @@ def delete(
             f"{confirm.strip()!r} is not the account's id, {account_id}: nothing was deleted."
         )
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("DELETE", "accounts", account_id)
+        result = admin.call("DeleteAccount", account_id=account_id)
     if as_json:
         print_json(result)
     else:
@@ -135,12 +132,12 @@ def delete(
 
 
 def _switch(
-    account_id: str, verb: str, data: options.Data, admin_url: options.AdminURL, as_json: bool
+    account_id: str, operation: str, data: options.Data, admin_url: options.AdminURL, as_json: bool
 ) -> None:
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "accounts", account_id, verb)
+        result = admin.call(operation, account_id=account_id)
     if as_json:
         print_json(result)
     else:

@@ -42,7 +42,7 @@ def accept(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        answer = admin.call("POST", "clock", "accept")
+        answer = admin.call("AcceptClock")
     if as_json:
         print_json(answer)
     else:

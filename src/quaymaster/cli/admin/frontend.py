@@ -21,7 +21,7 @@ def list_front_ends(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        found = admin.call("GET", "front-ends")
+        found = admin.call("ListFrontEnds")
     if as_json:
         print_json(found)
         return
@@ -54,7 +54,7 @@ def retire(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        row = admin.call("POST", "front-ends", name, "seal", fields={})
+        row = admin.call("SealFrontEnd", front_end=name)
     if as_json:
         print_json(row)
     elif row["sealed_incarnation"] is None:

@@ -20,13 +20,11 @@ Group = Annotated[str, typer.Argument(help="Name of the consumer group.", metava
 Start = "earliest, latest, offset:NUMBER, or timestamp:MILLISECONDS since 1970"
 
 
-def _call(
-    data: Any, admin_url: str | None, method: str, *path: str, fields: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def _call(data: Any, admin_url: str | None, operation: str, **members: Any) -> dict[str, Any]:
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        return admin.call(method, "queues", *path, fields=fields)
+        return admin.call(operation, **members)
 
 
 def _group(queue: str, group: str) -> str:
@@ -70,7 +68,7 @@ def list_groups(
 
     All below OFFSET is consumed; LAG counts what is not, with what is in flight.
     """
-    result = _call(data, admin_url, "GET", name_of(queue), "groups")
+    result = _call(data, admin_url, "ListConsumerGroups", name=name_of(queue))
     if as_json:
         print_json(result)
     else:
@@ -90,7 +88,7 @@ def create(
 ) -> None:
     """Create a consumer group. One that exists stays where it is."""
     fields = {"group": group} | ({"start": start} if start else {})
-    _print(_call(data, admin_url, "POST", name_of(queue), "groups", fields=fields), as_json)
+    _print(_call(data, admin_url, "CreateConsumerGroup", name=name_of(queue), **fields), as_json)
 
 
 @app.command()
@@ -106,7 +104,7 @@ def reset(
 
     What it has in flight is forgotten. Receipt handles of before still delete, on queues that are not FIFO.
     """
-    result = _call(data, admin_url, "POST", _group(queue, group), "reset", fields={"start": to})
+    result = _call(data, admin_url, "ResetConsumerGroup", name=_group(queue, group), start=to)
     _print(result, as_json)
 
 
@@ -121,8 +119,8 @@ def commit(
     as_json: options.AsJSON = False,
 ) -> None:
     """Commit an offset of a consumer group: everything below it is consumed. It goes no way back."""
-    fields = {"offset": number, "partition": partition}
-    _print(_call(data, admin_url, "POST", _group(queue, group), "offset", fields=fields), as_json)
+    asked = {"name": _group(queue, group), "offset": number, "partition": partition}
+    _print(_call(data, admin_url, "SetConsumerGroupOffset", **asked), as_json)
 
 
 @app.command()
@@ -140,7 +138,7 @@ def delete(
     """Delete a consumer group: what it consumed is forgotten. The messages stay."""
     if confirm != group:
         raise CommandRefused(f"Nothing was deleted. Give --confirm {group} to delete the group {group}.")
-    _call(data, admin_url, "DELETE", _group(queue, group))
+    _call(data, admin_url, "DeleteQueue", name=_group(queue, group))
     if as_json:
         print_json({"group": group, "queue": name_of(queue), "deleted": True})
     else:

@@ -39,7 +39,7 @@ def apply(
     with Admin(data, admin_url, account) as admin:
         current: dict[Any, dict[str, dict[str, Any]]] = {
             kind: {
-                one["name"].lower(): admin.get(kind, one["name"])
+                one["name"].lower(): admin.show(kind, one["name"])
                 if one["name"].lower() in {name.lower() for name in wanted[kind]}
                 else one
                 for one in admin.listed(kind)
@@ -48,10 +48,7 @@ def apply(
         }
         for step in plan_changes(wanted, current, prune=prune):
             if not dry_run:
-                if step.method == "POST":
-                    admin.post(*step.path, **step.fields)
-                else:
-                    admin.delete(*step.path, **step.fields)
+                admin.call(step.operation, **step.members)
             done.append(step.text)
             if not as_json:
                 print_line(step.text)

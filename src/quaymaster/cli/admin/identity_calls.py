@@ -48,29 +48,18 @@ class Admin:
         """What sends the requests."""
         return self._client
 
-    def get(self, *path: str, **query: object) -> dict[str, Any]:
-        """Look at something of the account."""
-        return self._client.call("GET", *path, query={"account_id": self.account_id, **query})
-
-    def post(self, *path: str, **fields: Any) -> dict[str, Any]:
-        """Change something of the account; fields without a value are left out."""
-        every = {"account_id": self.account_id, **fields}
-        given = {name: value for name, value in every.items() if value is not None}
-        return self._client.call("POST", *path, fields=given)
-
-    def delete(self, *path: str, **query: object) -> dict[str, Any]:
-        """Delete something of the account."""
-        return self._client.call("DELETE", *path, query={"account_id": self.account_id, **query})
+    def call(self, operation: str, /, **members: Any) -> dict[str, Any]:
+        """Ask for an operation on what the account has; members without a value are left out."""
+        return self._client.call(operation, account_id=self.account_id, **members)
 
     def listed(self, kind: Kind) -> Iterator[dict[str, Any]]:
         """Yield the account's users or roles by name, page by page."""
-        token: str | None = None
-        while True:
-            page = self.get(kind, next_token=token)
-            yield from page[kind]
-            token = page.get("next_token")
-            if token is None:
-                return
+        operation = "ListUsers" if kind == "users" else "ListRoles"
+        return self._client.pages(operation, kind, account_id=self.account_id)
+
+    def show(self, kind: Kind, name: str) -> dict[str, Any]:
+        """Return one of the account's users or roles with its policies."""
+        return self.call("GetRole" if kind == "roles" else "GetUser", name=name)
 
 
 def read_policy_file(file: Path) -> str:

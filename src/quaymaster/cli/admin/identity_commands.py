@@ -23,6 +23,7 @@ IdentityName = Annotated[str, typer.Argument(help="Name of the user or role.", m
 def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: str, delete_help: str) -> None:
     """Add them to a group. The texts are the helps of commands whose meaning differs."""
     noun = kind.removesuffix("s")
+    is_role = kind == "roles"
 
     @app.command(help=show_help)
     def show(
@@ -33,7 +34,7 @@ def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: s
         as_json: options.AsJSON = False,
     ) -> None:
         with Admin(data, admin_url, account) as admin:
-            print_identity(admin.get(kind, name), as_json)
+            print_identity(admin.show(kind, name), as_json)
 
     @app.command(help=f"Give a {noun} a policy, in place of the one with this name.")
     def put_policy(
@@ -47,7 +48,9 @@ def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: s
     ) -> None:
         text = read_policy_file(file)
         with Admin(data, admin_url, account) as admin:
-            result = admin.post(kind, name, "policy", policy_name=policy, policy=text)
+            result = admin.call(
+                "PutRolePolicy" if is_role else "PutUserPolicy", name=name, policy_name=policy, policy=text
+            )
         print_done(result, f"The {noun} {name} has the policy {policy}.", as_json)
 
     @app.command(help=f"Take a policy from a {noun}.")
@@ -60,7 +63,9 @@ def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: s
         as_json: options.AsJSON = False,
     ) -> None:
         with Admin(data, admin_url, account) as admin:
-            result = admin.delete(kind, name, "policy", policy_name=policy)
+            result = admin.call(
+                "DeleteRolePolicy" if is_role else "DeleteUserPolicy", name=name, policy_name=policy
+            )
         print_done(result, f"The {noun} {name} does not have the policy {policy} any more.", as_json)
 
     @app.command(help=revoke_help)
@@ -72,7 +77,7 @@ def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: s
         as_json: options.AsJSON = False,
     ) -> None:
         with Admin(data, admin_url, account) as admin:
-            result = admin.post(kind, name, "revoke-sessions")
+            result = admin.call("RevokeRoleSessions" if is_role else "RevokeUserSessions", name=name)
         print_done(result, f"The temporary credentials of the {noun} {name} are refused.", as_json)
 
     @app.command(help=delete_help)
@@ -84,5 +89,5 @@ def add_commands(app: typer.Typer, kind: Kind, *, show_help: str, revoke_help: s
         as_json: options.AsJSON = False,
     ) -> None:
         with Admin(data, admin_url, account) as admin:
-            result = admin.delete(kind, name)
+            result = admin.call("DeleteRole" if is_role else "DeleteUser", name=name)
         print_done(result, f"Deleted the {noun} {name}.", as_json)

@@ -44,12 +44,11 @@ class Wanted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One request of the admin API, and what is said of it."""
+    """One operation of the admin API, and what is said of it."""
 
     text: str
-    method: Literal["POST", "DELETE"]
-    path: tuple[str, ...]
-    fields: Mapping[str, Any]
+    operation: str
+    members: Mapping[str, Any]
 
 
 Identities = Mapping[Kind, Mapping[str, Wanted]]
@@ -91,7 +90,11 @@ def plan_changes(
         for kind in reversed(KINDS):
             named = {name.lower() for name in wanted[kind]}
             steps += [
-                Step(f"delete {_NOUNS[kind]} {one['name']}", "DELETE", (kind, one["name"]), {})
+                Step(
+                    f"delete {_NOUNS[kind]} {one['name']}",
+                    "DeleteRole" if kind == "roles" else "DeleteUser",
+                    {"name": one["name"]},
+                )
                 for name, one in current[kind].items()
                 if name not in named
             ]
@@ -160,7 +163,7 @@ def _plan_one(
     if current is None:
         fields: dict[str, Any] = {"name": name, "path": wanted.path}
         fields |= role_fields if kind == "roles" else {"key": False}
-        steps.append(Step(f"create {noun} {name}", "POST", (kind,), fields))
+        steps.append(Step(f"create {noun} {name}", "CreateRole" if kind == "roles" else "CreateUser", fields))
         policies: Mapping[str, str] = {}
     else:
         if current["path"] != wanted.path:
@@ -181,15 +184,21 @@ def _plan_one(
                 changed["trust_policy"] = wanted.trust_policy
             if changed:
                 text = f"change {' and '.join(changed)} of role {name}"
-                steps.append(Step(text, "POST", (kind, name), changed))
-    path = (kind, name, "policy")
+                steps.append(Step(text, "UpdateRole", {"name": name, **changed}))
+    put, delete = (
+        ("PutRolePolicy", "DeleteRolePolicy") if kind == "roles" else ("PutUserPolicy", "DeleteUserPolicy")
+    )
     puts = [
-        Step(f"put policy {policy} of {noun} {name}", "POST", path, {"policy_name": policy, "policy": text})
+        Step(
+            f"put policy {policy} of {noun} {name}",
+            put,
+            {"name": name, "policy_name": policy, "policy": text},
+        )
         for policy, text in wanted.policies.items()
         if policy not in policies or not _says_the_same(policies[policy], text)
     ]
     deletes = [
-        Step(f"delete policy {policy} of {noun} {name}", "DELETE", path, {"policy_name": policy})
+        Step(f"delete policy {policy} of {noun} {name}", delete, {"name": name, "policy_name": policy})
         for policy in policies
         if policy not in wanted.policies
     ]

@@ -39,7 +39,7 @@ def list_keys(
 
     connection = find_connection(data, None)
     with AdminClient(connection, admin_url) as admin:
-        result = admin.call("GET", "keys", query={"account_id": account or connection.account_id})
+        result = admin.call("ListAccessKeys", account_id=account or connection.account_id)
     if as_json:
         print_json(result)
     else:
@@ -77,9 +77,9 @@ def create(
     connection = find_connection(data, None)
     account_id = account or connection.account_id
     with AdminClient(connection, admin_url) as admin:
-        fields = {"name": name} | ({"account_id": account_id} if account_id else {})
+        fields: dict[str, Any] = {"name": name} | ({"account_id": account_id} if account_id else {})
         fields |= {"user": user} if user else {}
-        result = admin.call("POST", "keys", fields=fields)
+        result = admin.call("CreateAccessKey", **fields)
     _print_secret(result, as_json)
 
 
@@ -94,7 +94,7 @@ def rotate(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "keys", access_key_id, "rotate")
+        result = admin.call("RotateAccessKey", access_key_id=access_key_id)
     _print_secret(result, as_json)
 
 
@@ -113,7 +113,7 @@ def session(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "keys", access_key_id, "session", fields={"duration_s": seconds})
+        result = admin.call("CreateSession", access_key_id=access_key_id, duration_s=seconds)
     _print_secret(result, as_json)
 
 
@@ -125,7 +125,7 @@ def disable(
     as_json: options.AsJSON = False,
 ) -> None:
     """Refuse requests signed with a key, until it is enabled again. Its temporary credentials end."""
-    _change(data, admin_url, as_json, "POST", access_key_id, "disable")
+    _change(data, admin_url, as_json, "DisableAccessKey", access_key_id)
 
 
 @app.command()
@@ -136,7 +136,7 @@ def enable(
     as_json: options.AsJSON = False,
 ) -> None:
     """Take requests signed with a disabled key again."""
-    _change(data, admin_url, as_json, "POST", access_key_id, "enable")
+    _change(data, admin_url, as_json, "EnableAccessKey", access_key_id)
 
 
 @app.command()
@@ -147,7 +147,7 @@ def delete(
     as_json: options.AsJSON = False,
 ) -> None:
     """Delete a key for good, with its temporary credentials."""
-    _change(data, admin_url, as_json, "DELETE", access_key_id)
+    _change(data, admin_url, as_json, "DeleteAccessKey", access_key_id)
 
 
 @master_key_app.command("rotate")
@@ -160,7 +160,7 @@ def rotate_master_key(
 
     The old key is removed from `keys/`. Backups made before need it: copy `keys/` first if you keep such backups.
     """
-    result = _rotate(data, admin_url, as_json, "rotate-master", "Wrapping data keys")
+    result = _rotate(data, admin_url, as_json, "RotateMasterKey", "Wrapping data keys")
     previous = result["previous_master_key_id"]
     note(f"Backups made before this need the old master key {previous}: keep a copy of it.")
 
@@ -172,7 +172,7 @@ def rotate_receipt_key(
     as_json: options.AsJSON = False,
 ) -> None:
     """Sign new receipt handles with a new key. Handles given out before stay good for 12 hours."""
-    _rotate(data, admin_url, as_json, "rotate-receipts", "Making a receipt key")
+    _rotate(data, admin_url, as_json, "RotateReceiptKey", "Making a receipt key")
 
 
 @session_key_app.command("rotate")
@@ -185,7 +185,7 @@ def rotate_session_key(
 
     The server renews the key each week by itself.
     """
-    _rotate(data, admin_url, as_json, "rotate-sessions", "Making a session key")
+    _rotate(data, admin_url, as_json, "RotateSessionKey", "Making a session key")
 
 
 def _print_secret(key: dict[str, Any], as_json: bool) -> None:
@@ -200,20 +200,19 @@ def _change(
     data: options.Data,
     admin_url: options.AdminURL,
     as_json: bool,
-    method: str,
+    operation: str,
     access_key_id: str,
-    *verb: str,
 ) -> None:
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call(method, "keys", access_key_id, *verb)
+        result = admin.call(operation, access_key_id=access_key_id)
     if as_json:
         print_json(result or {"access_key_id": access_key_id})
 
 
 def _rotate(
-    data: options.Data, admin_url: options.AdminURL, as_json: bool, what: str, label: str
+    data: options.Data, admin_url: options.AdminURL, as_json: bool, operation: str, label: str
 ) -> dict[str, Any]:
     from quaymaster.cli.shared.client import AdminClient
 
@@ -221,7 +220,7 @@ def _rotate(
         AdminClient(find_connection(data, None), admin_url) as admin,
         progress_bar(label, quiet=as_json),
     ):
-        result: dict[str, Any] = admin.call("POST", "keys", what, wait_ms=ROTATION_WAIT_MS)
+        result: dict[str, Any] = admin.call(operation, wait_ms=ROTATION_WAIT_MS)
     if as_json:
         print_json(result)
     else:

@@ -34,7 +34,7 @@ def create(
         fields["alias"] = alias
     if account is not None:
         fields["account_id"] = account
-    _print(_call(data, admin_url, "POST", "kms-keys", fields=fields), as_json)
+    _print(_call(data, admin_url, "CreateKMSKey", **fields), as_json)
 
 
 @app.command("list")
@@ -45,7 +45,7 @@ def list_keys(
     as_json: options.AsJSON = False,
 ) -> None:
     """List the keys of an account."""
-    result = _call(data, admin_url, "GET", "kms-keys", account=account)
+    result = _call(data, admin_url, "ListKMSKeys", account_id=account)
     if as_json:
         print_json(result)
         return
@@ -74,7 +74,7 @@ def show(
 ) -> None:
     """Show a key."""
     key_id = _id_of(data, admin_url, key, account)
-    _print(_call(data, admin_url, "GET", "kms-keys", key_id, account=account), as_json)
+    _print(_call(data, admin_url, "GetKMSKey", key_id=key_id, account_id=account), as_json)
 
 
 @app.command()
@@ -86,7 +86,7 @@ def disable(
     as_json: options.AsJSON = False,
 ) -> None:
     """Refuse sends and receives of queues that name a key, until it is enabled again."""
-    _change(data, admin_url, as_json, key, account, "disable")
+    _change(data, admin_url, as_json, key, account, "DisableKMSKey")
 
 
 @app.command()
@@ -98,7 +98,7 @@ def enable(
     as_json: options.AsJSON = False,
 ) -> None:
     """Serve queues that name a disabled key again."""
-    _change(data, admin_url, as_json, key, account, "enable")
+    _change(data, admin_url, as_json, key, account, "EnableKMSKey")
 
 
 @app.command("schedule-deletion")
@@ -114,7 +114,7 @@ def schedule_deletion(
 
     Messages that it protects can then never be read again. Until then, cancel-deletion keeps it.
     """
-    _change(data, admin_url, as_json, key, account, "schedule-deletion", {"days": days})
+    _change(data, admin_url, as_json, key, account, "ScheduleKMSKeyDeletion", days=days)
 
 
 @app.command("cancel-deletion")
@@ -126,7 +126,7 @@ def cancel_deletion(
     as_json: options.AsJSON = False,
 ) -> None:
     """Keep a key that was to be deleted. It is disabled: enable it to use it again."""
-    _change(data, admin_url, as_json, key, account, "cancel-deletion")
+    _change(data, admin_url, as_json, key, account, "CancelKMSKeyDeletion")
 
 
 @app.command("alias")
@@ -145,12 +145,12 @@ def set_alias(
     if remove == (key is not None):
         raise CommandRefused("Name the key, or give --remove.")
     if key is not None:
-        _change(data, admin_url, as_json, key, account, "alias", {"alias": alias})
+        _change(data, admin_url, as_json, key, account, "SetKMSAlias", alias=alias)
         return
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("DELETE", "kms-aliases", query={"account_id": account, "alias": alias})
+        result = admin.call("DeleteKMSAlias", account_id=account, alias=alias)
     if as_json:
         print_json(result)
     else:
@@ -163,11 +163,11 @@ def _change(
     as_json: bool,
     key: str,
     account: str | None,
-    verb: str,
-    fields: dict[str, Any] | None = None,
+    operation: str,
+    **members: Any,
 ) -> None:
     key_id = _id_of(data, admin_url, key, account)
-    result = _call(data, admin_url, "POST", "kms-keys", key_id, verb, account=account, fields=fields)
+    result = _call(data, admin_url, operation, key_id=key_id, account_id=account, **members)
     if as_json:
         print_json(result)
         return
@@ -182,7 +182,7 @@ def _id_of(data: options.Data, admin_url: options.AdminURL, key: str, account: s
     name = key.rpartition(":")[2]
     if not name.startswith(ALIAS):
         return name.removeprefix("key/")
-    for row in _call(data, admin_url, "GET", "kms-keys", account=account)["keys"]:
+    for row in _call(data, admin_url, "ListKMSKeys", account_id=account)["keys"]:
         if name in row["aliases"]:
             return str(row["key_id"])
     raise CommandRefused(f"There is no key with the alias {name}.")
@@ -191,15 +191,13 @@ def _id_of(data: options.Data, admin_url: options.AdminURL, key: str, account: s
 def _call(
     data: options.Data,
     admin_url: options.AdminURL,
-    method: str,
-    *path: str,
-    account: str | None = None,
-    fields: dict[str, Any] | None = None,
+    operation: str,
+    **members: Any,
 ) -> dict[str, Any]:
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        return admin.call(method, *path, query={"account_id": account}, fields=fields)
+        return admin.call(operation, **members)
 
 
 def _print(key: dict[str, Any], as_json: bool) -> None:

@@ -48,7 +48,7 @@ def set_limit(
     fields = {"account_id": account_id, "queue": queue, "action": action}
     fields = {name: value for name, value in fields.items() if value is not None}
     rates = {"requests": requests, "bytes": bytes_per_s}
-    result = _call(data, admin_url, "POST", "limits", fields={**fields, **rates})
+    result = _call(data, admin_url, "SetLimit", **fields, **rates)
     if as_json:
         print_json(result)
     else:
@@ -85,7 +85,7 @@ def show(
 ) -> None:
     """Show what holds together for an account's own requests, to one of its queues if it is named."""
     query = {"queue": queue} if queue else {}
-    result = _call(data, admin_url, "GET", "limits", account_id, query=query)
+    result = _call(data, admin_url, "GetLimits", account_id=account_id, **query)
     if as_json:
         print_json(result)
         return
@@ -111,18 +111,18 @@ def remove(
 ) -> None:
     """Remove a limit, named as it was set."""
     query = {name: value for name, value in (("queue", queue), ("action", action)) if value}
-    result = _call(data, admin_url, "DELETE", "limits", account_id, query=query)
+    result = _call(data, admin_url, "RemoveLimit", account_id=account_id, **query)
     if as_json:
         print_json(result)
     else:
         print_line(f"Removed the limit of {' '.join([account_id, *query.values()])}.")
 
 
-def _call(data: Any, admin_url: str | None, method: str, *path: str, **given: Any) -> dict[str, Any]:
+def _call(data: Any, admin_url: str | None, operation: str, **members: Any) -> dict[str, Any]:
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        return admin.call(method, *path, **given)
+        return admin.call(operation, **members)
 
 
 def _show(limits: list[dict[str, Any]]) -> None:

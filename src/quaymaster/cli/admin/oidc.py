@@ -23,7 +23,7 @@ def list_issuers(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        found = admin.call("GET", "oidc")
+        found = admin.call("ListOIDCIssuers")
     if as_json:
         print_json(found)
         return
@@ -72,13 +72,13 @@ def set_issuer(
     """
     from quaymaster.cli.shared.client import AdminClient
 
-    fields: dict[str, object] = {"issuer": issuer, "audiences": audience}
+    fields: dict[str, Any] = {"issuer": issuer, "audiences": audience}
     if keys is not None:
         fields["keys"] = options.read_text(keys)
     if keys_url is not None:
         fields["keys_url"] = keys_url
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("POST", "oidc", fields=fields)
+        result = admin.call("SetOIDCIssuer", **fields)
     print_done(result, f"Tokens of {result['name']} are taken.", as_json)
 
 
@@ -93,5 +93,5 @@ def delete(
     from quaymaster.cli.shared.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("DELETE", "oidc", name.removeprefix("https://"))
+        result = admin.call("DeleteOIDCIssuer", name=name.removeprefix("https://"))
     print_done(result, f"Deleted the issuer {name}.", as_json)

@@ -57,7 +57,9 @@ def create(
     """Create a role. Its trust policy says who may assume it; other policies say what it may do."""
     text = read_policy_file(trust)
     with Admin(data, admin_url, account) as admin:
-        result = admin.post("roles", name=name, path=path, trust_policy=text, session_max_s=session_seconds)
+        result = admin.call(
+            "CreateRole", name=name, path=path, trust_policy=text, session_max_s=session_seconds
+        )
     print_done(result, result["arn"], as_json)
 
 
@@ -81,7 +83,7 @@ def update(
     if text is None and session_seconds is None:
         raise WrongUsage("Give --trust or --session-seconds.")
     with Admin(data, admin_url, account) as admin:
-        result = admin.post("roles", name, trust_policy=text, session_max_s=session_seconds)
+        result = admin.call("UpdateRole", name=name, trust_policy=text, session_max_s=session_seconds)
     print_done(result, f"The role {name} was changed.", as_json)
 
 

@@ -46,7 +46,7 @@ def create(
     It may do nothing until a policy allows it: `user put-policy`.
     """
     with Admin(data, admin_url, account) as admin:
-        result = admin.post("users", name=name, path=path, key=key)
+        result = admin.call("CreateUser", name=name, path=path, key=key)
     if as_json:
         print_json(result)
     else:

@@ -181,9 +181,9 @@ def backup(
         ThreadPoolExecutor(1) as pool,
     ):
         # One connection waits for the answer while the other asks how far it is.
-        asked = pool.submit(admin.call, "POST", "backup", fields={"path": str(path)}, wait_ms=BACKUP_WAIT_MS)
+        asked = pool.submit(admin.call, "CreateBackup", path=str(path), wait_ms=BACKUP_WAIT_MS)
         while not wait([asked], BACKUP_POLL_S).done:
-            made = watcher.call("GET", "backup")
+            made = watcher.call("GetBackup")
             bar.update(made.get("done_bytes", 0), total=made.get("total_bytes", 0))
         result = asked.result()
     if as_json:

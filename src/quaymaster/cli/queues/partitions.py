@@ -85,7 +85,7 @@ def split(
     if (into is None) is not cancel:
         raise WrongUsage("Say --into N, or --cancel.")
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("split", {"into": into, "partition": partition}, wait_seconds, cancel=cancel)
+        asked.change("SplitQueue", {"into": into, "partition": partition}, wait_seconds, cancel=cancel)
         _print(asked.partitions(), as_json)
 
 
@@ -108,7 +108,7 @@ def merge(
     """
     fields = {"partitions": None if partitions is None else _numbers(partitions)}
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("merge", fields, wait_seconds, cancel=cancel)
+        asked.change("MergeQueue", fields, wait_seconds, cancel=cancel)
         _print(asked.partitions(), as_json)
 
 
@@ -132,7 +132,9 @@ def move(
     open.
     """
     with _Queue(queue, account, data, admin_url) as asked:
-        asked.change("move", {"partition": partition, "journal": to_journal}, wait_seconds, cancel=cancel)
+        asked.change(
+            "MoveQueue", {"partition": partition, "journal": to_journal}, wait_seconds, cancel=cancel
+        )
         _print(asked.partitions(), as_json)
 
 
@@ -144,7 +146,10 @@ class _Queue:
         self.name = name_of(queue)
         self.given_up = ""
         """Why the last change was given up, as the partitions were looked at last."""
-        self._query = {"account_id": other_account(connection, queue, account)}
+        self._named: dict[str, Any] = {
+            "name": self.name,
+            "account_id": other_account(connection, queue, account),
+        }
         from quaymaster.cli.shared.client import AdminClient
 
         self._admin: AdminClient = AdminClient(connection, admin_url)
@@ -158,12 +163,14 @@ class _Queue:
 
     def partitions(self) -> list[Partition]:
         """Return the partitions that are listed, the oldest first."""
-        answer = self._admin.call("GET", "queues", self.name, "partitions", query=self._query)
+        answer = self._admin.call("ListPartitions", **self._named)
         self.given_up = answer.get("given_up") or ""
         found: list[Partition] = answer["partitions"]
         return found
 
-    def change(self, kind: str, fields: Mapping[str, Any], wait_seconds: float, *, cancel: bool) -> None:
+    def change(
+        self, operation: str, members: Mapping[str, Any], wait_seconds: float, *, cancel: bool
+    ) -> None:
         """Begin a change, and wait until it is done; or give up the one that is under way.
 
         Raises:
@@ -171,10 +178,9 @@ class _Queue:
             NoServer: it is not done within `wait_seconds`; the server continues with it.
         """
         if cancel:
-            self._admin.call("POST", "queues", self.name, "cancel-change", query=self._query)
+            self._admin.call("CancelQueueChange", **self._named)
             return
-        given = {name: value for name, value in fields.items() if value is not None}
-        begun = self._admin.call("POST", "queues", self.name, kind, query=self._query, fields=given)
+        begun = self._admin.call(operation, **self._named, **members)
         parents, children = begun["parents"], begun["children"]
         note(f"New {_named(children)} for the keys of {_named(parents)}.")
         if not wait_seconds:

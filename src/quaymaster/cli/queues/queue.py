@@ -62,8 +62,8 @@ def delete_queue(
         return
     account = account_of(url)
     with AdminClient(connection, admin_url) as admin:
-        query = {"account_id": account if account != connection.account_id else None}
-        admin.call("DELETE", "queues", name_of(url), query=query)
+        account_id = account if account != connection.account_id else None
+        admin.call("DeleteQueue", name=name_of(url), account_id=account_id)
 
 
 @app.command()
@@ -282,7 +282,7 @@ def _delete_of_account(
             raise CommandRefused(f"The account {account} has no queue {name}.")
 
         _check_confirmed(name, confirm, count)
-        admin.call("DELETE", "queues", name, query={"account_id": account})
+        admin.call("DeleteQueue", name=name, account_id=account)
 
 
 def _check_confirmed(name: str, confirm: str | None, count: Callable[[], int]) -> None:
@@ -379,10 +379,10 @@ def policy(
     from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
-    query = {"account_id": other_account(connection, queue, account)}
+    account_id = other_account(connection, queue, account)
     with AdminClient(connection, admin_url) as admin:
-        method = "DELETE" if remove else "GET"
-        result = admin.call(method, "queues", name_of(queue), "policy", query=query)
+        operation = "RemoveQueuePolicy" if remove else "GetQueuePolicy"
+        result = admin.call(operation, name=name_of(queue), account_id=account_id)
     if as_json:
         print_json(result)
         return
@@ -415,14 +415,15 @@ def peek(
     from quaymaster.cli.shared.client import AdminClient
 
     connection = find_connection(data, None)
-    query = {
+    asked: dict[str, Any] = {
+        "name": name_of(queue),
         "count": limit,
         "from": from_sequence or None,
         "partition": partition,
         "account_id": other_account(connection, queue, account),
     }
     with AdminClient(connection, admin_url) as admin:
-        result = admin.call("GET", "queues", name_of(queue), "messages", query=query)
+        result = admin.call("PeekMessages", **asked)
     messages = result.get("messages") or []
     if as_json:
         print_json(result)

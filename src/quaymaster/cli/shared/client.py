@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from quaymaster.cli.shared.connection import ServerConnection
 from quaymaster.cli.shared.failures import (
@@ -30,6 +30,8 @@ from quaymaster.core.values.attributes import (
     VISIBLE_MESSAGES,
 )
 from quaymaster.net.http.client import HTTPClient, HTTPReply, HTTPRequestFailed
+from quaymaster.protocol.admin.operations import OPERATIONS
+from quaymaster.protocol.admin.requests import prepare
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
@@ -187,27 +189,22 @@ class AdminClient:
     ) -> None:
         self._channel.close()
 
-    def call(
-        self,
-        method: str,
-        *path: str,
-        query: Mapping[str, object] | None = None,
-        fields: Mapping[str, Any] | None = None,
-        wait_ms: int = 0,
-    ) -> dict[str, Any]:
-        """Call `/admin/v1/<path>`, whose parts are quoted here, and return the answer's JSON object.
+    def call(self, operation: str, /, *, wait_ms: int = 0, **members: Any) -> dict[str, Any]:
+        """Ask for an operation of the admin API by its name, and return the answer's JSON object.
+
+        Members that are None are left out. `wait_ms` is how long the server may take on purpose.
 
         Raises:
             CommandRefused, NoServer: as `SQSClient.call`.
         """
-        text = urlencode({name: str(value) for name, value in (query or {}).items() if value is not None})
+        asked = prepare(OPERATIONS[operation], members)
         answer = self._channel.exchange(
-            method,
-            "/admin/v1/" + "/".join(quote(part, safe="") for part in path) + (f"?{text}" if text else ""),
-            headers={b"content-type": b"application/json"} if fields is not None else {},
-            body=b"" if fields is None else json.dumps(fields).encode(),
+            asked.method,
+            asked.target,
+            headers={name.encode(): value.encode() for name, value in asked.headers.items()},
+            body=asked.body,
             timeout_ms=TIMEOUT_MS + wait_ms,
-            is_reading=method == "GET",
+            is_reading=asked.method == "GET",
         )
         if answer.status >= 300:
             raise _admin_error(answer)
@@ -222,24 +219,25 @@ class AdminClient:
 
     def queues(self, account_id: str, prefix: str = "") -> Iterator[dict[str, Any]]:
         """Yield the queues of an account whose names start with `prefix`, with their counts, page by page."""
-        return self._paged("queues", {"account_id": account_id, "prefix": prefix, "limit": 1000})
+        return self.pages("ListQueues", "queues", account_id=account_id, prefix=prefix, limit=1000)
 
     def policies(self, account_id: str) -> Iterator[dict[str, Any]]:
         """Yield the policies of an account's queues, page by page."""
-        return self._paged("policies", {"account_id": account_id})
+        return self.pages("ListQueuePolicies", "policies", account_id=account_id)
 
     def accounts(self, *, deleted: bool = False) -> Iterator[dict[str, Any]]:
         """Yield all accounts by id, page by page; `deleted`: also those that were deleted."""
-        return self._paged("accounts", {"deleted": "true" if deleted else None})
+        return self.pages("ListAccounts", "accounts", deleted=deleted or None)
 
     def limits(self, account_id: str = "") -> Iterator[dict[str, Any]]:
         """Yield limits, of one account if it is given, page by page."""
-        return self._paged("limits", {"account_id": account_id or None})
+        return self.pages("ListLimits", "limits", account_id=account_id or None)
 
-    def _paged(self, what: str, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def pages(self, operation: str, what: str, /, **members: Any) -> Iterator[dict[str, Any]]:
+        """Yield what an operation lists as `what`, page by page."""
         token: str | None = None
         while True:
-            page = self.call("GET", what, query={**query, "next_token": token})
+            page = self.call(operation, **members, next_token=token)
             yield from page[what]
             token = page.get("next_token")
             if token is None:

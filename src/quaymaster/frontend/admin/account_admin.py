@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
-from quaymaster.core.access.operations import Operation
-from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
-from quaymaster.frontend.actions.sts_actions import SessionService
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+import msgspec
+
+from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.frontend.actions.sts_actions import NewSession, SessionService
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
+from quaymaster.frontend.admin.operator_authorization import check_root_key
 from quaymaster.frontend.authentication import VerifyingKey
 from quaymaster.frontend.key_uses import KeyUses
+from quaymaster.protocol.admin import accounts as shapes
+from quaymaster.protocol.admin.members import PAGE_MAX
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
-
-SESSION_DEFAULT_S: Final = 3_600
 
 
 class Account(Protocol):
@@ -26,7 +28,7 @@ class Account(Protocol):
     @property
     def created_ms(self) -> int: ...
     @property
-    def state(self) -> str: ...
+    def state(self) -> Literal["enabled", "disabled", "deleted"]: ...
     @property
     def deleted_ms(self) -> int | None: ...
 
@@ -89,50 +91,49 @@ class AccountAdmin:
         self._sessions = sessions
         self._default_account = default_account
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what answers each request, as `Admin` has them."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "accounts"): AdminRoute(self._list_accounts, looks_at=Operation.LIST_ACCOUNTS),
-            ("POST", "accounts"): AdminRoute(self._create_account, "CreateAccount"),
-            ("POST", "accounts", "*", "enable"): AdminRoute(self._enable_account, "EnableAccount"),
-            ("POST", "accounts", "*", "disable"): AdminRoute(self._disable_account, "DisableAccount"),
-            ("DELETE", "accounts", "*"): AdminRoute(self._delete_account, "DeleteAccount"),
-            ("GET", "keys"): AdminRoute(self._list_keys, "ListAccessKeys"),
-            ("POST", "keys"): AdminRoute(self._create_key, "CreateAccessKey"),
-            ("POST", "keys", "*", "enable"): AdminRoute(self._enable_key, "EnableAccessKey"),
-            ("POST", "keys", "*", "disable"): AdminRoute(self._disable_key, "DisableAccessKey"),
-            ("POST", "keys", "*", "rotate"): AdminRoute(self._rotate_secret, "RotateAccessKey"),
-            ("POST", "keys", "*", "session"): AdminRoute(self._create_session, "CreateSession"),
-            ("DELETE", "keys", "*"): AdminRoute(self._delete_key, "DeleteAccessKey"),
+            "ListAccounts": AdminRoute(self._list_accounts),
+            "CreateAccount": AdminRoute(self._create_account),
+            "EnableAccount": AdminRoute(self._enable_account),
+            "DisableAccount": AdminRoute(self._disable_account),
+            "DeleteAccount": AdminRoute(self._delete_account),
+            "ListAccessKeys": AdminRoute(self._list_keys),
+            "CreateAccessKey": AdminRoute(self._create_key),
+            "EnableAccessKey": AdminRoute(self._enable_key, owner_of=self._owner_of_key),
+            "DisableAccessKey": AdminRoute(self._disable_key, owner_of=self._owner_of_key),
+            "RotateAccessKey": AdminRoute(self._rotate_secret, owner_of=self._owner_of_key),
+            "CreateSession": AdminRoute(self._create_session, owner_of=self._owner_of_key),
+            "DeleteAccessKey": AdminRoute(self._delete_key, owner_of=self._owner_of_key),
         }
 
-    async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
-        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        accounts = self._accounts.list_accounts(
-            call.query.get("next_token", ""), limit + 1, deleted=call.flag("deleted")
-        )
-        rows = [_account_row(account) for account in accounts[:limit]]
-        return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
+    async def _list_accounts(self, call: AdminCall, given: shapes.ListAccountsRequest) -> shapes.AccountList:
+        accounts = self._accounts.list_accounts(given.next_token, given.limit + 1, deleted=given.deleted)
+        rows = [_account_view(account) for account in accounts[: given.limit]]
+        is_more = len(accounts) > given.limit
+        return shapes.AccountList(accounts=rows, next_token=rows[-1].account_id if is_more else None)
 
-    async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.fields.get("account_id")
-        account = await self._accounts.create_account(
-            call.text("name"), None if account_id is None else call.text("account_id")
-        )
+    async def _create_account(self, call: AdminCall, given: shapes.CreateAccountRequest) -> shapes.NewAccount:
+        account = await self._accounts.create_account(given.name, given.account_id)
         key = await self._accounts.create_access_key(account.account_id, "default")
-        return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
+        return shapes.NewAccount(
+            **_members(_account_view(account)),
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret,
+        )
 
-    async def _enable_account(self, call: AdminCall) -> Mapping[str, Any]:
-        return _account_row(await self._accounts.set_account_enabled(call.name, enabled=True))
+    async def _enable_account(self, call: AdminCall, given: shapes.AccountRequest) -> shapes.AccountView:
+        return _account_view(await self._accounts.set_account_enabled(given.account_id, enabled=True))
 
-    async def _disable_account(self, call: AdminCall) -> Mapping[str, Any]:
-        self._check_can_go(call.name)
-        return _account_row(await self._accounts.set_account_enabled(call.name, enabled=False))
+    async def _disable_account(self, call: AdminCall, given: shapes.AccountRequest) -> shapes.AccountView:
+        self._check_can_go(given.account_id)
+        return _account_view(await self._accounts.set_account_enabled(given.account_id, enabled=False))
 
-    async def _delete_account(self, call: AdminCall) -> Mapping[str, Any]:
-        self._check_can_go(call.name)
-        await self._accounts.delete_account(call.name)
-        return {"account_id": call.name, "deleted": True}
+    async def _delete_account(self, call: AdminCall, given: shapes.AccountRequest) -> shapes.DeletedAccount:
+        self._check_can_go(given.account_id)
+        await self._accounts.delete_account(given.account_id)
+        return shapes.DeletedAccount(account_id=given.account_id)
 
     def _check_can_go(self, account_id: str) -> None:
         """Raise UnsupportedOperation for an account that the server cannot do without."""
@@ -145,78 +146,106 @@ class AccountAdmin:
                 f"The account {account_id} cannot be disabled or deleted: it has the server's own queues."
             )
 
-    async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
+    def _owner_of_key(self, call: AdminCall, given: shapes.KeyRequest) -> str:
+        """Return whose key it is; the caller's account where there is no such key, which the handler then says."""
+        key = self._accounts.access_key(given.access_key_id)
+        return call.owner if key is None else key.account_id
+
+    async def _list_keys(self, call: AdminCall, given: shapes.ListKeysRequest) -> shapes.KeyList:
         keys = self._accounts.list_access_keys(call.owner)
         used = await last_uses(self._key_uses, [key.access_key_id for key in keys])
-        return {"keys": [_key_row(key) | used(key.access_key_id) for key in keys]}
-
-    async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.create_access_key(
-            call.owner, call.text("name", ""), user=call.text("user", "")
+        views = [_key_view(key) for key in keys]
+        return shapes.KeyList(
+            keys=[msgspec.structs.replace(view, last_used_ms=used(view.access_key_id)) for view in views]
         )
-        return {**_key_row(key), "secret_access_key": key.secret}
 
-    async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
-        return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
+    async def _create_key(self, call: AdminCall, given: shapes.CreateKeyRequest) -> shapes.KeyWithSecret:
+        if not given.user:
+            check_root_key(call.principal, call.owner)
+        key = await self._accounts.create_access_key(call.owner, given.name, user=given.user)
+        return _with_secret(key)
+
+    async def _enable_key(self, call: AdminCall, given: shapes.KeyRequest) -> shapes.KeyView:
+        return _key_view(await self._accounts.set_enabled(given.access_key_id, enabled=True))
 
     # Keep the way in open: without an enabled key of the default account nobody could use this API.
 
-    async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.set_enabled(call.name, enabled=False, not_last_of=self._default_account)
-        return _key_row(key)
+    async def _disable_key(self, call: AdminCall, given: shapes.KeyRequest) -> shapes.KeyView:
+        last_of = self._default_account
+        return _key_view(
+            await self._accounts.set_enabled(given.access_key_id, enabled=False, not_last_of=last_of)
+        )
 
-    async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
-        await self._accounts.delete_access_key(call.name, not_last_of=self._default_account)
-        return {"access_key_id": call.name, "deleted": True}
+    async def _delete_key(self, call: AdminCall, given: shapes.KeyRequest) -> shapes.DeletedKey:
+        await self._accounts.delete_access_key(given.access_key_id, not_last_of=self._default_account)
+        return shapes.DeletedKey(access_key_id=given.access_key_id)
 
-    async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.rotate_secret(call.name)
-        return {**_key_row(key), "secret_access_key": key.secret}
+    async def _rotate_secret(self, call: AdminCall, given: shapes.KeyRequest) -> shapes.KeyWithSecret:
+        self._check_secret(call, given)
+        return _with_secret(await self._accounts.rotate_secret(given.access_key_id))
 
-    async def _create_session(self, call: AdminCall) -> Mapping[str, Any]:
-        duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
-        if not isinstance(duration_s, int):
-            raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
-        session = self._sessions.create(call.name, duration_s * 1000)
-        content = session.content
-        parent = self._accounts.access_key(content.parent_id)
-        return {
-            "access_key_id": content.access_key_id,
-            "account_id": content.account_id,
-            "name": "" if parent is None else parent.name,
-            "enabled": True,
-            "created_ms": content.issued_ms,
-            "parent_id": content.parent_id,
-            "expires_ms": content.expires_ms,
-            "secret_access_key": content.secret,
-            "session_token": session.token,
-        }
+    async def _create_session(
+        self, call: AdminCall, given: shapes.CreateSessionRequest
+    ) -> shapes.SessionView:
+        self._check_secret(call, given)
+        session = self._sessions.create(given.access_key_id, given.duration_s * 1000)
+        parent = self._accounts.access_key(session.content.parent_id)
+        return session_view(session, "" if parent is None else parent.name)
+
+    def _check_secret(self, call: AdminCall, given: shapes.KeyRequest) -> None:
+        """Raise AccessDenied where a user asks for what a root key of its account can do."""
+        key = self._accounts.access_key(given.access_key_id)
+        if key is not None and not key.user:
+            check_root_key(call.principal, call.owner)
 
 
 async def last_uses(
     key_uses: KeyUses | None, access_key_ids: Sequence[str]
-) -> Callable[[str], dict[str, int | None]]:
-    """Return what is said of each key: `last_used_ms`, None if it was never used; nothing where that is not known."""
+) -> Callable[[str], int | msgspec.UnsetType | None]:
+    """Return what is said of each key: when it was used last, None if never; UNSET where that is not known."""
     found = None if key_uses is None else await key_uses.last_used_ms(access_key_ids)
-    return lambda key: {} if found is None else {"last_used_ms": found.get(key)}
+    return lambda key: msgspec.UNSET if found is None else found.get(key)
 
 
-def _account_row(account: Account) -> dict[str, Any]:
-    return {
-        "account_id": account.account_id,
-        "name": account.name,
-        "created_ms": account.created_ms,
-        "state": account.state,
-        "deleted_ms": account.deleted_ms,
-    }
+def session_view(session: NewSession, name: str) -> shapes.SessionView:
+    """Return temporary credentials as they are shown. `name`: of the key that they go back to."""
+    content = session.content
+    return shapes.SessionView(
+        access_key_id=content.access_key_id,
+        account_id=content.account_id,
+        name=name,
+        created_ms=content.issued_ms,
+        parent_id=content.parent_id,
+        expires_ms=content.expires_ms,
+        secret_access_key=content.secret,
+        session_token=session.token,
+    )
 
 
-def _key_row(key: StoredKey) -> dict[str, Any]:
-    return {
-        "access_key_id": key.access_key_id,
-        "account_id": key.account_id,
-        "name": key.name,
-        "user": key.user or None,
-        "enabled": key.is_enabled,
-        "created_ms": key.created_ms,
-    }
+def _account_view(account: Account) -> shapes.AccountView:
+    return shapes.AccountView(
+        account_id=account.account_id,
+        name=account.name,
+        created_ms=account.created_ms,
+        state=account.state,
+        deleted_ms=account.deleted_ms,
+    )
+
+
+def _key_view(key: StoredKey) -> shapes.KeyView:
+    return shapes.KeyView(
+        access_key_id=key.access_key_id,
+        account_id=key.account_id,
+        name=key.name,
+        user=key.user or None,
+        enabled=key.is_enabled,
+        created_ms=key.created_ms,
+    )
+
+
+def _with_secret(key: StoredKey) -> shapes.KeyWithSecret:
+    return shapes.KeyWithSecret(**_members(_key_view(key)), secret_access_key=key.secret)
+
+
+def _members(view: msgspec.Struct) -> dict[str, Any]:
+    return msgspec.structs.asdict(view)

@@ -19,6 +19,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.protocol.admin import queues as shapes
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, ListGroups
 
 
@@ -39,10 +40,10 @@ class GroupAdmin:
         self._broker = broker
         self._metadata = metadata
 
-    async def list_groups(self, account_id: str, name: str) -> list[dict[str, Any]]:
+    async def list_groups(self, account_id: str, name: str) -> list[shapes.GroupView]:
         """Return a log's groups and where each stands."""
         log = self._log(account_id, name)
-        rows: list[dict[str, Any]] = []
+        rows: list[shapes.GroupView] = []
         token: str | None = None
         while True:
             page = await self._metadata.queues.list_page(ListGroups(account_id, name, 1_000, token))
@@ -51,24 +52,24 @@ class GroupAdmin:
             if token is None:
                 return rows
 
-    async def create_group(self, account_id: str, name: str, start: str) -> dict[str, Any]:
+    async def create_group(self, account_id: str, name: str, start: str) -> shapes.GroupView:
         """Create a group, or find it, and return where it stands. `start` empty: as the queue says."""
         group = await self._metadata.queues.change(CreateGroup(account_id, name, start))
         return await self._row(self._log(account_id, split_group(name)[0]), group)
 
-    async def reset(self, account_id: str, name: str, start: str) -> dict[str, Any]:
+    async def reset(self, account_id: str, name: str, start: str) -> shapes.GroupView:
         """Let a group begin anew, and return where it then stands."""
         log, group = self._group(account_id, name)
         await ask(self._broker, ResetGroup(group.queue_id, start))
         return await self._row(log, group)
 
-    async def set_offset(self, account_id: str, name: str, partition: int, offset: int) -> dict[str, Any]:
+    async def set_offset(self, account_id: str, name: str, partition: int, offset: int) -> shapes.GroupView:
         """Consume everything below an offset, and return where the group then stands."""
         log, group = self._group(account_id, name)
         await ask(self._broker, SetGroupOffset(group.queue_id, partition, offset))
         return await self._row(log, group)
 
-    async def _row(self, log: QueueDefinition, group: QueueDefinition) -> dict[str, Any]:
+    async def _row(self, log: QueueDefinition, group: QueueDefinition) -> shapes.GroupView:
         counts = await ask(self._broker, CountMessages(group.queue_id))
         assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
         partitions = []
@@ -76,18 +77,20 @@ class GroupAdmin:
             kept = await self._bounds(log.queue_id, number)
             consumed = await self._bounds(group.queue_id, number)
             partitions.append(
-                {"partition": number, "start": kept.earliest, "end": kept.end, "offset": consumed.earliest}
+                shapes.GroupPartition(
+                    partition=number, start=kept.earliest, end=kept.end, offset=consumed.earliest
+                )
             )
-        return {
-            "group": split_group(group.name)[1],
-            "queue": log.name,
-            "queue_id": group.queue_id,
-            "created_ms": group.created_ms,
-            "partitions": partitions,
-            "in_flight": counts.in_flight,
-            "lag": counts.visible + counts.in_flight + counts.delayed,
+        return shapes.GroupView(
+            group=split_group(group.name)[1],
+            queue=log.name,
+            queue_id=group.queue_id,
+            created_ms=group.created_ms,
+            partitions=partitions,
+            in_flight=counts.in_flight,
+            lag=counts.visible + counts.in_flight + counts.delayed,
             **traffic_of(group, counts),
-        }
+        )
 
     async def _bounds(self, queue_id: int, partition: int) -> LogBoundsOutcome:
         outcome = await ask(self._broker, LogBounds(queue_id, partition))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from quaymaster.core.access.operations import Operation
+import msgspec
+
 from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
-from quaymaster.core.values.errors import (
-    CallerError,
-    InvalidParameterValue,
-    MissingParameter,
-    ResourceNotFound,
-)
+from quaymaster.core.values.errors import CallerError, ResourceNotFound
 from quaymaster.frontend.admin.account_admin import AccountService, last_uses
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.key_uses import KeyUses
+from quaymaster.protocol.admin import identities as shapes
 
 Kind = Literal["user", "role"]
+View = shapes.UserView | shapes.RoleView
 
 
 class IdentityRow(Protocol):
@@ -122,157 +120,123 @@ class IdentityAdmin:
         self._identities = identities
         self._accounts = accounts
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what answers each request, as `Admin` has them."""
-        name_of_user, name_of_role = partial(self._stored_name, "user"), partial(self._stored_name, "role")
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
+        user, role = partial(self._stored_name, "user"), partial(self._stored_name, "role")
         return {
-            ("GET", "users"): AdminRoute(self._of("user", self._list), looks_at=Operation.LIST_USERS),
-            ("POST", "users"): AdminRoute(self._create_user, "CreateUser"),
-            ("GET", "users", "*"): AdminRoute(
-                self._show_user, looks_at=Operation.GET_USER, stored_name=name_of_user
-            ),
-            ("DELETE", "users", "*"): AdminRoute(
-                self._of("user", self._delete), "DeleteUser", stored_name=name_of_user
-            ),
-            ("POST", "users", "*", "policy"): AdminRoute(
-                self._of("user", self._put_policy), "PutUserPolicy", stored_name=name_of_user
-            ),
-            ("DELETE", "users", "*", "policy"): AdminRoute(
-                self._of("user", self._delete_policy), "DeleteUserPolicy", stored_name=name_of_user
-            ),
-            ("POST", "users", "*", "revoke-sessions"): AdminRoute(
-                self._of("user", self._revoke_sessions), "RevokeUserSessions", stored_name=name_of_user
-            ),
-            ("GET", "roles"): AdminRoute(self._of("role", self._list), looks_at=Operation.LIST_ROLES),
-            ("POST", "roles"): AdminRoute(self._create_role, "CreateRole"),
-            ("GET", "roles", "*"): AdminRoute(
-                self._show_role, looks_at=Operation.GET_ROLE, stored_name=name_of_role
-            ),
-            ("POST", "roles", "*"): AdminRoute(self._update_role, "UpdateRole", stored_name=name_of_role),
-            ("DELETE", "roles", "*"): AdminRoute(
-                self._of("role", self._delete), "DeleteRole", stored_name=name_of_role
-            ),
-            ("POST", "roles", "*", "policy"): AdminRoute(
-                self._of("role", self._put_policy), "PutRolePolicy", stored_name=name_of_role
-            ),
-            ("DELETE", "roles", "*", "policy"): AdminRoute(
-                self._of("role", self._delete_policy), "DeleteRolePolicy", stored_name=name_of_role
-            ),
-            ("POST", "roles", "*", "revoke-sessions"): AdminRoute(
-                self._of("role", self._revoke_sessions), "RevokeRoleSessions", stored_name=name_of_role
-            ),
+            "ListUsers": AdminRoute(self._list_users),
+            "CreateUser": AdminRoute(self._create_user),
+            "GetUser": AdminRoute(self._show_user, user),
+            "DeleteUser": AdminRoute(partial(self._delete, "user"), user),
+            "PutUserPolicy": AdminRoute(partial(self._put_policy, "user"), user),
+            "DeleteUserPolicy": AdminRoute(partial(self._delete_policy, "user"), user),
+            "RevokeUserSessions": AdminRoute(partial(self._revoke_sessions, "user"), user),
+            "ListRoles": AdminRoute(self._list_roles),
+            "CreateRole": AdminRoute(self._create_role),
+            "GetRole": AdminRoute(self._show_role, role),
+            "UpdateRole": AdminRoute(self._update_role, role),
+            "DeleteRole": AdminRoute(partial(self._delete, "role"), role),
+            "PutRolePolicy": AdminRoute(partial(self._put_policy, "role"), role),
+            "DeleteRolePolicy": AdminRoute(partial(self._delete_policy, "role"), role),
+            "RevokeRoleSessions": AdminRoute(partial(self._revoke_sessions, "role"), role),
         }
 
-    @staticmethod
-    def _of(kind: Kind, handler: Callable[[Kind, AdminCall], Awaitable[Mapping[str, Any]]]) -> Handler:
-        return partial(handler, kind)
-
-    def _stored_name(self, kind: Kind, call: AdminCall) -> str:
-        identity = self._identities.find(kind, call.owner, call.name)
-        return call.name if identity is None else identity.row.name
+    def _stored_name(self, kind: Kind, call: AdminCall, given: shapes.UserRequest) -> str:
+        identity = self._identities.find(kind, call.owner, given.name)
+        return given.name if identity is None else identity.row.name
 
     # Both
 
-    async def _list(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
-        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        after = call.query.get("next_token", "")
-        found = self._identities.list_page(kind, call.owner, after, limit + 1)
-        return _page(f"{kind}s", [_short_row(identity) for identity in found], limit)
+    async def _list_users(self, call: AdminCall, given: shapes.ListIdentitiesRequest) -> shapes.UserList:
+        users, token = self._page("user", call, given)
+        return shapes.UserList(users=users, next_token=token)
 
-    async def _delete(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
-        identity = await self._identities.delete(kind, call.owner, call.name)
+    async def _list_roles(self, call: AdminCall, given: shapes.ListIdentitiesRequest) -> shapes.RoleList:
+        roles, token = self._page("role", call, given)
+        return shapes.RoleList(roles=roles, next_token=token)
+
+    def _page(
+        self, kind: Kind, call: AdminCall, given: shapes.ListIdentitiesRequest
+    ) -> tuple[list[shapes.IdentityEntry], str | None]:
+        found = self._identities.list_page(kind, call.owner, given.next_token, given.limit + 1)
+        rows = [shapes.IdentityEntry(**_entry(identity)) for identity in found[: given.limit]]
+        return rows, rows[-1].name if len(found) > given.limit else None
+
+    async def _delete(self, kind: Kind, call: AdminCall, given: shapes.UserRequest) -> shapes.DeletedIdentity:
+        identity = await self._identities.delete(kind, call.owner, given.name)
         if kind == "user":
             await self._accounts.drop_keys_of_deleted_users()
-        return {"account_id": identity.row.account_id, "name": identity.row.name, "deleted": True}
+        return shapes.DeletedIdentity(account_id=identity.row.account_id, name=identity.row.name)
 
-    async def _put_policy(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
-        name, text = call.text("policy_name"), call.text("policy")
-        return _row(await self._identities.put_policy(kind, call.owner, call.name, name, text))
+    async def _put_policy(self, kind: Kind, call: AdminCall, given: shapes.PutPolicyRequest) -> View:
+        return _view(
+            await self._identities.put_policy(kind, call.owner, given.name, given.policy_name, given.policy)
+        )
 
-    async def _delete_policy(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._identities.delete_policy(kind, call.owner, call.name, _policy_of(call)))
+    async def _delete_policy(self, kind: Kind, call: AdminCall, given: shapes.DeletePolicyRequest) -> View:
+        return _view(await self._identities.delete_policy(kind, call.owner, given.name, given.policy_name))
 
-    async def _revoke_sessions(self, kind: Kind, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._identities.revoke_sessions(kind, call.owner, call.name))
+    async def _revoke_sessions(self, kind: Kind, call: AdminCall, given: shapes.UserRequest) -> View:
+        return _view(await self._identities.revoke_sessions(kind, call.owner, given.name))
 
     # Users
 
-    async def _create_user(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _create_user(self, call: AdminCall, given: shapes.CreateUserRequest) -> shapes.NewUser:
         account_id = call.owner
-        has_key = call.fields.get("key", True)
-        if not isinstance(has_key, bool):
-            raise InvalidParameterValue.of("key", has_key, "Must be true or false.")
-        user = await self._identities.create_user(account_id, call.text("name"), call.text("path", "/"))
-        if not has_key:
-            return _row(user)
+        user = await self._identities.create_user(account_id, given.name, given.path)
+        if not given.key:
+            return shapes.NewUser(**_with_policies(user))
         try:
             key = await self._accounts.create_access_key(account_id, "default", user=user.row.name)
         except CallerError:
             # Whoever is refused may ask again, once there is room for the key.
             await self._identities.delete("user", account_id, user.row.name)
             raise
-        return {
-            **_row(user),
-            "access_key_id": key.access_key_id,
-            "secret_access_key": key.secret,
-        }
+        return shapes.NewUser(
+            **_with_policies(user), access_key_id=key.access_key_id, secret_access_key=key.secret
+        )
 
-    async def _show_user(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _show_user(self, call: AdminCall, given: shapes.UserRequest) -> shapes.UserWithKeys:
         account_id = call.owner
-        user = self._identities.user(account_id, call.name)
+        user = self._identities.user(account_id, given.name)
         if user is None:
-            raise ResourceNotFound(f"The account {account_id} has no user {call.name}.")
-        keys = self._accounts.list_user_keys(account_id, call.name)
+            raise ResourceNotFound(f"The account {account_id} has no user {given.name}.")
+        keys = self._accounts.list_user_keys(account_id, given.name)
         used = await last_uses(self._key_uses, [key.access_key_id for key in keys])
         listed = [
-            {"access_key_id": key.access_key_id, "enabled": key.is_enabled} | used(key.access_key_id)
+            shapes.UserKey(
+                access_key_id=key.access_key_id,
+                enabled=key.is_enabled,
+                last_used_ms=used(key.access_key_id),
+            )
             for key in keys
         ]
-        return {**_row(user), "keys": listed}
+        return shapes.UserWithKeys(**_with_policies(user), keys=listed)
 
     # Roles
 
-    async def _create_role(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _create_role(self, call: AdminCall, given: shapes.CreateRoleRequest) -> shapes.RoleView:
         role = await self._identities.create_role(
-            call.owner,
-            call.text("name"),
-            call.text("trust_policy"),
-            path=call.text("path", "/"),
-            session_max_s=call.integer("session_max_s", 3_600),
+            call.owner, given.name, given.trust_policy, path=given.path, session_max_s=given.session_max_s
         )
-        return _row(role)
+        return _role_view(role)
 
-    async def _show_role(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _show_role(self, call: AdminCall, given: shapes.RoleRequest) -> shapes.RoleView:
         account_id = call.owner
-        role = self._identities.role(account_id, call.name)
+        role = self._identities.role(account_id, given.name)
         if role is None:
-            raise ResourceNotFound(f"The account {account_id} has no role {call.name}.")
+            raise ResourceNotFound(f"The account {account_id} has no role {given.name}.")
         stale = self._identities.stale_names(role.trust_policy, role.row.trusted_ids)
-        return {**_row(role), "stale": stale}
+        return msgspec.structs.replace(_role_view(role), stale=stale)
 
-    async def _update_role(self, call: AdminCall) -> Mapping[str, Any]:
-        fields = call.fields
+    async def _update_role(self, call: AdminCall, given: shapes.UpdateRoleRequest) -> shapes.RoleView:
         role = await self._identities.update_role(
-            call.owner,
-            call.name,
-            trust_policy=call.text("trust_policy") if "trust_policy" in fields else None,
-            session_max_s=call.integer("session_max_s") if "session_max_s" in fields else None,
+            call.owner, given.name, trust_policy=given.trust_policy, session_max_s=given.session_max_s
         )
-        return _row(role)
+        return _role_view(role)
 
 
-def _policy_of(call: AdminCall) -> str:
-    name = call.query.get("policy_name")
-    if not name:
-        raise MissingParameter("policy_name")
-    return name
-
-
-def _page(noun: str, rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    return {noun: rows[:limit], "next_token": rows[limit - 1]["name"] if len(rows) > limit else None}
-
-
-def _short_row(identity: Identity) -> dict[str, Any]:
+def _entry(identity: Identity) -> dict[str, Any]:
     row = identity.row
     return {
         "account_id": row.account_id,
@@ -284,14 +248,22 @@ def _short_row(identity: Identity) -> dict[str, Any]:
     }
 
 
-def _row(identity: Identity) -> dict[str, Any]:
+def _with_policies(identity: Identity) -> dict[str, Any]:
+    return {**_entry(identity), "policies": identity.row.policies, "problems": _problems(identity)}
+
+
+def _view(identity: Identity) -> View:
     """Return a user or role with its policies; of a role, its trust policy, too."""
-    shown, problems = _short_row(identity), _problems(identity)
-    if isinstance(identity, Role):
-        shown |= {"trust_policy": identity.row.trust_policy, "session_max_s": identity.row.session_max_s}
-        if isinstance(identity.trust_policy, UnreadablePolicy):
-            problems["trust policy"] = str(identity.trust_policy.why)
-    return {**shown, "policies": identity.row.policies, "problems": problems}
+    return _role_view(identity) if isinstance(identity, Role) else shapes.UserView(**_with_policies(identity))
+
+
+def _role_view(role: Role) -> shapes.RoleView:
+    members = _with_policies(role)
+    if isinstance(role.trust_policy, UnreadablePolicy):
+        members["problems"]["trust policy"] = str(role.trust_policy.why)
+    return shapes.RoleView(
+        **members, trust_policy=role.row.trust_policy, session_max_s=role.row.session_max_s
+    )
 
 
 def _problems(identity: Identity) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from quaymaster.core.access.operations import Operation
-from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
+from quaymaster.protocol.admin import identities as shapes
+from quaymaster.protocol.admin.members import Nothing
 from quaymaster.protocol.tokens.web_identity import KeySet
 
 
@@ -53,35 +53,31 @@ class IssuerAdmin:
     def __init__(self, issuers: IssuerService) -> None:
         self._issuers = issuers
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what answers each request, as `Admin` has them."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "oidc"): AdminRoute(self._list, looks_at=Operation.LIST_OIDC_ISSUERS),
-            ("POST", "oidc"): AdminRoute(self._put, "SetOIDCIssuer"),
-            ("DELETE", "oidc", "*"): AdminRoute(self._delete, "DeleteOIDCIssuer"),
+            "ListOIDCIssuers": AdminRoute(self._list),
+            "SetOIDCIssuer": AdminRoute(self._put),
+            "DeleteOIDCIssuer": AdminRoute(self._delete),
         }
 
-    async def _list(self, call: AdminCall) -> Mapping[str, Any]:
-        return {"issuers": [_row(issuer) for issuer in self._issuers.list_all()]}
+    async def _list(self, call: AdminCall, given: Nothing) -> shapes.IssuerList:
+        return shapes.IssuerList(issuers=[_view(issuer) for issuer in self._issuers.list_all()])
 
-    async def _put(self, call: AdminCall) -> Mapping[str, Any]:
-        audiences = call.fields.get("audiences")
-        if not isinstance(audiences, list) or not all(isinstance(one, str) for one in audiences):
-            raise InvalidParameterValue.of("audiences", audiences, "Must be a list of texts.")
-        keys, keys_url = call.text("keys", ""), call.text("keys_url", "")
-        return _row(await self._issuers.put(call.text("issuer"), audiences, keys, keys_url))
+    async def _put(self, call: AdminCall, given: shapes.SetIssuerRequest) -> shapes.IssuerView:
+        return _view(await self._issuers.put(given.issuer, given.audiences, given.keys, given.keys_url))
 
-    async def _delete(self, call: AdminCall) -> Mapping[str, Any]:
-        await self._issuers.delete(call.name)
-        return {"name": call.name, "deleted": True}
+    async def _delete(self, call: AdminCall, given: shapes.IssuerRequest) -> shapes.DeletedIssuer:
+        await self._issuers.delete(given.name)
+        return shapes.DeletedIssuer(name=given.name)
 
 
-def _row(issuer: Issuer) -> dict[str, Any]:
-    return {
-        "name": issuer.name,
-        "issuer": issuer.row.issuer,
-        "audiences": list(issuer.audiences),
-        "key_count": None if issuer.keys is None else len(issuer.keys),
-        "keys_url": issuer.keys_url or None,
-        "changed_ms": issuer.row.changed_ms,
-    }
+def _view(issuer: Issuer) -> shapes.IssuerView:
+    return shapes.IssuerView(
+        name=issuer.name,
+        issuer=issuer.row.issuer,
+        audiences=list(issuer.audiences),
+        key_count=None if issuer.keys is None else len(issuer.keys),
+        keys_url=issuer.keys_url or None,
+        changed_ms=issuer.row.changed_ms,
+    )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
-from quaymaster.core.access.operations import Operation
-from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
-
-DELETION_DAYS: Final = 30
+from quaymaster.protocol.admin import kms as shapes
 
 
 class LocalKey(Protocol):
@@ -24,7 +21,7 @@ class LocalKey(Protocol):
     @property
     def description(self) -> str: ...
     @property
-    def state(self) -> str: ...
+    def state(self) -> Literal["enabled", "disabled", "pending deletion"]: ...
     @property
     def created_ms(self) -> int: ...
     @property
@@ -59,72 +56,61 @@ class KMSAdmin:
     def __init__(self, keys: LocalKeyService) -> None:
         self._keys = keys
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what answers each request, as `Admin` has them."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "kms-keys"): AdminRoute(self._list, looks_at=Operation.LIST_KMS_KEYS),
-            ("POST", "kms-keys"): AdminRoute(self._create, "CreateKMSKey"),
-            ("GET", "kms-keys", "*"): AdminRoute(self._show, looks_at=Operation.GET_KMS_KEY),
-            ("POST", "kms-keys", "*", "enable"): AdminRoute(self._enable, "EnableKMSKey"),
-            ("POST", "kms-keys", "*", "disable"): AdminRoute(self._disable, "DisableKMSKey"),
-            ("POST", "kms-keys", "*", "schedule-deletion"): AdminRoute(
-                self._delete, "ScheduleKMSKeyDeletion"
-            ),
-            ("POST", "kms-keys", "*", "cancel-deletion"): AdminRoute(self._cancel, "CancelKMSKeyDeletion"),
-            ("POST", "kms-keys", "*", "alias"): AdminRoute(self._set_alias, "SetKMSAlias"),
-            ("DELETE", "kms-aliases"): AdminRoute(self._delete_alias, "DeleteKMSAlias"),
+            "ListKMSKeys": AdminRoute(self._list),
+            "CreateKMSKey": AdminRoute(self._create),
+            "GetKMSKey": AdminRoute(self._show),
+            "EnableKMSKey": AdminRoute(self._enable),
+            "DisableKMSKey": AdminRoute(self._disable),
+            "ScheduleKMSKeyDeletion": AdminRoute(self._delete),
+            "CancelKMSKeyDeletion": AdminRoute(self._cancel),
+            "SetKMSAlias": AdminRoute(self._set_alias),
+            "DeleteKMSAlias": AdminRoute(self._delete_alias),
         }
 
-    async def _list(self, call: AdminCall) -> Mapping[str, Any]:
-        return {"keys": [_row(key) for key in self._keys.list_keys(_account_of(call))]}
+    async def _list(self, call: AdminCall, given: shapes.ListKMSKeysRequest) -> shapes.KMSKeyList:
+        return shapes.KMSKeyList(keys=[_view(key) for key in self._keys.list_keys(call.owner)])
 
-    async def _create(self, call: AdminCall) -> Mapping[str, Any]:
-        alias = None if call.fields.get("alias") is None else call.text("alias")
-        return _row(
-            await self._keys.create(
-                call.text("account_id", call.account_id), call.text("description", ""), alias
-            )
-        )
+    async def _create(self, call: AdminCall, given: shapes.CreateKMSKeyRequest) -> shapes.KMSKeyView:
+        return _view(await self._keys.create(call.owner, given.description, given.alias))
 
-    async def _show(self, call: AdminCall) -> Mapping[str, Any]:
-        return _row(self._keys.show(_account_of(call), call.name))
+    async def _show(self, call: AdminCall, given: shapes.KMSKeyRequest) -> shapes.KMSKeyView:
+        return _view(self._keys.show(call.owner, given.key_id))
 
-    async def _enable(self, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._keys.set_enabled(_account_of(call), call.name, enabled=True))
+    async def _enable(self, call: AdminCall, given: shapes.KMSKeyRequest) -> shapes.KMSKeyView:
+        return _view(await self._keys.set_enabled(call.owner, given.key_id, enabled=True))
 
-    async def _disable(self, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._keys.set_enabled(_account_of(call), call.name, enabled=False))
+    async def _disable(self, call: AdminCall, given: shapes.KMSKeyRequest) -> shapes.KMSKeyView:
+        return _view(await self._keys.set_enabled(call.owner, given.key_id, enabled=False))
 
-    async def _delete(self, call: AdminCall) -> Mapping[str, Any]:
-        days = call.fields.get("days", DELETION_DAYS)
-        if not isinstance(days, int):
-            raise InvalidParameterValue.of("days", days, "Must be a number of days.")
-        return _row(await self._keys.schedule_deletion(_account_of(call), call.name, days))
+    async def _delete(
+        self, call: AdminCall, given: shapes.ScheduleKMSKeyDeletionRequest
+    ) -> shapes.KMSKeyView:
+        return _view(await self._keys.schedule_deletion(call.owner, given.key_id, given.days))
 
-    async def _cancel(self, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._keys.cancel_deletion(_account_of(call), call.name))
+    async def _cancel(self, call: AdminCall, given: shapes.KMSKeyRequest) -> shapes.KMSKeyView:
+        return _view(await self._keys.cancel_deletion(call.owner, given.key_id))
 
-    async def _set_alias(self, call: AdminCall) -> Mapping[str, Any]:
-        return _row(await self._keys.set_alias(_account_of(call), call.text("alias"), call.name))
+    async def _set_alias(self, call: AdminCall, given: shapes.SetKMSAliasRequest) -> shapes.KMSKeyView:
+        return _view(await self._keys.set_alias(call.owner, given.alias, given.key_id))
 
-    async def _delete_alias(self, call: AdminCall) -> Mapping[str, Any]:
-        alias = call.query.get("alias", "")
-        await self._keys.delete_alias(_account_of(call), alias)
-        return {"alias": alias, "deleted": True}
+    async def _delete_alias(
+        self, call: AdminCall, given: shapes.DeleteKMSAliasRequest
+    ) -> shapes.DeletedKMSAlias:
+        await self._keys.delete_alias(call.owner, given.alias)
+        return shapes.DeletedKMSAlias(alias=given.alias)
 
 
-def _account_of(call: AdminCall) -> str:
-    return call.query.get("account_id") or call.account_id
-
-
-def _row(key: LocalKey) -> dict[str, Any]:
-    return {
-        "key_id": key.key_id,
-        "account_id": key.account_id,
-        "arn": key.arn,
-        "description": key.description,
-        "state": key.state,
-        "created_ms": key.created_ms,
-        "deletion_ms": key.deletion_ms,
-        "aliases": list(key.aliases),
-    }
+def _view(key: LocalKey) -> shapes.KMSKeyView:
+    return shapes.KMSKeyView(
+        key_id=key.key_id,
+        account_id=key.account_id,
+        arn=key.arn,
+        description=key.description,
+        state=key.state,
+        created_ms=key.created_ms,
+        deletion_ms=key.deletion_ms,
+        aliases=list(key.aliases),
+    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from quaymaster.core.access.operations import Operation
 from quaymaster.core.limits.limits import Limit, LimitName, LimitTable, check_limit
 from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.queue_names import is_account_id, is_queue_name
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.admin import accounts as shapes
 
 LIMIT_CLASSES: Final = frozenset(action.limit_class for action in ACTIONS.values())
 """Actions that can have a limit; that of a single action is its batch's too."""
@@ -34,46 +33,48 @@ class LimitAdmin:
     def __init__(self, limits: LimitService) -> None:
         self._limits = limits
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what answers each request, as `Admin` has them."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "limits"): AdminRoute(self._list_limits, looks_at=Operation.LIST_LIMITS),
-            ("POST", "limits"): AdminRoute(self._set_limit, "SetLimit"),
-            ("GET", "limits", "*"): AdminRoute(self._show_limits, looks_at=Operation.GET_LIMITS),
-            ("DELETE", "limits", "*"): AdminRoute(self._remove_limit, "RemoveLimit"),
+            "ListLimits": AdminRoute(self._list_limits),
+            "SetLimit": AdminRoute(self._set_limit),
+            "GetLimits": AdminRoute(self._show_limits, owner_of=_account_of),
+            "RemoveLimit": AdminRoute(self._remove_limit),
         }
 
-    async def _list_limits(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _list_limits(self, call: AdminCall, given: shapes.ListLimitsRequest) -> shapes.LimitList:
         """List the limits of one account, or of whole accounts until a page is full."""
         table = self._limits.table
-        account_id = call.query.get("account_id")
-        if account_id:
-            return {"limits": _rows(table, account_id), "next_token": None}
-        page_max = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        rows: list[dict[str, Any]] = []
-        for account_id in table.accounts(after=call.query.get("next_token", "")):
-            if len(rows) >= page_max:
-                return {"limits": rows, "next_token": rows[-1]["account_id"]}
-            rows += _rows(table, account_id)
-        return {"limits": rows, "next_token": None}
+        if given.account_id:
+            return shapes.LimitList(limits=_views(table, given.account_id), next_token=None)
+        rows: list[shapes.LimitView] = []
+        for account_id in table.accounts(after=given.next_token):
+            if len(rows) >= given.limit:
+                return shapes.LimitList(limits=rows, next_token=rows[-1].account_id)
+            rows += _views(table, account_id)
+        return shapes.LimitList(limits=rows, next_token=None)
 
-    async def _set_limit(self, call: AdminCall) -> Mapping[str, Any]:
-        name = _checked(LimitName(call.text("account_id"), call.text("queue", ""), call.text("action", "")))
-        rates = [call.integer(word) if call.fields.get(word) is not None else None for word in Limit._fields]
-        limit = check_limit(*rates)
+    async def _set_limit(self, call: AdminCall, given: shapes.SetLimitRequest) -> shapes.LimitView:
+        name = _checked(LimitName(given.account_id, given.queue, given.action))
+        limit = check_limit(given.requests, given.bytes)
         await self._limits.set(name, limit)
-        return _row(name, limit)
+        return _view(name, limit)
 
-    async def _show_limits(self, call: AdminCall) -> Mapping[str, Any]:
-        queue = call.query.get("queue", "")
-        _checked(LimitName(call.name, queue))
-        effective = self._limits.table.effective(call.name, call.name, queue)
-        return {"account_id": call.name, "queue": queue, "effective": json.loads(effective)}
+    async def _show_limits(self, call: AdminCall, given: shapes.GetLimitsRequest) -> shapes.EffectiveLimits:
+        _checked(LimitName(given.account_id, given.queue))
+        effective = self._limits.table.effective(given.account_id, given.account_id, given.queue)
+        return shapes.EffectiveLimits(
+            account_id=given.account_id, queue=given.queue, effective=json.loads(effective)
+        )
 
-    async def _remove_limit(self, call: AdminCall) -> Mapping[str, Any]:
-        name = LimitName(call.name, call.query.get("queue", ""), call.query.get("action", ""))
+    async def _remove_limit(self, call: AdminCall, given: shapes.RemoveLimitRequest) -> shapes.RemovedLimit:
+        name = LimitName(given.account_id, given.queue, given.action)
         await self._limits.remove(name)
-        return {**_row(name, Limit()), "deleted": True}
+        return shapes.RemovedLimit(**_members(name, Limit()))
+
+
+def _account_of(call: AdminCall, given: shapes.GetLimitsRequest) -> str:
+    return given.account_id
 
 
 def _checked(name: LimitName) -> LimitName:
@@ -88,9 +89,13 @@ def _checked(name: LimitName) -> LimitName:
     return name
 
 
-def _rows(table: LimitTable, account_id: str) -> list[dict[str, Any]]:
-    return [_row(name, limit) for name, limit in table.of_account(account_id)]
+def _views(table: LimitTable, account_id: str) -> list[shapes.LimitView]:
+    return [_view(name, limit) for name, limit in table.of_account(account_id)]
 
 
-def _row(name: LimitName, limit: Limit) -> dict[str, Any]:
+def _view(name: LimitName, limit: Limit) -> shapes.LimitView:
+    return shapes.LimitView(**_members(name, limit))
+
+
+def _members(name: LimitName, limit: Limit) -> dict[str, Any]:
     return {**name._asdict(), **limit._asdict()}

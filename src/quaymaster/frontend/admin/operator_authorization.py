@@ -1,8 +1,13 @@
 """Which operations of the admin API a key may ask for.
 
-root key of the default account ──▶ all
-user of the default account     ──▶ those that its policies allow: quaymaster:OPERATION
-all others                      ──▶ none
+    admin port    root key of the default account ──▶ all
+                  user of the default account     ──▶ those that its policies allow: quaymaster:OPERATION
+                  all others                      ──▶ none
+    SQS port      root key of an account          ──▶ those for owners, about its own account
+                  user of an account              ──▶ of these those that its policies allow
+
+A root key does what no policy can deny; so what hands one out is for root alone: users make, renew or use no root key
+of their own account.
 """
 
 from __future__ import annotations
@@ -16,15 +21,20 @@ from quaymaster.core.values.errors import AccessDenied
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import RequestKeys
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.protocol.admin.operation import AdminOperation
 
 
 class OperatorAuthorization:
-    """Judges requests of the admin API. `now_ms` is the wall clock."""
+    """Judges requests of the admin port. `now_ms` is the wall clock."""
 
     def __init__(self, account_id: str, *, region: str, now_ms: Callable[[], int]) -> None:
         self._account_id = account_id
         self._region = region
         self._now_ms = now_ms
+
+    def takes(self, operation: AdminOperation) -> bool:
+        """Tell whether an operation is asked for here."""
+        return True
 
     def check_account(self, principal: Principal) -> None:
         """Raise AccessDenied unless a key is of the account that operates the admin API."""
@@ -32,11 +42,14 @@ class OperatorAuthorization:
             raise AccessDenied("Only the default account may use the admin API.")
 
     def check(
-        self, principal: Principal, request: HTTPRequest, operation: Operation, owner: str, name: str
+        self, principal: Principal, request: HTTPRequest, operation: Operation | None, owner: str, name: str
     ) -> None:
-        """Raise AccessDenied unless a key may ask for an operation on what `name` says, of the account `owner`."""
+        """Raise AccessDenied unless a key may ask for an operation on what `name` says, of the account `owner`.
+
+        `operation` None: all may that may use this port.
+        """
         self.check_account(principal)
-        if principal.is_root:
+        if operation is None or principal.is_root:
             return
         keys = RequestKeys(request, principal, owner, self._region, self._now_ms())
         resource = ("arn", "aws", ADMIN_SERVICE, self._region, owner, name)
@@ -44,10 +57,35 @@ class OperatorAuthorization:
             principal.requester,
             OPERATION_NAMES[operation],
             resource,
-            self._account_id,  # operators need no policy of the account that they look after
+            principal.account_id,  # operators need no policy of the account that they look after
             keys.find,
             can_cross=False,
         )
         decision = decide(asked, None, principal.policies, principal.session_policy)
         if decision is not Decision.ALLOWED:
             raise AccessDenied(refusal_text(asked, decision))
+
+
+class OwnerAuthorization(OperatorAuthorization):
+    """Judges requests of the admin API on the SQS port."""
+
+    def takes(self, operation: AdminOperation) -> bool:
+        """Tell whether an operation is asked for here."""
+        return operation.who == "owner"
+
+    def check_account(self, principal: Principal) -> None:
+        """Take the keys of all accounts."""
+
+    def check(
+        self, principal: Principal, request: HTTPRequest, operation: Operation | None, owner: str, name: str
+    ) -> None:
+        """See `OperatorAuthorization`."""
+        if owner != principal.account_id:
+            raise AccessDenied(f"The account {owner} is not that of the access key.")
+        super().check(principal, request, operation, owner, name)
+
+
+def check_root_key(principal: Principal, owner: str) -> None:
+    """Raise AccessDenied where a user would get a root key of its own account."""
+    if owner == principal.account_id and not principal.requester.is_root:
+        raise AccessDenied("Only a root key may make, rotate or use root keys of its account.")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.commands import AskPartition, CountMessages, PartitionOutcome, QueueCounts
-from quaymaster.core.values.errors import (
-    InvalidParameterValue,
-    NotNow,
-    QueueDoesNotExist,
-    UnsupportedOperation,
-)
-from quaymaster.core.values.partition_tables import LISTED_MAX, in_state, parents_of_new
+from quaymaster.core.values.errors import NotNow, QueueDoesNotExist, UnsupportedOperation
+from quaymaster.core.values.partition_tables import in_state, parents_of_new
 from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.protocol.admin import queues as shapes
 from quaymaster.protocol.rpc.metadata_messages import ChangePartitions, PartitionChange
 
 ANSWER_S: Final = 5.0
@@ -42,53 +37,56 @@ class PartitionAdmin:
         self._broker = broker
         self._metadata = metadata
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what it answers, by method and path."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "queues", "*", "partitions"): AdminRoute(self._list, looks_at=Operation.LIST_PARTITIONS),
-            ("POST", "queues", "*", "split"): AdminRoute(self._split, "SplitQueue"),
-            ("POST", "queues", "*", "merge"): AdminRoute(self._merge, "MergeQueue"),
-            ("POST", "queues", "*", "move"): AdminRoute(self._move, "MoveQueue"),
-            ("POST", "queues", "*", "cancel-change"): AdminRoute(self._cancel, "CancelQueueChange"),
+            "ListPartitions": AdminRoute(self._list),
+            "SplitQueue": AdminRoute(self._split),
+            "MergeQueue": AdminRoute(self._merge),
+            "MoveQueue": AdminRoute(self._move),
+            "CancelQueueChange": AdminRoute(self._cancel),
         }
 
-    async def _list(self, call: AdminCall) -> Mapping[str, Any]:
+    async def _list(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.PartitionList:
         # As the store has it now: what is asked next is about a change that another front end may have begun.
-        await self._metadata.queues.refresh(self._queue(call))
-        queue = self._queue(call)
-        rows = await asyncio.gather(*(self._row(queue, entry) for entry in queue.partitions))
-        return {
-            "name": queue.name,
-            "table_version": queue.table_version,
-            "given_up": queue.given_up or None,
-            "partitions": rows,
-        }
+        await self._metadata.queues.refresh(self._queue(call, given.name))
+        queue = self._queue(call, given.name)
+        views = await asyncio.gather(*(self._view(queue, entry) for entry in queue.partitions))
+        return shapes.PartitionList(
+            name=queue.name,
+            table_version=queue.table_version,
+            given_up=queue.given_up or None,
+            partitions=views,
+        )
 
-    async def _row(self, queue: QueueDefinition, entry: PartitionPlacement) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "number": entry.number,
-            "state": entry.state,
-            "journal": entry.journal_id,
-            "first_key": f"{entry.first_key:016x}",
-            "last_key": f"{entry.last_key:016x}",
-            "sealed_for_ms": None,
-        }
+    async def _view(self, queue: QueueDefinition, entry: PartitionPlacement) -> shapes.PartitionView:
+        messages: int | None = None
+        sends: int | None = None
+        sealed_for_ms: int | None = None
         match entry.state:
             case "new":
-                return row | {"messages": 0, "sends": 0}
+                messages = sends = 0
             case "drained":
-                return row | {"messages": 0, "sends": entry.sends}
+                messages, sends = 0, entry.sends
             case "open":
                 counted = await self._ask(CountMessages(queue.queue_id, entry.number))
                 if isinstance(counted, QueueCounts):
                     messages = counted.visible + counted.in_flight + counted.delayed
-                    return row | {"messages": messages, "sends": counted.sends}
+                    sends = counted.sends
             case _:
                 told = await self._ask(AskPartition(queue.queue_id, entry.number))
                 if isinstance(told, PartitionOutcome):
-                    row["sealed_for_ms"] = told.sealed_for_ms
-                    return row | {"messages": told.messages, "sends": told.sends}
-        return row | {"messages": None, "sends": None}
+                    sealed_for_ms, messages, sends = told.sealed_for_ms, told.messages, told.sends
+        return shapes.PartitionView(
+            number=entry.number,
+            state=entry.state,
+            journal=entry.journal_id,
+            first_key=f"{entry.first_key:016x}",
+            last_key=f"{entry.last_key:016x}",
+            sealed_for_ms=sealed_for_ms,
+            messages=messages,
+            sends=sends,
+        )
 
     async def _ask(self, command: CountMessages | AskPartition) -> object | None:
         """Return what a journal says of a partition, None when it does not answer now, or does not know it yet."""
@@ -98,37 +96,30 @@ class PartitionAdmin:
         except (NotNow, TimeoutError, QueueDoesNotExist):
             return None
 
-    async def _split(self, call: AdminCall) -> Mapping[str, Any]:
-        partitions = [] if call.fields.get("partition") is None else [call.integer("partition")]
-        return await self._change(call, "split", partitions, into=call.integer("into"))
+    async def _split(self, call: AdminCall, given: shapes.SplitRequest) -> shapes.BegunChange:
+        return await self._change(call, given.name, "split", _listed(given.partition), into=given.into)
 
-    async def _merge(self, call: AdminCall) -> Mapping[str, Any]:
-        partitions = call.fields.get("partitions") or []
-        are_numbers = isinstance(partitions, list) and all(type(number) is int for number in partitions)
-        if not are_numbers or len(partitions) > LISTED_MAX or any(number < 0 for number in partitions):
-            raise InvalidParameterValue.of(
-                "partitions", partitions, "Must be a list of numbers of partitions."
-            )
-        return await self._change(call, "merge", partitions)
+    async def _merge(self, call: AdminCall, given: shapes.MergeRequest) -> shapes.BegunChange:
+        return await self._change(call, given.name, "merge", given.partitions or [])
 
-    async def _move(self, call: AdminCall) -> Mapping[str, Any]:
-        partitions = [] if call.fields.get("partition") is None else [call.integer("partition")]
-        journals = [] if call.fields.get("journal") is None else [call.integer("journal")]
-        return await self._change(call, "move", partitions, journals=journals)
+    async def _move(self, call: AdminCall, given: shapes.MoveRequest) -> shapes.BegunChange:
+        partitions, journals = _listed(given.partition), _listed(given.journal)
+        return await self._change(call, given.name, "move", partitions, journals=journals)
 
-    async def _cancel(self, call: AdminCall) -> Mapping[str, Any]:
-        return await self._change(call, "cancel", [])
+    async def _cancel(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.BegunChange:
+        return await self._change(call, given.name, "cancel", [])
 
     async def _change(
         self,
         call: AdminCall,
+        name: str,
         kind: PartitionChange,
         partitions: list[int],
         *,
         into: int = 0,
         journals: list[int] | None = None,
-    ) -> Mapping[str, Any]:
-        queue = self._queue(call)
+    ) -> shapes.BegunChange:
+        queue = self._queue(call, name)
         if queue.group_of:
             raise UnsupportedOperation("A consumer group has the partitions of its queue.")
         changed = await self._metadata.queues.change(
@@ -142,15 +133,19 @@ class PartitionAdmin:
                 queue_id=queue.queue_id,
             )
         )
-        return {
-            "name": changed.name,
-            "table_version": changed.table_version,
-            "parents": [entry.number for entry in parents_of_new(changed)],
-            "children": [entry.number for entry in in_state(changed, "new")],
-        }
+        return shapes.BegunChange(
+            name=changed.name,
+            table_version=changed.table_version,
+            parents=[entry.number for entry in parents_of_new(changed)],
+            children=[entry.number for entry in in_state(changed, "new")],
+        )
 
-    def _queue(self, call: AdminCall) -> QueueDefinition:
-        queue = self._metadata.find_queue(call.owner, call.name)
+    def _queue(self, call: AdminCall, name: str) -> QueueDefinition:
+        queue = self._metadata.find_queue(call.owner, name)
         if queue is None:
             raise QueueDoesNotExist
         return queue
+
+
+def _listed(number: int | None) -> list[int]:
+    return [] if number is None else [number]

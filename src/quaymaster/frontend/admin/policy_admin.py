@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
 
-from quaymaster.core.access.operations import Operation
 from quaymaster.core.access.policies import PolicyInForce, UnreadablePolicy
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.queue_actions import QueueService
-from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute
+from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
+from quaymaster.protocol.admin import queues as shapes
 from quaymaster.protocol.rpc.metadata_messages import ListQueues, SetAttributes
-
-PAGE_DEFAULT: Final = 100
-"""Queues that are looked at for one answer."""
 
 
 class PolicyAdmin:
@@ -32,44 +28,41 @@ class PolicyAdmin:
         self._queues = queues
         self._find_queue = find_queue
 
-    def routes(self) -> dict[tuple[str, ...], AdminRoute]:
-        """Return what it answers, by method and path."""
+    def routes(self) -> dict[str, AdminRoute]:
+        """Return what answers each operation."""
         return {
-            ("GET", "policies"): AdminRoute(self._list, looks_at=Operation.GET_QUEUE_POLICY),
-            ("GET", "queues", "*", "policy"): AdminRoute(self._show, looks_at=Operation.GET_QUEUE_POLICY),
-            ("DELETE", "queues", "*", "policy"): AdminRoute(self._remove, "RemoveQueuePolicy"),
+            "ListQueuePolicies": AdminRoute(self._list),
+            "GetQueuePolicy": AdminRoute(self._show),
+            "RemoveQueuePolicy": AdminRoute(self._remove),
         }
 
-    async def _list(self, call: AdminCall) -> Mapping[str, Any]:
-        limit = call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX)
-        page = await self._queues.list_page(
-            ListQueues(call.owner, "", limit, call.query.get("next_token") or None)
-        )
-        rows = [self._row(queue) for queue in page.queues if POLICY.name in queue.attributes]
-        return {"policies": rows, "next_token": page.next_token}
+    async def _list(self, call: AdminCall, given: shapes.ListQueuePoliciesRequest) -> shapes.QueuePolicyList:
+        page = await self._queues.list_page(ListQueues(call.owner, "", given.limit, given.next_token or None))
+        found = [self._view(queue) for queue in page.queues if POLICY.name in queue.attributes]
+        return shapes.QueuePolicyList(policies=found, next_token=page.next_token)
 
-    async def _show(self, call: AdminCall) -> Mapping[str, Any]:
-        return self._row(self._queue(call))
+    async def _show(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.QueuePolicy:
+        return self._view(self._queue(call, given))
 
-    def _row(self, queue: QueueDefinition) -> dict[str, Any]:
+    def _view(self, queue: QueueDefinition) -> shapes.QueuePolicy:
         in_force = queue.policy
-        return {
-            "name": queue.name,
-            "policy": queue.attributes.get(POLICY.name),
-            "problem": str(in_force.why) if isinstance(in_force, UnreadablePolicy) else None,
-            "stale": self._stale_names(in_force, queue.policy_ids),
-        }
+        return shapes.QueuePolicy(
+            name=queue.name,
+            policy=queue.attributes.get(POLICY.name),
+            problem=str(in_force.why) if isinstance(in_force, UnreadablePolicy) else None,
+            stale=self._stale_names(in_force, queue.policy_ids),
+        )
 
-    async def _remove(self, call: AdminCall) -> Mapping[str, Any]:
-        queue = self._queue(call)
+    async def _remove(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.QueuePolicy:
+        queue = self._queue(call, given)
         without = {POLICY.name: ""}
         await self._queues.change(
             SetAttributes(queue.account_id, queue.name, without, queue_id=queue.queue_id)
         )
-        return {"name": queue.name, "policy": None, "problem": None}
+        return shapes.QueuePolicy(name=queue.name, policy=None, problem=None)
 
-    def _queue(self, call: AdminCall) -> QueueDefinition:
-        queue = self._find_queue(call.owner, call.name)
+    def _queue(self, call: AdminCall, given: shapes.QueueRequest) -> QueueDefinition:
+        queue = self._find_queue(call.owner, given.name)
         if queue is None:
             raise QueueDoesNotExist
         return queue

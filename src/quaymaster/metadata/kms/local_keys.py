@@ -15,7 +15,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -77,7 +77,7 @@ class LocalKey(msgspec.Struct, frozen=True):
     account_id: str
     arn: str
     description: str
-    state: str
+    state: Literal["enabled", "disabled", "pending deletion"]
     created_ms: int
     deletion_ms: int | None
     aliases: tuple[str, ...]
@@ -408,7 +408,7 @@ class LocalKeys:
         return suffix
 
     def _shown(self, row: KmsKeyRow) -> LocalKey:
-        state = "enabled" if row.is_enabled else "disabled"
+        state: Literal["enabled", "disabled"] = "enabled" if row.is_enabled else "disabled"
         return LocalKey(
             row.key_id,
             row.account_id,

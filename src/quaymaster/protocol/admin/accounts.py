@@ -280,6 +280,7 @@ KEYS_OPERATIONS: Final = (
         KeyList,
         "Lists access keys, without secrets.",
         who="owner",
+        is_recorded=True,
     ),
     row(
         "POST",

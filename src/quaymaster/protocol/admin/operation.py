@@ -8,7 +8,6 @@ import msgspec
 
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.values import errors
-from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS
 from quaymaster.protocol.admin.members import AdminRequest, OfAccount
 
 API: Final = "/admin/v1/"
@@ -39,6 +38,10 @@ class AdminOperation(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[type[errors.CallerError], ...] = ()
     who: Who = "operator"
     answered_by: Place = "front end"
+    is_change: bool = False
+    """It changes something, and leaves an audit event."""
+    is_recorded: bool = False
+    """It only looks at what may be secret, and leaves an audit event all the same."""
     is_untimed: bool = False
     """It takes as long as it takes."""
     is_unsigned: bool = False
@@ -62,13 +65,7 @@ class AdminOperation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def act(self) -> str:
         """The name of the audit event that it leaves; empty where it leaves none."""
-        name = "" if self.permission is None else str(self.permission)
-        return name if name in ADMIN_CHANGES or name in ADMIN_LOOKS else ""
-
-    @property
-    def is_change(self) -> bool:
-        """Whether it changes something."""
-        return self.act in ADMIN_CHANGES
+        return self.name if self.is_change or self.is_recorded else ""
 
 
 def row(
@@ -83,6 +80,7 @@ def row(
     errors: tuple[type[errors.CallerError], ...] = (),
     who: Who = "operator",
     answered_by: Place = "front end",
+    is_recorded: bool = False,
     is_untimed: bool = False,
 ) -> AdminOperation:
     """Return a row. `name`: where several operations have the same permission."""
@@ -97,5 +95,7 @@ def row(
         errors=errors,
         who=who,
         answered_by=answered_by,
+        is_change=method != "GET",
+        is_recorded=is_recorded,
         is_untimed=is_untimed,
     )

@@ -18,7 +18,7 @@ from quaymaster.protocol.admin.members import (
 )
 from quaymaster.protocol.admin.operation import NO_QUEUE, row
 
-LISTED_MAX = 1_024
+PARTITIONS_MAX: Final = 256
 Traffic = Annotated[
     int,
     Meta(description="Messages ever, or from the offset `counted_from` of the journal on, if that is not 0."),
@@ -169,7 +169,8 @@ class MergeRequest(OfAccount, frozen=True, kw_only=True):
     name: QueueName
     partitions: (
         Annotated[
-            list[PartitionNumber], Meta(max_length=LISTED_MAX, description="Empty or absent: all open ones.")
+            list[PartitionNumber],
+            Meta(max_length=PARTITIONS_MAX, description="Empty or absent: all open ones."),
         ]
         | None
     ) = None
@@ -295,6 +296,7 @@ QUEUES_OPERATIONS: Final = (
         "Looks at messages, and changes nothing.",
         errors=NO_QUEUE,
         who="owner",
+        is_recorded=True,
     ),
     row(
         "GET",

@@ -1,6 +1,6 @@
 """Requests of the admin API as values and as HTTP: put together by a client, taken apart by a server.
 
-    members ──prepare──▶ method, path?query, JSON body ──▶ read_request ──▶ the operation's request, checked
+    members ──prepare──▶ method, path?query, JSON body ──▶ members_of, read_members ──▶ the operation's request, checked
 
 Members that the path names are there; the others of a POST are its body, those of a GET or DELETE the query.
 """
@@ -71,22 +71,28 @@ def prepare(operation: AdminOperation, members: Mapping[str, Any]) -> PreparedRe
     return PreparedRequest(operation.method, f"{path}?{urlencode(texts)}" if texts else path, b"")
 
 
-def read_request(
-    operation: AdminOperation, in_path: Mapping[str, str], query: Mapping[str, str], body: bytes
+def members_of(operation: AdminOperation, query: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """Return the members of a request besides those in its path, as they came.
+
+    Raises:
+        BadMember: they cannot be read.
+    """
+    if operation.method == "POST":
+        if query:
+            raise BadMember(InvalidParameterValue("A POST has its members in its body, not in the query."))
+        return _object(body)
+    kinds = _kinds(operation.request)
+    return {name: _value(kinds.get(name), text) for name, text in query.items()}
+
+
+def read_members(
+    operation: AdminOperation, in_path: Mapping[str, str], members: Mapping[str, Any]
 ) -> AdminRequest:
-    """Return the request of an operation as it came.
+    """Return the request of an operation with these members.
 
     Raises:
         BadMember: it is not what the operation takes.
     """
-    members: dict[str, Any]
-    if operation.method == "POST":
-        if query:
-            raise BadMember(InvalidParameterValue("A POST has its members in its body, not in the query."))
-        members = _object(body)
-    else:
-        kinds = _kinds(operation.request)
-        members = {name: _value(kinds.get(name), text) for name, text in query.items()}
     for name in in_path:
         if name in members:
             raise BadMember(InvalidParameterValue(f"The path says what {name} is."), name)
