@@ -3,6 +3,8 @@
 const COLORS = ["--accent", "--flight", "--warn", "--bad"];
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 184;
+// Steps of an axis of durations: such that people count in.
+const STEPS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const drawn = new Map();
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -17,7 +19,7 @@ function short(value, unit) {
   if (unit === "Seconds") {
     if (value >= 86400) return `${+(value / 86400).toFixed(1)} d`;
     if (value >= 3600) return `${+(value / 3600).toFixed(1)} h`;
-    return value >= 120 ? `${+(value / 60).toFixed(1)} min` : `${+value.toFixed(3)} s`;
+    return value >= 60 ? `${+(value / 60).toFixed(1)} min` : `${+value.toFixed(3)} s`;
   }
   if (value >= 1e6) return `${+(value / 1e6).toFixed(1)}M`;
   return value >= 1e4 ? `${+(value / 1e3).toFixed(1)}k` : `${+value.toFixed(2)}`;
@@ -68,7 +70,7 @@ function draw(figure) {
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, size: 28, values: (_, ticks) => ticks.map((s) => new Date(s * 1000).toISOString().slice(11, 16)) },
-      { ...axis, size: 56, values: (_, ticks) => ticks.map((value) => short(value, unit)) },
+      { ...axis, size: 56, ...(unit === "Seconds" ? { incrs: STEPS_S } : {}), values: (_, ticks) => ticks.map((value) => short(value, unit)) },
     ],
     series: [{}, ...labels.map((label, index) => ({
       label,

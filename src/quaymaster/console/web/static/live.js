@@ -24,7 +24,7 @@ export function followLive(onChanged) {
     }
     const shown = document.getElementById("clock");
     if (shown) shown.textContent = clock();
-    document.documentElement.dataset.live = "yes";
+    document.documentElement.dataset.following = "yes";
   }
 
   function connect() {

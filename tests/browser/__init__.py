@@ -1,0 +1,1 @@
+"""The console in a real browser: Debian's chromium, driven by playwright."""
