@@ -131,6 +131,9 @@ class FakeSite:
     def alerts(self, account: str | None) -> Sequence[AlertNow]:
         return [alert for alert in self.alerts_now if account in (None, alert.account)]
 
+    async def confirm_address(self, token: str) -> str | None:
+        return "ops" if token == "good" else None
+
     async def ended_sessions(self, sessions: Sequence[Credentials]) -> Sequence[bool]:
         return [session in self.ended for session in sessions]
 

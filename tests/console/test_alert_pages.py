@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from console.fake_site import CUSTOMERS, NOW_MS, OPERATORS
 from console.furnished import furnished_site
-from console.pages import act, browser
+from console.pages import act, browser, csrf
 from quaymaster.console.site import APIError
 from quaymaster.console.web.views.dashboard_body import metric_queries, parse_dashboard
 
@@ -86,6 +86,19 @@ def test_alert_is_tested_muted_and_deleted() -> None:
 
 def test_alert_of_another_account_has_no_page() -> None:
     assert browser(furnished_site(), CUSTOMERS).get(ALERT).status == 404
+
+
+def test_mail_address_is_confirmed_by_an_act_and_not_by_its_link_alone() -> None:
+    client = browser(furnished_site())
+
+    asked = client.get("/alerts/confirm?token=good")
+    confirmed = client.post("/alerts/confirm", {"csrf": csrf(asked), "token": "good"})
+    wrong = client.post("/alerts/confirm", {"csrf": csrf(asked), "token": "old"})
+    forged = client.post("/alerts/confirm", {"csrf": "", "token": "good"})
+
+    assert 'value="good"' in asked.text
+    assert "Alerts for ops come here." in confirmed.text
+    assert (wrong.status, forged.status) == (404, 403)
 
 
 def test_destinations_are_made_and_deleted() -> None:

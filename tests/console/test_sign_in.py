@@ -12,6 +12,8 @@ from console.pages import act, browser, csrf, sign_in
 from quaymaster.console.web.app import WebOptions, create_app
 from quaymaster.console.web.cookies import SESSION_COOKIE, VISIT_COOKIE, Cookies, Session, Visit
 from quaymaster.console.web.guards import BadConsoleURL, Doors
+from quaymaster.net.http.forwarded import TrustedProxies
+from quaymaster.settings.addresses import parse_networks
 
 
 def test_access_key_signs_in_and_its_secret_is_in_no_page_and_no_readable_cookie() -> None:
@@ -163,6 +165,21 @@ def test_sign_out_deletes_the_cookie_and_everywhere_ends_all_sessions() -> None:
     sign_in(client, "AKCUSTOMER")
     assert act(client, "/sign-out", everywhere="1").headers["location"] == "/sign-in?done=everywhere"
     assert site.api.asked[-1].name.startswith("POST ")
+
+
+def test_failures_behind_a_trusted_proxy_are_counted_by_the_browsers_own_address() -> None:
+    proxies = TrustedProxies(parse_networks("127.0.0.1"))
+    app = create_app(FakeSite(), WebOptions(KEY, trusted_proxies=proxies))
+    for number in range(6):
+        client = ASGIClient(app)
+        assert (
+            sign_in(client, f"AK{number}", "wrong", x_forwarded_for="6.6.6.6, 10.0.0.1").status
+            == (403, 429)[number > 4]
+        )
+
+    assert sign_in(ASGIClient(app), "AKOPERATOR", x_forwarded_for="10.0.0.2").status == 303
+    other = ASGIClient(app, address="10.0.0.3")
+    assert sign_in(other, "AKOPERATOR", x_forwarded_for="10.0.0.1").status == 303
 
 
 def test_session_ends_with_its_credentials() -> None:

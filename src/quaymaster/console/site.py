@@ -294,6 +294,10 @@ class Site(Protocol):
         """Return alerts, the built-in ones with account None only."""
         ...
 
+    async def confirm_address(self, token: str) -> str | None:
+        """Confirm a destination's mail address by the token of its link; return its name. None: no link is open."""
+        ...
+
     async def ended_sessions(self, sessions: Sequence[Credentials]) -> Sequence[bool]:
         """Tell for each session whether it has been revoked or has expired."""
         ...

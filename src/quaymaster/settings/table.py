@@ -369,6 +369,8 @@ class SettingsTable(BaseModel):
     """Address by which front ends reach it. Unset: the one it listens on."""
     console_live_pages_max: Count = Field(1_000, json_schema_extra=CONSOLE)
     """Pages that are kept current at once; one more is shown as it was when it was opened."""
+    operators_see_bodies: bool = Field(False, json_schema_extra=CONSOLE)
+    """Show operators the bodies of other accounts' messages in the console. Each look is audited, on or off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", json_schema_extra=OBSERVABILITY_COMMON

@@ -35,6 +35,7 @@ from quaymaster.console.web.live import Hub
 from quaymaster.console.web.rates import REQUESTS_BURST, REQUESTS_PER_S, Buckets, SignInFailures
 from quaymaster.console.web.templating import Templates
 from quaymaster.console.web.views.queue_list import QueueOrders
+from quaymaster.net.http.forwarded import HOPS_MAX, NO_PROXIES, TrustedProxies
 
 CSRF_FIELD: Final = "csrf"
 SESSION_ENDED: Final = frozenset(
@@ -58,6 +59,7 @@ class WebOptions(NamedTuple):
     url: str = ""
     live_pages_max: int = 1_000
     operators_see_bodies: bool = False
+    trusted_proxies: TrustedProxies = NO_PROXIES
 
 
 class WebState:
@@ -104,8 +106,13 @@ class PageCall:
 
     @property
     def address(self) -> str:
-        """The browser's address."""
-        return self.request.client.host if self.request.client is not None else ""
+        """The browser's address; a proxy's own, unless it is trusted."""
+        peer = self.request.client.host if self.request.client is not None else ""
+        proxies = self.state.options.trusted_proxies
+        if peer not in proxies:
+            return peer
+        told = self.request.headers.getlist("x-forwarded-for")[-HOPS_MAX:]
+        return proxies.client([hop.encode() for line in told for hop in line.split(",")][-HOPS_MAX:], peer)
 
     @property
     def caller(self) -> Caller:
@@ -150,6 +157,13 @@ class PageCall:
             **values,
         )
         return HTMLResponse(text, status_code)
+
+    def render_for_visitor(self, template: str, status_code: int = 200, **values: Any) -> Response:
+        """Return a page with a form for a browser that need not be signed in: a cookie protects that, too."""
+        visit = self.visit or Visit(new_csrf())
+        response = self.render(template, status_code, visit_csrf=visit.csrf, **values)
+        self.set_cookie(response, VISIT_COOKIE, visit)
+        return response
 
     @property
     def csrf(self) -> str:
@@ -230,7 +244,9 @@ class Pages:
                 return refusal
             if is_act:
                 call.form = await request.form(max_fields=FORM_FIELDS_MAX, max_files=0)
-                expected = call.csrf
+                expected = (
+                    call.csrf if not page.is_open else call.visit.csrf if call.visit is not None else ""
+                )
                 if not expected or not hmac.compare_digest(
                     call.field(CSRF_FIELD).encode(), expected.encode()
                 ):

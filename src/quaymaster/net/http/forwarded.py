@@ -7,13 +7,13 @@
 The client may write the first entries at will, so the last one counts that is not a believed proxy's. All entries of
 X-Forwarded-Proto must say `https`, for the same reason.
 
-Public: `TrustedProxies` (`in`, `tell`), `NO_PROXIES`, `is_of_this_machine`.
+Public: `TrustedProxies` (`in`, `tell`, `client`), `NO_PROXIES`, `is_of_this_machine`.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quaymaster.net.http.message import HTTPRequest
@@ -55,10 +55,10 @@ class TrustedProxies:
                 hops += value.split(b",")
             elif name == b"x-forwarded-proto":
                 schemes += value.split(b",")
-        request.peer = self._client(hops[-HOPS_MAX:], request.peer)
+        request.peer = self.client(hops[-HOPS_MAX:], request.peer)
         request.is_tls = bool(schemes) and all(scheme.strip().lower() == b"https" for scheme in schemes)
 
-    def _client(self, hops: list[bytes], proxy: str) -> str:
+    def client(self, hops: Sequence[bytes], proxy: str) -> str:
         """Return the address of the last one that is no believed proxy; where an entry is none, what came before."""
         found = proxy
         for hop in reversed(hops):

@@ -198,7 +198,23 @@ def _dimensions(subject: str, pattern: str) -> list[dict[str, str]]:
             return [{"Name": "QueueName", "Value": pattern}]
 
 
+async def show_confirmation(call: PageCall) -> Response:
+    """Ask a visitor with the link of a mail whether alerts are wanted: mail programs follow links by themselves."""
+    return call.render_for_visitor("confirm_address.html", token=call.query("token"), outcome="")
+
+
+async def confirm(call: PageCall) -> Response:
+    """Confirm the mail address of a destination."""
+    name = await call.site.confirm_address(call.field("token"))
+    outcome = "The link is older than three days, or the destination is gone." if name is None else ""
+    status = 200 if name is not None else 404
+    return call.render_for_visitor(
+        "confirm_address.html", status, token="", outcome=outcome or f"Alerts for {name} come here."
+    )
+
+
 PAGES = (
+    Page("/alerts/confirm", show_confirmation, confirm, is_open=True),
     Page("/alerts", show_list, change_destination),
     Page("/alerts/new", show_new, create),
     Page("/alerts/{account}/{name}", show, act),

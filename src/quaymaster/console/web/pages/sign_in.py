@@ -7,7 +7,7 @@ from http import HTTPStatus
 from starlette.responses import Response
 
 from quaymaster.console.site import AccessKeySignIn, APIError, LinkSignIn, PasswordSignIn, SignIn
-from quaymaster.console.web.cookies import SESSION_COOKIE, VISIT_COOKIE, Session, Visit
+from quaymaster.console.web.cookies import SESSION_COOKIE, VISIT_COOKIE, Session
 from quaymaster.console.web.page_calls import Page, PageCall, new_csrf
 
 REVOKE_SESSIONS: str = "/admin/v1/me/revoke-sessions"
@@ -19,18 +19,14 @@ async def show(call: PageCall) -> Response:
 
 
 def _form(call: PageCall, errors: dict[str, str], status: int) -> Response:
-    visit = call.visit or Visit(new_csrf())
-    response = call.render(
+    return call.render_for_visitor(
         "sign_in.html",
         status,
-        visit_csrf=visit.csrf,
         next=_local(call.query("next") or call.field("next")),
         by=call.query("by") or call.field("by") or "key",
         errors=errors,
         given={name: call.field(name) for name in ("access_key_id", "account", "user")},
     )
-    call.set_cookie(response, VISIT_COOKIE, visit)
-    return response
 
 
 async def act(call: PageCall) -> Response:

@@ -83,7 +83,7 @@ class TopicRenderer:
     def _queue_row(self, queue: QueueNow, now_ms: int, shows_accounts: bool) -> str:
         key = (queue.queue_id, shows_accounts)
         known = self._rows.get(key)
-        if known is not None and known[0] is queue:
+        if known is not None and known[0] == queue:
             return known[1]
         text = self._part("queue_cells", queue, now_ms, shows_accounts)
         self._rows[key] = (queue, text)
