@@ -8,7 +8,7 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -327,29 +327,29 @@ def signed_with_the_public_key() -> str:
     return (text + b"." + base64.urlsafe_b64encode(mac).rstrip(b"=")).decode()
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        jwt.encode(claims(), "", "none", headers={"kid": "k"}),
-        signed_with_the_public_key(),
-        jwt.encode(claims(iss="https://oidc.example.org/ci"), KEY, "RS256", headers={"kid": "k"}),
-        jwt.encode(claims(iss=ISSUER + "/"), KEY, "RS256", headers={"kid": "k"}),
-        jwt.encode(claims(aud="others"), KEY, "RS256", headers={"kid": "k"}),
-        jwt.encode(
-            claims(),
-            rsa.generate_private_key(65_537, 2_048),
-            "RS256",
-            headers={"kid": "k", "jku": "https://evil.example/keys"},
-        ),
-    ],
-    ids=["alg none", "HS256 with the public key", "other iss", "iss with a slash", "other aud", "other key"],
-)
+def signed(key: rsa.RSAPrivateKey = KEY, headers: Mapping[str, str] | None = None, **others: Any) -> str:
+    return jwt.encode(claims(**others), key, "RS256", headers={"kid": "k", **(headers or {})})
+
+
+# Made by the test: those made when tests are collected would expire before a long run comes to them.
+TOKENS: Mapping[str, Callable[[], str]] = {
+    "alg none": lambda: jwt.encode(claims(), "", "none", headers={"kid": "k"}),
+    "HS256 with the public key": signed_with_the_public_key,
+    "other iss": lambda: signed(iss="https://oidc.example.org/ci"),
+    "iss with a slash": lambda: signed(iss=ISSUER + "/"),
+    "other aud": lambda: signed(aud="others"),
+    "other key": lambda: signed(
+        rsa.generate_private_key(65_537, 2_048), {"jku": "https://evil.example/keys"}
+    ),
+}
+
+
+@pytest.mark.parametrize("token", TOKENS)
 def test_tokens_that_the_issuer_did_not_sign_for_us_give_no_session(way: Way, site: Site, token: str) -> None:
     fields = {"Action": "AssumeRoleWithWebIdentity", "RoleArn": site.own_role_arn, "RoleSessionName": "job"}
-    own = jwt.encode(claims(), KEY, "RS256", headers={"kid": "k"})
 
-    refused = sts(way, None, **fields, WebIdentityToken=token)
+    refused = sts(way, None, **fields, WebIdentityToken=TOKENS[token]())
 
     assert (refused.status, code_of(refused)) == (400, "InvalidIdentityToken")
     assert b"AccessKeyId" not in refused.body
-    assert sts(way, None, **fields, WebIdentityToken=own).status == 200
+    assert sts(way, None, **fields, WebIdentityToken=signed()).status == 200
