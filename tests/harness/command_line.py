@@ -51,6 +51,22 @@ class Refusal(NamedTuple):
     message: str
 
 
+class _Server(ThreadingHTTPServer):
+    """Keeps what went wrong in its threads; that clients leave before they have their answer is their right."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.failures: list[BaseException] = []
+
+    def handle_error(self, *_: object) -> None:
+        error = sys.exception()
+        assert error is not None
+        if not isinstance(error, ConnectionError):
+            self.failures.append(error)
+
+
 class PlayedServer:
     """Answers each action with what `answers` has for it: a dict, a Refusal, or a list of them, one per call."""
 
@@ -102,8 +118,7 @@ class PlayedServer:
                 self.wfile.flush()
                 self.close_connection = self.close_connection or played.close_after_each
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Server(Handler)
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
@@ -121,9 +136,12 @@ class PlayedServer:
         return [call.fields for call in self.calls if call.what == what]
 
     def stop(self) -> None:
+        """Serve no more; raises what went wrong while a request was answered."""
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        for failure in self._http.failures:
+            raise failure
 
     def _verify(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         if not self.is_verified:
