@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from cryptography.x509.oid import NameOID
 from quaymaster.cli.edge.files import EdgeFiles
 from quaymaster.cli.shared.tools import find_haproxy
 
+from .forked_programs import Program, run_program, start_program
 from .process import QuaymasterProcess, free_port
 from .waiting import PATIENCE_S
 
@@ -127,7 +127,7 @@ class EdgeProcess:
         self.admin_port = free_port()
         self.log_path = directory / "edge.log"
         self.files = EdgeFiles(server.data.absolute())
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: Program | None = None
 
     @property
     def endpoint_url(self) -> str:
@@ -150,16 +150,14 @@ class EdgeProcess:
 
     def launch(self, *arguments: str) -> None:
         """Start it, whether it can serve or not."""
-        command = self.command(
+        words = self._words(
             "run", "--bind", f"127.0.0.1:{self.port}", "--certificates", str(self.certificates)
         )
-        command += ["--set", f"edge_admin=127.0.0.1:{self.admin_port}", *(arguments or ("--self-signed",))]
+        words += ["--set", f"edge_admin=127.0.0.1:{self.admin_port}", *(arguments or ("--self-signed",))]
         if not any(argument.startswith("drain_notice_s=") for argument in arguments):
-            command += ["--set", "drain_notice_s=0"]
+            words += ["--set", "drain_notice_s=0"]
         with self.log_path.open("wb") as log:
-            self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment()
-            )
+            self.child = start_program(words, environment=_environment(), out=log)
 
     def ended_with(self) -> int:
         """Wait until it has ended, and return its exit code."""
@@ -176,18 +174,10 @@ class EdgeProcess:
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command on it."""
-        return subprocess.run(
-            self.command(command, *arguments),
-            capture_output=True,
-            text=True,
-            env=_environment(),
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        return run_program(self._words(command, *arguments), environment=_environment())
 
-    def command(self, command: str, *arguments: str) -> list[str]:
-        executable = str(Path(sys.executable).parent / "quaymaster")
-        return [executable, "edge", command, "--data", str(self.server.data), *arguments]
+    def _words(self, command: str, *arguments: str) -> list[str]:
+        return ["edge", command, "--data", str(self.server.data), *arguments]
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""

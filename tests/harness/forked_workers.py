@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import marshal
@@ -40,6 +39,7 @@ from typing import NoReturn
 
 from harness import early_worker
 from harness.short_paths import short_directory
+from harness.shown_words import show_as
 
 TESTS = str(Path(__file__).resolve().parents[1])
 BACKLOG = 128
@@ -211,15 +211,6 @@ def be_worker(
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(code)
-
-
-def show_as(words: list[str]) -> None:
-    """Show these words as this process's command line, by which tests look for workers."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])
-    shown = b"".join(word.encode() + b"\0" for word in words)
-    assert len(shown) <= end - begin, f"there is no room to show {words}"
-    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def main() -> None:

@@ -34,10 +34,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pytest
 
+from .forked_programs import Program, start_program
 from .waiting import PATIENCE_S
 
 PREFIX = "qm"
@@ -89,6 +90,13 @@ class Hosts:
     def popen(self, name: str, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
         """Start a process in a host; the child's id is the process's own."""
         return subprocess.Popen([*self._inside(name), *map(str, command)], **options)
+
+    def start_program(
+        self, name: str, words: Sequence[str], *, environment: Mapping[str, str], out: IO[bytes]
+    ) -> Program:
+        """Start `quaymaster` in a host; see `harness.forked_programs`."""
+        namespace = NAMESPACES / self.namespace(name)
+        return start_program(words, environment=environment, out=out, namespace=namespace)
 
     @contextmanager
     def entered(self, name: str) -> Iterator[None]:

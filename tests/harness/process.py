@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from quaymaster.cli.local.ports import ports_of_this_process
 from quaymaster.cli.shared.connection import connection_fields, read_client_file
 from quaymaster.cli.shared.failures import NoServer
 
+from .forked_programs import EXECUTABLE, Program, start_program
 from .waiting import PATIENCE_S
 
 START_TIMEOUT_S = PATIENCE_S
@@ -93,7 +93,7 @@ class QuaymasterProcess:
         self.listen_port = listen_port or free_port()
         self.admin_port = admin_port or free_port()
         self.log_path = data.with_name(data.name + ".log")
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Program | None = None
 
     @property
     def endpoint_url(self) -> str:
@@ -121,8 +121,7 @@ class QuaymasterProcess:
         """
         assert not self.is_running, "the process is already running"
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            self._executable(),
+        words = [
             "serve",
             "--data",
             str(self.data),
@@ -132,13 +131,12 @@ class QuaymasterProcess:
             f"127.0.0.1:{self.admin_port}",
         ]
         with self.log_path.open("ab") as log:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                cwd=self.data.parent,
+            self._child = start_program(
+                words,
+                environment=self._environment(),
+                out=log,
+                directory=self.data.parent,
+                executable=self._executable(),
             )
         self._wait_until_ready(timeout_s)
 
@@ -202,7 +200,7 @@ class QuaymasterProcess:
             return log.read().decode(errors="replace")
 
     def _executable(self) -> str:
-        return str(Path(sys.executable).parent / "quaymaster")
+        return EXECUTABLE
 
     def _environment(self) -> dict[str, str]:
         # Settings of the shell that runs the tests must not leak into the process under test.

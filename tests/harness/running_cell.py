@@ -13,7 +13,6 @@ import http.client
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.manager_calls import STATUS
 
 from .etcd import EtcdCluster
+from .forked_programs import Program, run_program, start_program
 from .load import Address, SQSConnection
 from .process import Environment, ProcessFailed, free_port
 from .waiting import PATIENCE_S
@@ -66,7 +66,7 @@ class RoleProcess:
             "admin_listen": f"127.0.0.1:{self.admin_port}",
             listen: f"127.0.0.1:{self.port}",
         }
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: Program | None = None
 
     @property
     def is_running(self) -> bool:
@@ -87,13 +87,7 @@ class RoleProcess:
         """Start the process and return at once."""
         assert not self.is_running, f"{self.name} runs"
         with self.log_path.open("ab") as log:
-            self.child = subprocess.Popen(
-                [str(Path(sys.executable).parent / "quaymaster"), "run", self.role],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(),
-            )
+            self.child = start_program(["run", self.role], environment=self.environment(), out=log)
 
     def environment(self) -> dict[str, str]:
         """Return what the process, and commands that are to speak for it, find in their environment."""
@@ -159,15 +153,7 @@ class RoleProcess:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a `quaymaster` command with the settings of this process."""
-        return subprocess.run(
-            [str(Path(sys.executable).parent / "quaymaster"), *arguments],
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT_S,
-            check=False,
-        )
+        return run_program(arguments, environment=self.environment())
 
     def log(self) -> str:
         """Return the end of what the process printed, over all its starts."""

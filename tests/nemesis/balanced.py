@@ -146,7 +146,7 @@ class BalancedCell(ZonedCell):
             settings = self.directory / f"frontend-{number}.toml"
             # An edge waits for its front end's, but not for as long as a busy machine takes.
             (self.directory / f"frontend-{number}").mkdir(mode=0o700)
-            command = [_quaymaster(), "edge", "run", "--config", str(settings)]
+            command = ["edge", "run", "--config", str(settings)]
             self._add(
                 f"edge-{number}",
                 "edge",

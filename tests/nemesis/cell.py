@@ -23,7 +23,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from typing import Any, Literal, Self
 
 from harness.disks import SmallDisk, small_disk
 from harness.etcd import ELECTION_MS, HEARTBEAT_MS, etcd_or_skip
+from harness.forked_programs import Program
 from harness.hosts import Hosts
 from harness.load import Address
 from harness.process import Environment, ProcessFailed
@@ -110,7 +110,7 @@ class Member:
         probe: tuple[str, int, str],
         directory: Path,
     ) -> None:
-        """`probe` is where it says that it is ready: address, port and path."""
+        """`command`: etcd's, else the words for `quaymaster`. `probe`: where it says that it is ready."""
         self.name = name
         self.role = role
         self.host = host
@@ -120,7 +120,7 @@ class Member:
         self._command = list(command)
         self._hosts = hosts
         self._probe = probe
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Program | None = None
 
     @property
     def is_running(self) -> bool:
@@ -140,14 +140,17 @@ class Member:
         """Start the process and return at once."""
         assert not self.is_running, f"{self.name} runs"
         with self.log_path.open("ab") as log:
-            self._child = self._hosts.popen(
-                self.host,
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_environment(), **self.clock.environment()},
-            )
+            if self.role == "etcd":
+                self._child = self._hosts.popen(
+                    self.host, self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                )
+            else:
+                self._child = self._hosts.start_program(
+                    self.host,
+                    self._command,
+                    environment={**_environment(), **self.clock.environment()},
+                    out=log,
+                )
 
     def kill9(self) -> None:
         """End the process as a crash does; nothing happens when it does not run."""
@@ -412,7 +415,7 @@ class Cell:
         }
         path = self.directory / f"{name}.toml"
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        command = [str(Path(sys.executable).parent / "quaymaster"), "run", role, "--config", str(path)]
+        command = ["run", role, "--config", str(path)]
         self._add(name, role, host, command, (address, ADMIN_PORTS[role], "/health/ready"))
 
     def _add(

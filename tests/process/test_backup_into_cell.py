@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.forked_programs import run_program
 from harness.new_cell import new_cell, restore_into, served
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
-from harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -59,14 +57,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 MessageDeduplicationId=f"id-{number}",
             )
         environment = server.env()
-        made = subprocess.run(
-            [str(Path(sys.executable).parent / "quaymaster"), "backup", "copy", "--data", "data"],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        made = run_program(["backup", "copy", "--data", "data"], directory=directory)
         assert made.returncode == 0, made.stderr
     finally:
         server.stop()

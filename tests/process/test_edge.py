@@ -371,8 +371,8 @@ def test_hangup_reloads_and_a_server_on_another_admin_port_is_found(
     server.admin_port, server.listen_port = server.listen_port, server.admin_port
     server.start()
 
+    until(lambda: f"port {server.admin_port} " in edge.files.configuration.read_text())
     until(lambda: edge.health()[0] == 200)
-    assert f"port {server.admin_port} " in edge.files.configuration.read_text()
     edge.client().list_queues()
 
 

@@ -12,6 +12,7 @@ import pytest
 from harness import http2
 from harness.doors import FORM, TARGET, TYPE, Answer, Headers, Way, read_answers, render
 from harness.edge import EdgeProcess, edge_before
+from harness.forked_programs import run_program
 from harness.process import QuaymasterProcess
 from harness.proxied import SSL_TLV, header_v2
 from harness.short_paths import short_directory
@@ -281,15 +282,12 @@ def test_get_with_a_body_is_refused(way: Way) -> None:
 @pytest.fixture(scope="module")
 def stranger(server: QuaymasterProcess) -> Signer:
     """A key of another account, which may send to the queue `open`, and to no other of the default account."""
-    import subprocess
-
     way = Way(server, None)
-    done = subprocess.run(
-        [server._executable(), "account", "create", "stranger", "--json", "--data", str(server.data)],
-        capture_output=True,
-        env=server._environment(),
-        check=True,
+    done = run_program(
+        ["account", "create", "stranger", "--json", "--data", str(server.data)],
+        environment=server._environment(),
     )
+    done.check_returncode()
     made = json.loads(done.stdout)
     for name in ("open", "closed"):
         way.asks("CreateQueue", {"QueueName": name})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from harness.forked_programs import run_program
 from harness.process import QuaymasterProcess
 from harness.vault import TOKEN, StandInVault
 from harness.waiting import PATIENCE_S
@@ -36,8 +36,8 @@ def sqs_of(process: QuaymasterProcess) -> Any:
 
 
 def cli(process: QuaymasterProcess, *words: str) -> Any:
-    command = [process._executable(), *words, "--data", str(process.data), "--json"]
-    done = subprocess.run(command, capture_output=True, check=True)
+    done = run_program([*words, "--data", str(process.data), "--json"])
+    done.check_returncode()
     return json.loads(done.stdout)
 
 

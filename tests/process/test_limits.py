@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from harness.forked_programs import run_program
 from harness.process import Environment, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
@@ -24,14 +23,8 @@ SECONDS = 4.0
 
 def quaymaster(process: QuaymasterProcess, *arguments: str) -> Any:
     """Run a command of the server's operator; return its JSON."""
-    command = [
-        str(Path(sys.executable).parent / "quaymaster"),
-        *arguments,
-        "--data",
-        str(process.data),
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+    done = run_program([*arguments, "--data", str(process.data), "--json"])
+    done.check_returncode()
     return json.loads(done.stdout)
 
 

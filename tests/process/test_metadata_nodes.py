@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from harness.etcd import EtcdCluster
+from harness.forked_programs import Program, start_program
 from harness.process import free_port
 from harness.waiting import PATIENCE_S
 
@@ -36,20 +36,17 @@ class MetadataProcess:
         self.port = free_port()
         self.admin_port = free_port()
         self._log = directory / f"{name}.log"
-        self._command = [
-            str(Path(sys.executable).parent / "quaymaster"),
+        self._words = [
             *("run", "metadata"),
             *("--data", str(directory / name), "--admin", f"127.0.0.1:{self.admin_port}"),
             *("--set", "coordination=etcd", "--set", f"etcd_endpoints={','.join(etcd.endpoints)}"),
             *("--set", f"node={name}", "--set", f"metadata_listen=127.0.0.1:{self.port}"),
         ]
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: Program | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.child = start_program(self._words, environment=os.environ, out=log)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._is_ready():
             assert self.child.poll() is None, self._log.read_text()

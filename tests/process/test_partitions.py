@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.checker import check
+from harness.forked_programs import run_program
 from harness.history import ServerEnded
 from harness.load import Load
 from harness.process import QuaymasterProcess
@@ -32,14 +32,7 @@ BY_GROUP = {
 
 def command(process: QuaymasterProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of `quaymaster queue` on a server's data directory."""
-    quaymaster = Path(sys.executable).parent / "quaymaster"
-    return subprocess.run(
-        [quaymaster, "queue", *arguments, "--data", process.data],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_program(["queue", *arguments, "--data", str(process.data)])
 
 
 def partitions(process: QuaymasterProcess, *arguments: str) -> list[dict[str, Any]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from harness.forked_programs import run_program
 from harness.process import SOCKETS, QuaymasterProcess
-from harness.waiting import PATIENCE_S
 
 from .support import Client, bodies, refused_start, running
 
@@ -41,13 +40,7 @@ def server(killed: Path, tmp_path: Path) -> QuaymasterProcess:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("quaymaster")), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_program(arguments)
 
 
 def check_all_there(process: QuaymasterProcess, queues: tuple[str, ...] = ("first", "second")) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from random import Random
 
+from harness.forked_programs import run_program
 from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
 from harness.short_paths import short_directory
-from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
 from quaymaster.cli.host.doctor import OK, check_permissions
@@ -116,11 +114,9 @@ def test_killed_again_and_again_it_loses_little_and_doubles_nothing(tmp_path: Pa
 
 def test_what_is_done_by_the_command_line_is_in_the_chain_with_who_did_it(tmp_path: Path) -> None:
     process = QuaymasterProcess(tmp_path / "data")
-    quaymaster = str(Path(sys.executable).with_name("quaymaster"))
 
     def do(*arguments: str) -> None:
-        place = ["--data", str(process.data)]
-        subprocess.run([quaymaster, *arguments, *place], check=True, capture_output=True, timeout=PATIENCE_S)
+        run_program([*arguments, "--data", str(process.data)]).check_returncode()
 
     with running(process):
         do("queue", "create", "orders")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from harness.checker import Verdict, check
+from harness.forked_programs import run_program
 from harness.history import Disturbed
 from harness.load import Load, SQSConnection
 from harness.process import QuaymasterProcess
@@ -218,10 +218,7 @@ def test_usage_of_workers_that_are_no_more_is_shipped_also_from_long_paths(
 
 def command(process: QuaymasterProcess, *words: str, may_fail: bool = False) -> str:
     """Run a command of a server's own machine; return what it prints."""
-    program = Path(sys.executable).parent / "quaymaster"
-    done = subprocess.run(
-        (str(program), *words, "--data", str(process.data)), capture_output=True, text=True, check=False
-    )
+    done = run_program([*words, "--data", str(process.data)])
     assert may_fail or done.returncode == 0, done.stderr
     return done.stdout
 

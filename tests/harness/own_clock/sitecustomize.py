@@ -12,20 +12,26 @@ import struct
 import time
 from pathlib import Path
 
+_read = struct.Struct("<q").unpack_from
+_right_ns = time.time_ns
+_shared: bytes | mmap.mmap = bytes(8)
 
-def _install(path: Path) -> None:
+
+def show(path: Path) -> None:
+    """Show from now on the clock that has its file there."""
+    global _shared
     with path.open("rb") as file:
-        shared = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
-    read = struct.Struct("<q").unpack_from
-    right_ns = time.time_ns
+        _shared = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
 
-    def time_ns() -> int:
-        offset_ns: int = read(shared)[0]
-        return right_ns() + offset_ns
 
-    time.time_ns = time_ns
-    time.time = lambda: time_ns() / 1e9
+def _own_ns() -> int:
+    offset_ns: int = _read(_shared)[0]
+    return _right_ns() + offset_ns
 
 
 if _path := os.environ.get("TEST_WALL_CLOCK"):
-    _install(Path(_path))
+    # A process that forks those with clocks has none; but what it imports keeps its functions.
+    if _path != "later":
+        show(Path(_path))
+    time.time_ns = _own_ns
+    time.time = lambda: _own_ns() / 1e9
