@@ -24,6 +24,8 @@ ARCHIVE = "QUICK_JAVA_ARCHIVE"
 
 PROGRAM = """\
 #!/bin/sh
+# It does not look at TMPDIR by itself, and would leave figures of each JVM in /tmp.
+set -- -Djava.io.tmpdir="${{TMPDIR:-/tmp}}" -XX:-UsePerfData "$@"
 # What starts Spark's programs has another class path.
 case "$*" in *org.apache.spark.launcher.Main*) exec {java} "$@" ;; esac
 # Nothing is said where an archive cannot be used.

@@ -116,36 +116,68 @@ def test_make_prepares_no_more_than_what_it_runs(target: str, commands: list[str
     assert done.stdout.splitlines() == commands
 
 
-def test_each_run_of_the_tests_has_a_directory_for_temporary_files_that_is_gone_when_all_passed(
-    tmp_path: Path,
-) -> None:
-    project, told = tmp_path / "project", tmp_path / "told"
+def project_in(directory: Path, **programs: str) -> Path:
+    """Return a project with one test folder and the script that runs tests, and these programs of its own."""
+    project = directory / "project"
     (project / "tests" / "sim").mkdir(parents=True)
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "test", project / "scripts" / "test")
-    python = project / ".venv" / "bin" / "python"
-    python.write_text(
-        '#!/bin/sh\ntouch "$PYTEST_DEBUG_TEMPROOT/x"\necho "$PYTEST_DEBUG_TEMPROOT" >>"$TOLD"\nexit "$CODE"\n'
+    for name, text in programs.items():
+        program = project / ".venv" / "bin" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return project
+
+
+def run_tests(project: Path, temporary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one stage of a project's tests; what is temporary is somewhere in this directory."""
+    of_this = {name: value for name, value in os.environ.items() if name != "PYTEST_DEBUG_TEMPROOT"}
+    return subprocess.run(
+        ["scripts/test", "sim"],
+        cwd=project,
+        env={**of_this, **environment, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
-    python.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_DEBUG_TEMPROOT"}
+
+
+def test_each_run_of_the_tests_has_a_directory_for_temporary_files_that_is_gone_when_all_passed(
+    tmp_path: Path,
+) -> None:
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    temporary.mkdir()
+    project = project_in(
+        tmp_path,
+        python='touch "$(mktemp -d)/x"\necho "$PYTEST_DEBUG_TEMPROOT" >>"$TOLD"\nexit "$CODE"',
+    )
 
     for code in (0, 0, 1):
-        done = subprocess.run(
-            ["scripts/test", "sim"],
-            cwd=project,
-            env=environment | {"TOLD": str(told), "CODE": str(code), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            timeout=WAIT_S,
-            check=False,
-        )
+        done = run_tests(project, temporary, TOLD=str(told), CODE=str(code))
         assert done.returncode == code
 
     *passed, failed = map(Path, told.read_text().splitlines())
     assert len({*passed, failed}) == 3
-    assert not any(each.exists() for each in passed)
-    assert (failed / "x").exists()
+    assert list(temporary.iterdir()) == [failed]
+    assert list(failed.glob("*/x"))
+
+
+def test_a_disk_without_the_room_that_tests_need_is_told_before_any_runs(tmp_path: Path) -> None:
+    project = project_in(
+        tmp_path,
+        python="touch ran",
+        df='echo "Filesystem 1024-blocks Used Available"; echo "disk 9 9 2048000"',
+    )
+
+    done = run_tests(project, tmp_path)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"scripts/test: a run needs 4096 MB of free disk in {tmp_path}, which has 2000 MB.\n"
+    )
+    assert not (project / "ran").exists()
 
 
 def test_the_package_without_extras_serves_and_says_what_shows_usage(tmp_path: Path) -> None:
