@@ -163,6 +163,7 @@ def journal_of_usage(cluster: LocalCluster) -> int:
 
     async def find() -> int:
         plan = read_cluster(cluster.directory).plan
+        assert plan.etcd is not None, "it is a cell"
         access = EtcdAccess([plan.etcd.endpoint])
         store = EtcdCoordination(access, root=ETCD_PREFIX, timeout_ms=COORDINATION_TIMEOUT_MS)
         try:

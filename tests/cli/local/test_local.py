@@ -30,6 +30,8 @@ from quaymaster.cli.local.cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local.plan import BLOCK, ClusterPlan, ProcessId, Programs
 from quaymaster.cli.local.ports import PortBlock
 from quaymaster.cli.local.processes import Condition, condition, stop
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import read_client_file
 from quaymaster.cli.shared.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.shared.tools import find_haproxy
 
@@ -52,7 +54,7 @@ def cluster(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
     async def led(plan: ClusterPlan) -> bool:
         return True
 
-    def programs() -> Programs:
+    def programs(*, needs_cell: bool) -> Programs:
         standin = (sys.executable, standin_role.__file__)
         return Programs(standin, str(etcd), str(haproxy) if haproxy is not None else None, 64)
 
@@ -95,6 +97,35 @@ def test_a_cluster_is_started_shown_and_stopped(cluster: Local, run: Run, data: 
     assert stopped.json == {"stopped": list(shown)}
     assert all(condition(process) == "ended" for process in kept.values())
     assert "frontend-2 ended well" in (data / "logs" / "frontend-2.log").read_text()
+
+
+def test_a_server_with_workers_is_started_shown_and_stopped_without_etcd(
+    run: Run, data: Path, tmp_path: Path
+) -> None:
+    try:
+        started = run(
+            "local", "up", "--workers", "2", "--port", "0", "--detach", "--json", "--data", str(data)
+        )
+        assert started.code == 0, started.err
+        shown = processes(run("local", "status", "--json", "--data", str(data)))
+        as_a_cell = run("local", "up", "--brokers", "3", "--workers", "2", "--data", str(data))
+        backup = run("backup", str(tmp_path / "copy"), "--data", str(data))
+        with AdminClient(read_client_file(data)) as admin:
+            workers = admin.call("GET", "status")["broker"]["workers"]
+        stopped = run("local", "down", "--json", "--data", str(data))
+    finally:
+        if (data / "cluster.json").exists():
+            stop(read_cluster(data).running.values(), 0.0)
+
+    assert started.json == run("env", "--json", "--data", str(data)).json
+    assert {name: (each["role"], each["state"]) for name, each in shown.items()} == {
+        "server": ("server", "ready")
+    }
+    assert as_a_cell.code == EXIT_USAGE
+    assert "say one or the other" in as_a_cell.err
+    assert backup.code == 0, backup.err
+    assert [worker["worker"] for worker in workers] == [0, 1]
+    assert stopped.json == {"stopped": ["server"]}
 
 
 def test_people_are_told_endpoint_and_key_once(

@@ -224,3 +224,30 @@ def test_tls_needs_haproxy_and_paths_that_sockets_can_have(monkeypatch: pytest.M
     monkeypatch.setattr(f"{__name__}.DIRECTORY", DIRECTORY / ("long" * 20))
     with pytest.raises(PlanRefused, match="too long for a socket"):
         planned(ClusterOptions(tls=True))
+
+
+def test_with_workers_it_is_one_server_at_the_endpoint() -> None:
+    plan = planned(
+        ClusterOptions(workers=3, settings={"log_level": "debug"}), Programs(("quaymaster",), "", None)
+    )
+
+    (server,) = plan.processes
+    assert (server.name, server.address, server.admin_port) == ("server", "127.0.0.1:9324", 9325)
+    assert server.command == ("quaymaster", "serve", "--config", str(DIRECTORY / "server.toml"))
+    settings = settings_of(plan, "server")
+    assert (settings["workers"], settings["log_level"]) == ("3", "debug")
+    assert settings["console_listen"] == "127.0.0.1:9326"
+    assert settings.keys() <= Settings.model_fields.keys()
+    assert plan.client_directory == DIRECTORY / "server"
+    assert list(port_names(ClusterOptions(workers=1))) == ["endpoint", "admin", "console"]
+
+
+def test_a_cell_becomes_no_server_with_workers_nor_the_other_way_round() -> None:
+    cell, server = ClusterOptions(), ClusterOptions(workers=2)
+    with pytest.raises(PlanRefused, match="There is a cell in this directory"):
+        check_options(server, cell)
+    with pytest.raises(PlanRefused, match="There is a server with workers in this directory"):
+        check_options(cell, server)
+    with pytest.raises(PlanRefused, match="--tls is for cells"):
+        check_options(ClusterOptions(workers=2, tls=True))
+    check_options(ClusterOptions(workers=4), server)

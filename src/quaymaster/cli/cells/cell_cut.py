@@ -239,9 +239,14 @@ async def back_up_cell(
         await store.close()
 
 
-def local_settings(directory: Path) -> Settings:
-    """Return the settings by which an operator reaches the cell of `quaymaster local up` in a directory."""
+def local_settings(directory: Path) -> Settings | None:
+    """Return the settings by which an operator reaches the cell of `quaymaster local up` in a directory.
+
+    None: there is a server with workers.
+    """
     plan = read_cluster(directory).plan
+    if plan.etcd is None:
+        return None
     where = {"etcd_endpoints": plan.etcd.endpoint, "etcd_prefix": ETCD_PREFIX, "cell": CELL}
     return load_settings(flags={"coordination": "etcd", **where})
 

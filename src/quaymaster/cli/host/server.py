@@ -167,8 +167,10 @@ def backup(
     if admin_url is None and is_here and (directory / CLUSTER_FILE).exists():
         from quaymaster.cli.cells.cell_cut import local_settings, run_cell_backup
 
-        run_cell_backup(local_settings(directory.absolute()), path, as_json=as_json)
-        return
+        of_cell = local_settings(directory.absolute())
+        if of_cell is not None:
+            run_cell_backup(of_cell, path, as_json=as_json)
+            return
     from concurrent.futures import ThreadPoolExecutor, wait
 
     from quaymaster.cli.shared.client import AdminClient

@@ -54,6 +54,15 @@ class UpOptions:
     frontends: Annotated[int | None, _count("--frontends", "Front ends.", 2)] = None
     metadata: Annotated[int | None, _count("--metadata", "Metadata nodes.", 2)] = None
     managers: Annotated[int | None, _count("--managers", "Managers, of which one acts.", 2)] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Instead of a cell, one server in so many processes. Later as before.",
+            metavar="NUMBER",
+            min=1,
+        ),
+    ] = None
     port: Annotated[
         int | None,
         typer.Option(
@@ -88,7 +97,8 @@ def up(given: UpOptions) -> None:
     """Start a cell, or the one that was stopped in this directory, with its data, or what is missing of one that runs.
 
     Everything listens on loopback. Once requests are served it prints how to reach them, then shows how the cell is
-    until Ctrl-C, which stops it; with --detach it runs until `local down`. With --json it prints what
+    until Ctrl-C, which stops it; with --detach it runs until `local down`. With --workers it is one server in several
+    processes instead of a cell, which needs neither etcd nor HAProxy. With --json it prints what
     `quaymaster env --json` does. QUAYMASTER_ variables hold for every process, but those that say where things are.
     """
     from quaymaster.cli.local.cluster import RECORD_FILE, locked, prepare_directory, read_cluster
@@ -107,7 +117,8 @@ def up(given: UpOptions) -> None:
                 cluster = known
             else:
                 ports = stack.enter_context(held_ports(record))
-                cluster = plan_start(directory, asked, _programs(), record, ports)
+                programs = _programs(needs_cell=not asked.workers)
+                cluster = plan_start(directory, asked, programs, record, ports)
             is_first = not (directory / CLIENT_FILE).exists()
             with _progress("Starting", quiet=given.as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)
@@ -239,17 +250,23 @@ def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
         load_settings(flags=settings, environment={})
     except SettingsError as error:
         raise WrongUsage(str(error)) from None
-    names = ("brokers", "frontends", "metadata", "managers", "port", "tls")
+    of_cell = ("brokers", "frontends", "metadata", "managers")
+    if given.workers and any(getattr(given, name) is not None for name in of_cell):
+        raise WrongUsage("--workers is for one server, without brokers and front ends: say one or the other.")
+    names = (*of_cell, "port", "tls", "workers")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     return msgspec.structs.replace(before, **asked, settings=settings)
 
 
-def _programs() -> Programs:
+def _programs(*, needs_cell: bool) -> Programs:
     """Return what a cluster is made of, got from the system's packages where it is missing."""
     from quaymaster.cli.local.etcd import find_etcd
     from quaymaster.cli.local.plan import Programs
     from quaymaster.cli.shared.tools import find_haproxy, get_program
 
+    quaymaster = (sys.executable, "-P", "-m", "quaymaster.cli.main")
+    if not needs_cell:
+        return Programs(quaymaster, "", None)
     etcd, problem = get_program("etcd", find_etcd)
     if etcd is None:
         raise NoServer(f"A cluster needs etcd, which is not on this machine. {problem}")
@@ -257,7 +274,7 @@ def _programs() -> Programs:
     if haproxy is None:
         note(f"There is no HAProxy, so the endpoint is the first front end alone. {problem}")
     return Programs(
-        (sys.executable, "-P", "-m", "quaymaster.cli.main"),
+        quaymaster,
         str(etcd),
         str(haproxy) if haproxy is not None else None,
         _connections_max(),

@@ -4,6 +4,8 @@
                                           └▶ metadata-1, -2 ────────────────┼▶ etcd
                                              manager-1, -2 ─────────────────┘
 
+With --workers it is one server in so many processes instead, without anything else.
+
 Below its directory:
 
     cluster.json                 what is here: `ClusterRecord`
@@ -36,7 +38,7 @@ from quaymaster.cli.local.haproxy import (
 from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
 from quaymaster.settings import UNIX_PREFIX
 
-Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy"]
+Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy", "server"]
 
 HOST: Final = "127.0.0.1"
 CELL: Final = "local"
@@ -46,6 +48,8 @@ CERTIFICATES: Final = "certificates"
 HAPROXY_CERTIFICATE: Final = "haproxy.pem"
 TLS: Final = "tls"
 """Among the ports: where TLS is served."""
+SERVER: Final = "server"
+"""The name of the only process, with workers."""
 SOCKET: Final = "edge.sock"
 """In the directory of a front end."""
 ZONES: Final = 3
@@ -59,13 +63,13 @@ CONNECTIONS_MAX: Final = 20_000
 
 START_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
     ("etcd",),
-    ("broker", "metadata", "manager", "frontend"),
+    ("broker", "metadata", "manager", "frontend", "server"),
     ("haproxy",),
 )
 """A stage is begun when all of the stage before are ready. The roles of a cell wait for each other by themselves."""
 STOP_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
     ("haproxy",),
-    ("frontend",),
+    ("frontend", "server"),
     ("metadata", "manager"),
     ("broker",),
     ("etcd",),
@@ -86,7 +90,7 @@ PLANNED_SETTINGS: Final = frozenset(
         ),
         *("listen", "admin_listen", "broker_listen", "metadata_listen", "manager_listen", "metadata_nodes"),
         *("master_key_source", "master_key", "master_key_previous", "keys_directory", "broker_advertise"),
-        "edge_listen",
+        *("edge_listen", "workers"),
     }
 )
 """Settings that say where things are: those of a local cluster are given by its plan."""
@@ -97,7 +101,10 @@ class PlanRefused(Exception):
 
 
 class ClusterOptions(msgspec.Struct, frozen=True):
-    """What was asked for. `port`: of the endpoint, 0 for any. `settings`: for every process, beside what is planned."""
+    """What was asked for. `port`: of the endpoint, 0 for any. `settings`: for every process, beside what is planned.
+
+    `workers`: of one server; 0: a cell, of which the other numbers tell.
+    """
 
     brokers: int = 3
     frontends: int = 2
@@ -106,6 +113,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     port: int = 9324
     settings: dict[str, str] = {}
     tls: bool = False
+    workers: int = 0
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -116,7 +124,10 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """What is run. `quaymaster`: the words before a role's name. Without HAProxy clients go to the first front end."""
+    """What is run. `quaymaster`: the words before a role's name. Without HAProxy clients go to the first front end.
+
+    `etcd` is empty where none is needed.
+    """
 
     quaymaster: tuple[str, ...]
     etcd: str
@@ -158,9 +169,14 @@ class ClusterPlan:
     directory: Path
     endpoint_url: str
     admin_url: str
-    etcd: EtcdMember
+    etcd: EtcdMember | None
     processes: tuple[PlannedProcess, ...]
     tls_url: str | None = None
+
+    @property
+    def client_directory(self) -> Path:
+        """Where a process writes how it is reached."""
+        return self.directory / (SERVER if self.etcd is None else "frontend-1")
 
     @property
     def ca_file(self) -> Path:
@@ -196,6 +212,11 @@ def check_options(options: ClusterOptions, before: ClusterOptions | None = None)
     ):
         if count < 1:
             raise PlanRefused(f"--{name} {count}: at least one is needed.")
+    if options.tls and options.workers:
+        raise PlanRefused("--tls is for cells: a server with workers has no HAProxy before it here.")
+    if before is not None and bool(before.workers) is not bool(options.workers):
+        is_cell = "a cell" if not before.workers else "a server with workers"
+        raise PlanRefused(f"There is {is_cell} in this directory. Keep it, or begin in another directory.")
     if before is not None and options.brokers < before.brokers:
         raise PlanRefused(
             f"The cluster has {before.brokers} brokers, and with fewer the messages on the others would be lost. "
@@ -207,7 +228,11 @@ def check_options(options: ClusterOptions, before: ClusterOptions | None = None)
 
 def port_names(options: ClusterOptions) -> Iterator[str]:
     """Yield a name for every port that is needed; `endpoint` and `admin` are those that clients use."""
-    yield from ("endpoint", "admin", "etcd", "etcd peers")
+    yield from ("endpoint", "admin")
+    if options.workers:
+        yield "console"
+        return
+    yield from ("etcd", "etcd peers")
     if options.tls:
         yield TLS
     for name in _names("frontend", options.frontends):
@@ -264,6 +289,8 @@ def plan_cluster(
     directory: Path, options: ClusterOptions, ports: Mapping[str, int], programs: Programs
 ) -> ClusterPlan:
     """Return the processes that make the cluster, their commands and files. `directory` is absolute."""
+    if options.workers:
+        return _server_plan(directory, options, ports, programs)
     etcd = EtcdMember("etcd", ports["etcd"], ports["etcd peers"], directory / "etcd")
     plan = _ClusterPlanner(directory, options, dict(ports), programs, etcd)
     front_ends = [
@@ -325,6 +352,29 @@ def plan_cluster(
         tuple(processes),
         f"https://{HOST}:{ports[TLS]}" if options.tls else None,
     )
+
+
+def _server_plan(
+    directory: Path, options: ClusterOptions, ports: Mapping[str, int], programs: Programs
+) -> ClusterPlan:
+    """Return a server with workers: one process, which looks after the others."""
+    address, admin = (f"{HOST}:{ports[name]}" for name in ("endpoint", "admin"))
+    settings: dict[str, object] = {
+        "console_listen": f"{HOST}:{ports['console']}",
+        **options.settings,
+        "data_directory": str(directory / SERVER),
+        "keys_directory": str(directory / KEYS),
+        "listen": address,
+        "admin_listen": admin,
+        "workers": str(options.workers),
+    }
+    path = directory / f"{SERVER}.toml"
+    server = PlannedProcess(
+        *(SERVER, "server", None, address, ports["admin"]),
+        (*programs.quaymaster, "serve", "--config", str(path)),
+        {path: render_settings(settings)},
+    )
+    return ClusterPlan(directory, f"http://{address}", f"http://{admin}", None, (server,))
 
 
 @dataclass(frozen=True, slots=True)

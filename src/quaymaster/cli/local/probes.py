@@ -13,7 +13,7 @@ TIMEOUT_S = 1.0
 
 def probe(plan: ClusterPlan, planned: PlannedProcess) -> bool:
     """Whether a process does its work, as far as can be asked from outside."""
-    if planned.role == "etcd":
+    if planned.role == "etcd" and plan.etcd is not None:
         return is_etcd_ready(plan.etcd)
     if planned.admin_port is None:
         return is_listening(planned.address)

@@ -134,7 +134,7 @@ def _wait_until_served(plan: ClusterPlan) -> ServerConnection:
     while True:
         try:
             # The key that every front end knows, at the address before all of them.
-            own = read_client_file(plan.directory / "frontend-1")
+            own = read_client_file(plan.client_directory)
             connection = own._replace(endpoint_url=plan.endpoint_url, admin_url=plan.admin_url)
             with SQSClient(connection) as client:
                 client.call("ListQueues", {"MaxResults": 1})

@@ -77,13 +77,17 @@ async def look(plan: ClusterPlan, running: Mapping[str, ProcessId]) -> ClusterSt
 
 
 async def are_journals_led(plan: ClusterPlan) -> bool:
-    """Whether there are journals, and each has a leader that says so."""
+    """Whether there are journals, and each has a leader that says so. A server says itself when it is ready."""
+    if plan.etcd is None:
+        return True
     journals = await look_at_journals(plan)
     return bool(journals) and all(journal.lag_records is not None for journal in journals or ())
 
 
 async def look_at_journals(plan: ClusterPlan) -> list[LocalJournal] | None:
-    """Return every journal, in order; None when etcd does not answer."""
+    """Return every journal, in order; None when etcd does not answer. Of a server with workers none is shown."""
+    if plan.etcd is None:
+        return []
     store = EtcdCoordination(
         EtcdAccess([plan.etcd.endpoint]), root=ETCD_PREFIX, timeout_ms=COORDINATION_TIMEOUT_MS
     )
