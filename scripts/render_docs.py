@@ -16,6 +16,7 @@ from quaymaster.cli.commands import whole_command
 from quaymaster.core.access.conditions import Comparing, Quantifier
 from quaymaster.core.access.keys import ALWAYS_THERE, THERE_FOR_ROLES, THERE_SOMETIMES
 from quaymaster.core.access.operators import OPERATORS, Operator
+from quaymaster.core.access.permissions import MONITORING_SERVICE
 from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, QueueKinds
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
@@ -23,6 +24,8 @@ from quaymaster.protocol.actions.table import ACTIONS, Action, QueueState, Scope
 from quaymaster.protocol.admin.openapi import make_document
 from quaymaster.protocol.admin.operation import API, AdminOperation
 from quaymaster.protocol.admin.operations import OPERATIONS
+from quaymaster.protocol.cloudwatch.json_form import TARGET_PREFIX
+from quaymaster.protocol.cloudwatch.operations import ResourceKind
 from quaymaster.settings import settings_as_markdown
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -61,16 +64,17 @@ ACTIONS_HEAD = """\
 What each action of the SQS endpoint concerns, takes and costs. [API](api.md) and [Log API](log-api.md) say what it
 does.
 
-- **Target**: of `X-Amz-Target`. Actions of `AmazonSQS` can be asked for in the Query form as well.
+- **Target**: of `X-Amz-Target`. Actions of `AmazonSQS` can be asked for in the Query form as well, those of CloudWatch
+  (`GraniteServiceVersion20100801`) in the Query form and in CBOR.
 - **Category**: management actions are in the [audit log](../guides/audit.md); those that change something are
   there with what was asked and answered.
-- **Concerns**: the account; a queue, by its name or its URL; messages of a queue, in a log those of a consumer group;
-  the source of a message move task.
+- **Concerns**: the account; alarms, dashboards or metrics; a queue, by its name or its URL; messages of a queue, in a
+  log those of a consumer group; the source of a message move task.
 - **Queue**: what the queue must be.
-- **Permissions**: under the names of SQS. The owner of a queue has all of them, and other accounts have none.
-  Permissions in italics cannot be given to other accounts.
+- **Permissions**: under the names of SQS; of CloudWatch's actions as `cloudwatch:` and their name. The owner of a queue
+  has all of them, and other accounts have none. Permissions in italics cannot be given to other accounts.
 - **FIFO rate**: whether the action costs the FIFO rate on FIFO queues. All others cost the standard rate; actions of
-  STS are free.
+  STS and CloudWatch are free.
 - **Usage**: columns of [usage](tables.md) that the action fills besides those of every request.
 
 | Action | Target | Category | Concerns | Queue | Permissions | FIFO rate | Usage |
@@ -79,11 +83,18 @@ does.
 
 _CONCERNS: dict[Scope, str] = {
     "account": "the account",
+    "resources": "",  # `_MONITORED` says which
     "name": "a queue, by name",
     "queue": "a queue",
     "counted": "a queue",
     "consumed": "messages of a queue",
     "source": "the source of a task",
+}
+_MONITORED: dict[ResourceKind, str] = {
+    "all": "all of the account",
+    "alarm": "alarms",
+    "dashboard": "dashboards",
+    "arn": "an alarm or a dashboard, by ARN",
 }
 _STATES: dict[QueueState, str] = {
     "any": "",
@@ -115,14 +126,18 @@ def render_actions() -> str:
 
 def _action_row(action: Action) -> str:
     own = f"*{action.name}*" if action.owner_only else ""
+    operation = action.operation
+    concerns = _CONCERNS[action.scope] if operation is None else _MONITORED[operation.resource]
+    permissions = ", ".join(own if name == action.name and own else name for name in action.permissions)
+    if operation is not None:
+        permissions = f"*{MONITORING_SERVICE}:{action.name}*"
     cells = (
         f"`{action.name}`",
-        TARGET_PREFIXES[action.service].decode().rstrip(".") if action.service in TARGET_PREFIXES else "STS",
+        _target_of(action),
         action.category + (", reads only" if action.read_only else ""),
-        _CONCERNS[action.scope] + ("; makes a group that is missing" if action.makes_group else ""),
+        concerns + ("; makes a group that is missing" if action.makes_group else ""),
         _STATES[action.queue_state],
-        ", ".join(own if name == action.name and own else name for name in action.permissions)
-        + "".join(f"; {name} at each destination" for name in action.destination_permissions),
+        permissions + "".join(f"; {name} at each destination" for name in action.destination_permissions),
         "yes" if action.billing == "by queue" else "",
         ", ".join(f"`{name}`" for name in get_args(UsageColumn) if name in action.usage),
     )
@@ -234,6 +249,14 @@ def _admin_member(name: str, required: bool, schema: dict[str, Any]) -> str:
     if default not in (None, "", False):
         shown += f" ({default})"
     return shown
+
+
+def _target_of(action: Action) -> str:
+    if action.operation is not None:
+        return TARGET_PREFIX.decode().rstrip(".")
+    return (
+        TARGET_PREFIXES[action.service].decode().rstrip(".") if action.service in TARGET_PREFIXES else "STS"
+    )
 
 
 QUEUE_ATTRIBUTES_HEAD = """\

@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from quaymaster.core.access.permissions import Permission, RolePermission
-from quaymaster.core.values.errors import CallerError, InvalidAction, UnknownOperation
+from quaymaster.core.access.permissions import MonitoringPermission, Permission, RolePermission
+from quaymaster.core.values.errors import CallerError, InvalidAction
 from quaymaster.frontend.usage.recorder import category_of
-from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query, table
+from quaymaster.protocol.actions import monitoring, sqs_json, sqs_query, sts_query, table
 from quaymaster.protocol.actions.permission_rules import check_permission
-from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
+from quaymaster.protocol.actions.table import (
+    ACTIONS,
+    GRANTABLE,
+    MONITORING_ACTIONS,
+    SQS_ACTIONS,
+    UNKNOWN_ACTION,
+    Action,
+)
+from quaymaster.protocol.cloudwatch import cbor_form, json_form, query_form
 from quaymaster.protocol.sqs.shapes import AddPermissionRequest
 from quaymaster_pipeline.billing.rules import billing_class_of
 from quaymaster_pipeline.checks.brokers.allowances import DELETES, SENDS
@@ -29,11 +37,23 @@ each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIO
 @each_action
 def test_an_action_is_decoded_in_the_forms_of_its_service_alone(action: Action) -> None:
     of_sts = {"Action": action.name, "Version": sts_query.VERSION}
+    of_cloudwatch = {"Action": action.name, "Version": query_form.VERSION}
+    if action.service == "monitoring":
+        assert monitoring.action_of_parameters(of_cloudwatch) is action
+        assert monitoring.action_of_target(json_form.TARGET_PREFIX + action.name.encode()) is action
+        assert monitoring.action_of_path(cbor_form.PATH_PREFIX + action.name.encode()) is action
+        for prefix in sqs_json.TARGET_PREFIXES.values():
+            assert sqs_json.named_action(prefix + action.name.encode()) is None
+        for read, parameters in ((sqs_query.action_of, of_cloudwatch), (sts_query.action_of, of_sts)):
+            with pytest.raises(InvalidAction):
+                read(parameters)
+        return
+    with pytest.raises(InvalidAction):
+        monitoring.action_of_parameters(of_cloudwatch)
     if action.service == "sts":
         assert sts_query.action_of(of_sts) is action
         for prefix in sqs_json.TARGET_PREFIXES.values():
-            with pytest.raises(UnknownOperation):
-                sqs_json.parse_target(prefix + action.name.encode())
+            assert sqs_json.named_action(prefix + action.name.encode()) is None
         with pytest.raises(InvalidAction):
             sqs_query.action_of({"Action": action.name})
         return
@@ -41,7 +61,7 @@ def test_an_action_is_decoded_in_the_forms_of_its_service_alone(action: Action) 
         sts_query.action_of(of_sts)
     target = sqs_json.TARGET_PREFIXES[action.service] + action.name.encode()
 
-    assert sqs_json.parse_target(target) is action
+    assert sqs_json.named_action(target) is action
     if action.service == "sqs":
         assert sqs_query.action_of({"Action": action.name}) is action
         return
@@ -63,9 +83,9 @@ def test_an_action_can_be_permitted_unless_it_is_the_owners_or_not_of_sqs(action
 
 @each_action
 def test_an_action_takes_permissions_that_sqs_has_or_is_judged_by_roles(action: Action) -> None:
-    if action.service == "sts":
+    if action.service in ("sts", "monitoring"):
         assert not action.permissions
-        assert action.name in set(RolePermission)
+        assert action.name in set(RolePermission if action.service == "sts" else MonitoringPermission)
         return
     assert action.permissions
     assert set(action.permissions) <= SQS_ACTIONS.keys()
@@ -73,6 +93,7 @@ def test_an_action_takes_permissions_that_sqs_has_or_is_judged_by_roles(action: 
 
 def test_every_permission_is_asked_for_by_an_action() -> None:
     assert {permission for action in ACTIONS.values() for permission in action.permissions} == set(Permission)
+    assert set(MonitoringPermission) == MONITORING_ACTIONS.keys()
 
 
 @each_action

@@ -41,6 +41,7 @@ from quaymaster.core.values.messages import decode_message, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
+from quaymaster.frontend.actions.monitoring_actions import AsksConsole
 from quaymaster.frontend.assembly import make_front_end, make_opening_pool, spread_over, tables_of
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
@@ -609,25 +610,34 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
 
 
 @asynccontextmanager
-async def serving(blocks_in: Any = None, enforced: Any = None, **flags: object) -> AsyncIterator[Service]:
+async def serving(
+    blocks_in: Any = None, enforced: Any = None, console: Any = None, **flags: object
+) -> AsyncIterator[Service]:
     """Start a front end with these settings on a free port, and stop it.
 
-    `blocks_in`: where blocks of logs are; `enforced`: what brokers of a cell say of the authorization floor.
+    `blocks_in`: where blocks of logs are; `enforced`: what brokers of a cell say of the authorization floor;
+    `console`: the way to a console.
     """
-    async with serving_recorded(None, blocks_in, enforced, **flags) as service:
+    async with serving_recorded(None, blocks_in, enforced, console, **flags) as service:
         yield service
 
 
 @asynccontextmanager
 async def serving_recorded(
-    usage: UsageRecorder | None, blocks_in: Any = None, enforced: Any = None, **flags: object
+    usage: UsageRecorder | None,
+    blocks_in: Any = None,
+    enforced: Any = None,
+    console: Any = None,
+    **flags: object,
 ) -> AsyncIterator[Service]:
     """Do the same, with a recorder that takes a record of every request."""
     settings = load_settings(flags={"slow_request_ms": 0, "log_workers_max": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
-        serving_with(settings, broker, metadata, usage, blocks_in=blocks_in, enforced=enforced) as service,
+        serving_with(
+            *(settings, broker, metadata, usage), blocks_in=blocks_in, enforced=enforced, console=console
+        ) as service,
     ):
         yield service
 
@@ -641,6 +651,7 @@ async def serving_with(
     *,
     blocks_in: Path | None = None,
     enforced: Enforced | None = None,
+    console: AsksConsole | None = None,
 ) -> AsyncIterator[Service]:
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
@@ -657,6 +668,7 @@ async def serving_with(
         blocks=blocks,
         opening=opening if opening.workers_max else None,
         enforced=enforced,
+        console=console,
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)

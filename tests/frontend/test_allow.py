@@ -35,7 +35,9 @@ from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEU
 REGION = "us-east-1"
 OURS, THEIRS = "111111111111", "222222222222"
 
-each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+ABOUT_QUEUES = {name: action for name, action in ACTIONS.items() if action.scope != "resources"}
+"""All but those of CloudWatch, which are tested in `test_cloudwatch`."""
+each_action = pytest.mark.parametrize("action", ABOUT_QUEUES.values(), ids=list(ABOUT_QUEUES))
 
 
 def queue(number: int, name: str, account_id: str = OURS, **fields: Any) -> QueueDefinition:

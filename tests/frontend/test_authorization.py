@@ -16,7 +16,7 @@ from quaymaster.frontend import authorization as module
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import HEADER_BYTES_MAX, RequestKeys
-from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 
 OWNER, OTHER = "111111111111", "222222222222"
@@ -89,7 +89,7 @@ def test_an_action_takes_all_its_permissions() -> None:
             judge().authorize(call_by(OWNER, "StartMessageMoveTask"), definition, "jobs")
 
 
-@pytest.mark.parametrize("action", [name for name, action in ACTIONS.items() if action.owner_only])
+@pytest.mark.parametrize("action", [name for name, action in SQS_ACTIONS.items() if action.owner_only])
 def test_actions_of_the_owner_are_allowed_to_no_other_account(action: str) -> None:
     definition = queue({**ALLOW, "Action": "*"})
 

@@ -82,6 +82,7 @@ class Gate:
         self._group_definitions: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
         self._resolve: dict[Scope, Callable[[Call], Found]] = {
             "account": self._account,
+            "resources": self._account,
             "name": self._named,
             "queue": self._at_url,
             "counted": self._at_url,
@@ -118,6 +119,9 @@ class Gate:
         try:
             queue, resource = self._resolve[action.scope](call)
             if queue is None:
+                if action.scope == "resources":
+                    self._authorization.authorize_resources(call)
+                    return
                 permissions = action.permissions
                 if getattr(call.given, "tags", None):
                     permissions = (*permissions, *action.tag_permissions)

@@ -16,6 +16,7 @@ from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.actions.message_preparation import MessagePreparation
+from quaymaster.frontend.actions.monitoring_actions import AsksConsole, MonitoringActions
 from quaymaster.frontend.actions.move_actions import MoveActions
 from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.actions.sts_actions import IssuerService, SessionService, STSActions
@@ -46,6 +47,8 @@ from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.net.routing.console_client import IN_FLIGHT_MAX as CONSOLE_IN_FLIGHT_MAX
+from quaymaster.net.routing.console_client import TIMEOUT_MS as CONSOLE_TIMEOUT_MS
 from quaymaster.protocol.rpc.metadata_messages import CheckTable, QueueChange
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
@@ -143,6 +146,7 @@ def make_front_end(
     opening: OpeningPool | None = None,
     enforced: Enforced | None = None,
     on_key_use: Callable[[str], None] = lambda access_key_id: None,
+    console: AsksConsole | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
@@ -151,6 +155,7 @@ def make_front_end(
     of logs may be read; None: they are in the journal only. `on_log_read` hears of each log that is read in bulk.
     `opening`: the workers that open what is read so; close it when the front end has stopped. `enforced`: what the
     brokers of a cell say of the authorization floor. `on_key_use` hears of each request that an access key signed.
+    `console`: the way to consoles, for requests to CloudWatch.
     """
     addresses = Addresses(
         region=settings.region,
@@ -200,6 +205,7 @@ def make_front_end(
         issuer_keys=IssuerKeys(fetcher.fetch, lambda: time.monotonic() * 1_000),
         now_ms=now_ms,
     )
+    metrics_and_alarms = MonitoringActions(console, region=settings.region)
     front_end = FrontEnd(
         Calls(
             broker,
@@ -239,7 +245,7 @@ def make_front_end(
             is_forced=settings.allow_open_on_network,
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
-        handlers=bind_handlers([messages, queues, moves, logs, transactions, sts]),
+        handlers=bind_handlers([messages, queues, moves, logs, transactions, sts, metrics_and_alarms]),
         allow=gate.allow,
         check_receive=cipher.check_receive,
         judge=gate.judge,
@@ -251,6 +257,7 @@ def make_front_end(
             "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
             "unsigned": TaskBudget(UNSIGNED_ACTIONS_MAX, settings.control_timeout_ms),
+            "monitoring": TaskBudget(CONSOLE_IN_FLIGHT_MAX, CONSOLE_TIMEOUT_MS),
         },
         claimed_issuer=sts.claimed_issuer,
         takes_web_identities=settings.oidc_issuers,

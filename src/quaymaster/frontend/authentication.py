@@ -27,10 +27,10 @@ from quaymaster.frontend.principal import IdentityInForce, Principal, SessionInF
 from quaymaster.net.http.forwarded import is_of_this_machine
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
+from quaymaster.protocol.sqs.response import Service
 from quaymaster.protocol.sqs.sigv4 import (
     UNSIGNED_PAYLOAD,
     Authorization,
-    Service,
     SigningKeys,
     claimed_key,
     declared_digest,

@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from quaymaster.core.access.decisions import Decision, Ruling, decide, refusal_text, rule
-from quaymaster.core.access.permissions import PERMISSION_NAMES, SERVICE, Permission
+from quaymaster.core.access.permissions import (
+    MONITORING_PERMISSION_NAMES,
+    PERMISSION_NAMES,
+    SERVICE,
+    MonitoringPermission,
+    Permission,
+)
 from quaymaster.core.access.statements import AccessRequest
 from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -22,6 +28,7 @@ from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import RequestKeys
+from quaymaster.protocol.cloudwatch.operations import TAGS, MonitoringInput
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
 
 DECISIONS_REMEMBERED_MAX: Final = 16_384
@@ -87,6 +94,27 @@ class Authorization:
             decision = decide(request, None, principal.policies, principal.session_policy)
             if decision is not Decision.ALLOWED:
                 raise AccessDenied(refusal_text(request, decision))
+
+    def authorize_resources(self, call: Call) -> None:
+        """Raise AccessDenied unless a call may carry out an action of CloudWatch on all that its input names."""
+        principal, operation, given = call.principal, call.action.operation, call.given
+        if principal.is_root:
+            return
+        assert operation is not None, "only actions of CloudWatch are about resources"
+        assert isinstance(given, MonitoringInput), "that is their input"
+        account_id, permissions = principal.account_id, [MonitoringPermission(call.action.name)]
+        if given.members.get(TAGS):
+            permissions.append(MonitoringPermission.TAG_RESOURCE)
+        find = self._keys(call, account_id).find
+        for resource in operation.resources(given.members, self._region, account_id):
+            for permission in permissions:
+                name = MONITORING_PERMISSION_NAMES[permission]
+                request = AccessRequest(
+                    principal.requester, name, resource, account_id, find, can_cross=False
+                )
+                decision = decide(request, None, principal.policies, principal.session_policy)
+                if decision is not Decision.ALLOWED:
+                    raise AccessDenied(refusal_text(request, decision))
 
     def _judge(
         self, call: Call, queue: QueueDefinition, permissions: Iterable[Permission], resource: str

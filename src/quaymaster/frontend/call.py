@@ -51,8 +51,9 @@ from quaymaster.monitoring.slow_lines import SlowLines
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.broker_client import Submitted
 from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
+from quaymaster.protocol.actions.error_replies import error_code, render_error
+from quaymaster.protocol.actions.monitoring import MonitoringOutput
 from quaymaster.protocol.actions.table import UNKNOWN_ACTION, Action
-from quaymaster.protocol.sqs.errors import render_error, wire_error
 from quaymaster.protocol.sqs.response import CONTENT_TYPE, Response, WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 
@@ -68,6 +69,12 @@ _monotonic = time.monotonic
 _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz-json-1.0\r\n"
 _ID_HEADER: Final = b"x-amzn-RequestId: %b\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
+_MONITORING_HEADERS: Final = {
+    WireForm.CLOUDWATCH_JSON: _JSON_HEADERS,
+    WireForm.CLOUDWATCH_CBOR: b"x-amzn-RequestId: %b\r\nContent-Type: application/cbor\r\n"
+    b"smithy-protocol: rpc-v2-cbor\r\n",
+    WireForm.CLOUDWATCH_QUERY: b"x-amzn-RequestId: %b\r\nContent-Type: text/xml\r\n",
+}
 
 NOBODY: Final = Principal.of_root("", "", "")
 """Who asks before that is known."""
@@ -412,6 +419,8 @@ class Call(msgspec.Struct, eq=False):
         request_id = self.request_id
         if form is WireForm.JSON:
             return _JSON_HEADERS % request_id.encode() + self.cors, sqs_json.encode_response(output)
+        if isinstance(output, MonitoringOutput):
+            return _MONITORING_HEADERS[form] % request_id.encode() + self.cors, output.body
         if form is WireForm.STS:
             assert output is not None, "actions of STS have outputs"
             body = sts_query.encode_response(self.action, output, request_id)
@@ -452,7 +461,7 @@ class Call(msgspec.Struct, eq=False):
         if self.given is not None and self.calls.usage is not None:
             self.change = describe_change(self.action, self.given, None)
         headers = render_headers(response) + self.cors
-        self._answer(wire_error(error).code, response.status, headers, response.body)
+        self._answer(error_code(error), response.status, headers, response.body)
 
     def throttle(self, status: int, headers: bytes, body: bytes) -> None:
         """Answer that it came too soon: nothing was done."""

@@ -29,11 +29,11 @@ from quaymaster.frontend.cors import CORS
 from quaymaster.frontend.front_end_metrics import LIMIT, OVERLOAD, WRONG_SIGNATURES, FrontEndMetrics
 from quaymaster.frontend.limits import Limits, Reached
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.frontend.wire_forms import is_signed_for_sts, query_form
+from quaymaster.frontend.wire_forms import form_of_head
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
-from quaymaster.protocol.sqs.errors import render_error
+from quaymaster.protocol.actions.error_replies import render_error
 from quaymaster.protocol.sqs.response import WireForm
 
 Reply = tuple[int, bytes, bytes]
@@ -159,12 +159,9 @@ class Refusals:
         self, request: HTTPRequest, retry_ms: int, more: bytes = b""
     ) -> tuple[int, bytes, bytes]:
         """Return what a request is told that nothing was done for, and count it."""
-        fields = request.first
-        form = WireForm.JSON
-        if b"x-amz-target" not in fields:
-            form = WireForm.STS if is_signed_for_sts(request) else query_form(request)
+        form = form_of_head(request)
         status, headers, body = self._replies.reply(form, self._next_id(), retry_ms, more)
-        origin = fields.get(b"origin")
+        origin = request.first.get(b"origin")
         if origin is not None:
             headers += self._cors.headers(origin.decode("latin-1"))
         self._count("RequestThrottled", 0.0)
@@ -220,7 +217,7 @@ class Refusals:
                 request,
                 code,
                 status,
-                is_json=form is WireForm.JSON,
+                protocol=form.protocol,
                 request_bytes=len(request.body),
                 response_bytes=len(body),
             )

@@ -5,6 +5,7 @@
               X-Amz-Target: AmazonSQS.<Action>      AWS JSON 1.0
               Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
               signed for sts, or its Version        AWS Query of STS
+              no action of SQS                      CloudWatch in its three forms (`actions/monitoring`)
 
 The requests that came together take each step together: a step's code stays in the processor's caches, and a
 request costs a third less than when each takes all steps by itself (decision 17). Actions on messages run as
@@ -48,24 +49,25 @@ from quaymaster.frontend.parked_polls import ParkedPolls
 from quaymaster.frontend.refusals import Refusals
 from quaymaster.frontend.unsigned_actions import Charged, Place, UnsignedActions
 from quaymaster.frontend.wire_forms import (
-    is_for_sts,
-    is_signed_for_sts,
-    query_form,
+    SMITHY_PROTOCOL,
+    form_of_head,
+    form_of_query,
+    form_of_target,
     query_parameters,
     queue_of_path,
+    sqs_query_form,
 )
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
-from quaymaster.protocol.actions import sqs_json, sqs_query, sts_query
+from quaymaster.protocol.actions import monitoring, sqs_json, sqs_query, sts_query
+from quaymaster.protocol.actions.error_replies import error_code, render_error
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Plane
-from quaymaster.protocol.sqs.errors import render_error, wire_error
 from quaymaster.protocol.sqs.form_parameters import parse_parameters
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
-from quaymaster.protocol.sqs.sigv4 import Service
 
 WEB_IDENTITY_BYTES_MAX: Final = 32 * 1024
 """Of the body of a request that has a web identity token in place of a signature."""
@@ -201,13 +203,11 @@ class FrontEnd:
         ):
             return None
         self._refusals.note_bad(request, error)
-        self.calls.counts.fail(wire_error(error).code)
-        form = WireForm.JSON
-        if request.header(b"x-amz-target") is None:
-            form = WireForm.STS if is_signed_for_sts(request) else WireForm.QUERY
+        self.calls.counts.fail(error_code(error))
+        form = form_of_head(request)
         request_id = self._next_id()
         response = render_error(error, form, request_id)
-        code = wire_error(error).code
+        code = error_code(error)
         self._unknown.observe(code, 0.0)
         self._refusals.record(request, code, response.status, form, response.body)
         origin = request.header(b"origin")
@@ -266,7 +266,7 @@ class FrontEnd:
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             if call.principal is NOBODY and isinstance(error, CallerError):
                 call.request.doubt()
-                self.calls.counts.fail(wire_error(error).code)
+                self.calls.counts.fail(error_code(error))
             call.fail(error)
             return False
         return not call.is_done
@@ -306,7 +306,7 @@ class FrontEnd:
             call.cors = self._cors.headers(origin.decode("latin-1"))
         target = fields.get(b"x-amz-target")
         if target is None:
-            call.form = query_form(request)
+            call.form = sqs_query_form(request)
         if origin is not None and request.method == b"OPTIONS":
             call.is_done = True
             self._answer_preflight(request, origin.decode("latin-1"))
@@ -316,15 +316,24 @@ class FrontEnd:
             if why_refused is not None:
                 raise AccessDenied(why_refused)
         if target is None:
-            call.encoded = encoded = query_parameters(request)
-            if is_for_sts(request, encoded):
-                call.form = WireForm.STS
-        elif request.method != b"POST":
+            if SMITHY_PROTOCOL in fields:
+                call.form = WireForm.CLOUDWATCH_CBOR
+            else:
+                call.encoded = encoded = query_parameters(request)
+                call.form = form_of_query(request, encoded)
+                return
+        else:
+            action = sqs_json.named_action(target)
+            if action is None:
+                call.form = form_of_target(target)
+            else:
+                call.action = action
+        if request.method != b"POST":
             raise UnknownOperation
 
     def _authenticate(self, call: Call) -> None:
         request = call.request
-        service: Service = "sts" if call.form is WireForm.STS else "sqs"
+        service = call.form.service
         if service == "sts" and self._is_unsigned(request):
             request.doubt()
             return
@@ -363,13 +372,17 @@ class FrontEnd:
             raise
 
     def _read_action(self, call: Call) -> None:
-        request = call.request
-        target = request.first.get(b"x-amz-target")
-        if target is not None:
-            call.action = action = sqs_json.parse_target(target)
+        request, form = call.request, call.form
+        if form is WireForm.JSON:
+            action = call.action
+            if action is UNKNOWN_ACTION:
+                raise UnknownOperation
             call.counted = self._counted[action.name]
             call.given = sqs_json.decode_request(action, request.body)
-        elif call.form is WireForm.STS:
+        elif form.service == "monitoring":
+            self._read_monitoring(call)
+            return
+        elif form is WireForm.STS:
             if request.path not in (b"/", b""):
                 raise UnknownOperation
             parameters = parse_parameters(call.encoded)
@@ -386,6 +399,21 @@ class FrontEnd:
             call.given = sqs_query.decode_request(action, parameters, queue_of_path(request, action))
         if action.check is not None:
             call.meant = action.check(call.given)
+
+    def _read_monitoring(self, call: Call) -> None:
+        request, form = call.request, call.form
+        parameters: dict[str, str] = {}
+        if form is WireForm.CLOUDWATCH_JSON:
+            call.action = action = monitoring.action_of_target(request.first[b"x-amz-target"])
+        elif form is WireForm.CLOUDWATCH_CBOR:
+            call.action = action = monitoring.action_of_path(request.path)
+        elif request.path not in (b"/", b""):
+            raise UnknownOperation
+        else:
+            parameters = parse_parameters(call.encoded)
+            call.action = action = monitoring.action_of_parameters(parameters)
+        call.counted = self._counted[action.name]
+        call.given = monitoring.decode_request(form, action, request.body, parameters)
 
     def _act(self, call: Call) -> None:
         given = call.given

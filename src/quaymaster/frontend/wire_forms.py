@@ -9,33 +9,69 @@ from quaymaster.core.values.errors import InvalidAction, UnknownOperation
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions import sts_query
 from quaymaster.protocol.actions.table import Action
+from quaymaster.protocol.cloudwatch import json_form, query_form
 from quaymaster.protocol.sqs.form_parameters import percent_decode
 from quaymaster.protocol.sqs.queue_urls import parse_queue_path
 from quaymaster.protocol.sqs.response import WireForm
 
 _STS_VERSION: Final = b"Version=" + sts_query.VERSION.encode()
 _STS_PARAMETER: Final = re.compile(b"(?:^|&)" + re.escape(_STS_VERSION) + b"(?:&|$)")
-_STS_SCOPE: Final = b"/sts/aws4_request"
-_STS_SCOPE_IN_QUERY: Final = re.compile(b"X-Amz-Credential=[^&]*(?:/|%2[Ff])sts(?:/|%2[Ff])aws4_request")
+_CLOUDWATCH_VERSION: Final = b"Version=" + query_form.VERSION.encode()
+_CLOUDWATCH_PARAMETER: Final = re.compile(b"(?:^|&)" + re.escape(_CLOUDWATCH_VERSION) + b"(?:&|$)")
+_SQS_SCOPE: Final = b"/sqs/aws4_request"
+_SCOPE: Final = re.compile(rb"/(sts|monitoring)/aws4_request")
+_SCOPE_IN_QUERY: Final = re.compile(
+    b"X-Amz-Credential=[^&]*(?:/|%2[Ff])(sts|monitoring)(?:/|%2[Ff])aws4_request"
+)
+_FORM_OF_SCOPE: Final = {b"sts": WireForm.STS, b"monitoring": WireForm.CLOUDWATCH_QUERY}
+SMITHY_PROTOCOL: Final = b"smithy-protocol"
 
 
-def is_for_sts(request: HTTPRequest, encoded: bytes) -> bool:
-    """Tell whether a Query request is for STS: it is signed for that, or names its version among its parameters."""
-    if is_signed_for_sts(request):
-        return True
+def form_of_target(target: bytes) -> WireForm:
+    """Return the form of a request whose X-Amz-Target names no action of SQS."""
+    return WireForm.CLOUDWATCH_JSON if target.startswith(json_form.TARGET_PREFIX) else WireForm.JSON
+
+
+def form_of_query(request: HTTPRequest, encoded: bytes) -> WireForm:
+    """Return the form of a Query request: of the service that it is signed for, or whose version it names."""
+    form = _form_of_signature(request)
+    if form is not None:
+        return form
     # The text alone is found faster than the parameter, in bodies of a mebibyte.
-    return _STS_VERSION in encoded and _STS_PARAMETER.search(encoded) is not None
+    if _STS_VERSION in encoded and _STS_PARAMETER.search(encoded) is not None:
+        return WireForm.STS
+    if (
+        _SQS_SCOPE not in request.first.get(b"authorization", b"")
+        and _CLOUDWATCH_VERSION in encoded
+        and _CLOUDWATCH_PARAMETER.search(encoded) is not None
+    ):
+        return WireForm.CLOUDWATCH_QUERY
+    return sqs_query_form(request)
 
 
-def is_signed_for_sts(request: HTTPRequest) -> bool:
-    """Tell whether a request's credential scope is that of STS: in its Authorization header, or its query."""
+def form_of_head(request: HTTPRequest) -> WireForm:
+    """Return the form of a request that is refused by its head."""
+    target = request.first.get(b"x-amz-target")
+    if target is not None:
+        return form_of_target(target)
+    if SMITHY_PROTOCOL in request.first:
+        return WireForm.CLOUDWATCH_CBOR
+    return _form_of_signature(request) or sqs_query_form(request)
+
+
+def _form_of_signature(request: HTTPRequest) -> WireForm | None:
+    """Return the form of a Query request that is signed for another service than SQS."""
     signed = request.first.get(b"authorization")
-    return (
-        _STS_SCOPE in signed if signed is not None else _STS_SCOPE_IN_QUERY.search(request.query) is not None
-    )
+    if signed is None:
+        found = _SCOPE_IN_QUERY.search(request.query)
+    elif _SQS_SCOPE in signed:
+        return None
+    else:
+        found = _SCOPE.search(signed)
+    return None if found is None else _FORM_OF_SCOPE[found[1]]
 
 
-def query_form(request: HTTPRequest) -> WireForm:
+def sqs_query_form(request: HTTPRequest) -> WireForm:
     """Return the form of a Query request to SQS: XML, or JSON where it asks for that."""
     if request.header(b"accept") == b"application/json":
         return WireForm.QUERY_JSON

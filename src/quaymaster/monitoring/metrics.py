@@ -87,6 +87,11 @@ METRICS: Final[dict[str, Declaration]] = {
         ("result",),
     ),
     "quaymaster_long_polls": Declaration("gauge", "Receives waiting for a message now."),
+    "quaymaster_monitoring_requests_total": Declaration(
+        "counter",
+        "Requests for metrics, alarms and dashboards that were passed on to a console, by how they were answered.",
+        ("operation", "code"),
+    ),
     "quaymaster_messages_sent_total": Declaration("counter", "Messages stored, duplicates not counted."),
     "quaymaster_messages_duplicate_total": Declaration("counter", "Sends found to be stored already."),
     "quaymaster_messages_received_total": Declaration("counter", "Deliveries made."),

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.protocol.actions.table import STS_ACTIONS
+from quaymaster.protocol.actions.table import MONITORING_ACTIONS, STS_ACTIONS
 from quaymaster.protocol.usage.usage_records import UsageRecord, hashed_bytes
 from quaymaster_pipeline.billing.rules import (
     ANSWERED_STATUS_END,
@@ -219,7 +219,11 @@ def audit_rows(rows: Any) -> Any:
         "event_source": pc.if_else(
             pc.is_in(rows.column("action"), pa.array(sorted(STS_ACTIONS))),
             "sts.amazonaws.com",
-            "sqs.amazonaws.com",
+            pc.if_else(
+                pc.is_in(rows.column("action"), pa.array(sorted(MONITORING_ACTIONS))),
+                "monitoring.amazonaws.com",
+                "sqs.amazonaws.com",
+            ),
         ),
         "event_name": rows.column("action"),
         "event_category": repeated("Management"),

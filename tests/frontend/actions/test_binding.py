@@ -13,10 +13,14 @@ from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
 
 
 def test_a_handler_is_called_as_its_action() -> None:
-    assert [method_of(name) for name in ("SendMessage", "GetQueueUrl", "ListDeadLetterSourceQueues")] == [
+    names = ("SendMessage", "GetQueueUrl", "ListDeadLetterSourceQueues", "ListMetrics", "PutDashboard")
+
+    assert [method_of(ACTIONS[name]) for name in names] == [
         "send_message",
         "get_queue_url",
         "list_dead_letter_source_queues",
+        "ask_console",
+        "ask_console",
     ]
 
 
@@ -37,9 +41,9 @@ class Everything:
     """Has a handler for each action, of the kind that its plane needs."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in {method_of(action.name) for action in ACTIONS.values() if action.plane == "message"}:
+        if name in {method_of(action) for action in ACTIONS.values() if action.plane == "message"}:
             return self._answer
-        if name in {method_of(action) for action in ACTIONS}:
+        if name in {method_of(action) for action in ACTIONS.values()}:
             return self._run
         raise AttributeError(name)
 

@@ -292,7 +292,7 @@ def test_what_was_refused_is_recorded_once_a_minute_and_at_last() -> None:
         usage.record_refused(
             HTTPRequest(b"POST", b"/", b"/", b"", [], peer, now_ms, {}, b""),
             *(code, 403),
-            is_json=True,
+            protocol="json",
             request_bytes=10,
             response_bytes=20,
         )
@@ -318,7 +318,9 @@ def test_kinds_of_refusals_are_bounded() -> None:
     usage = recorder()
     request = HTTPRequest(b"POST", b"/", b"/", b"", [], "1.1.1.1", 0.0, {}, b"")
     for number in range(3 * REFUSED_KINDS_MAX):
-        usage.record_refused(request, f"Code{number}", 400, is_json=True, request_bytes=0, response_bytes=0)
+        usage.record_refused(
+            request, f"Code{number}", 400, protocol="json", request_bytes=0, response_bytes=0
+        )
 
     records = records_of(usage, is_last=True)
 

@@ -13,7 +13,7 @@ each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIO
 def test_an_action_that_changes_a_queue_manages_it_and_does_not_only_read(action: Action) -> None:
     assert action.is_change == (action.category == "management" and not action.read_only)
     assert not (action.read_only and action.writes)
-    if action.is_change and action.scope != "source":
+    if action.is_change and action.scope not in ("source", "resources"):
         assert action.writes
 
 
@@ -30,7 +30,9 @@ def test_an_action_is_about_what_its_input_names(action: Action) -> None:
 
 @each_action
 def test_an_action_on_messages_takes_no_task_and_one_of_management_is_controlled(action: Action) -> None:
-    assert (action.plane in ("control", "unsigned")) == (action.category == "management")
+    is_managed = action.plane in ("control", "unsigned", "monitoring")
+    assert is_managed == (action.category == "management")
+    assert (action.plane == "monitoring") == (action.service == "monitoring") == (action.scope == "resources")
     assert (action.plane == "bulk") == (action.service == "quaymaster")
 
 
@@ -41,8 +43,8 @@ def test_one_action_is_for_clients_that_have_signed_nothing() -> None:
 
 
 @each_action
-def test_actions_of_sts_and_no_others_are_free(action: Action) -> None:
-    assert (action.billing == "free") == (action.service == "sts")
+def test_actions_of_sts_and_cloudwatch_and_no_others_are_free(action: Action) -> None:
+    assert (action.billing == "free") == (action.service in ("sts", "monitoring"))
 
 
 def test_permissions_for_others_are_those_of_actions_that_are_not_the_owners() -> None:

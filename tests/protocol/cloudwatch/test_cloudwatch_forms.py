@@ -205,6 +205,13 @@ def test_text_that_is_no_number_is_malformed(member: str, text: str) -> None:
         query_form.decode_request(BY_NAME["PutMetricAlarm"], {"AlarmName": "a", member: text})
 
 
+@pytest.mark.parametrize(("text", "number"), [("300", 300.0), ("-0.5", -0.5), ("1e-07", 1e-07), (".5", 0.5)])
+def test_numbers_of_parameters_are_read(text: str, number: float) -> None:
+    given = query_form.decode_request(BY_NAME["PutMetricAlarm"], {"AlarmName": "a", "Threshold": text})
+
+    assert given["Threshold"] == number
+
+
 def test_parameters_of_no_member_are_left_out() -> None:
     parameters = {
         "Action": "ListMetrics",

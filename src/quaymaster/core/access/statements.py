@@ -29,6 +29,8 @@ from quaymaster.core.access.operations import ADMIN_SERVICE, OPERATION_NAMES
 from quaymaster.core.access.patterns import FindValues, Pattern, Wildcard, parse_pattern
 from quaymaster.core.access.permissions import (
     BATCH_NAMES,
+    MONITORING_PERMISSION_NAMES,
+    MONITORING_SERVICE,
     PERMISSION_NAMES,
     ROLE_PERMISSION_NAMES,
     ROLE_SERVICE,
@@ -56,26 +58,28 @@ _KNOWN_NAMES: Final = {
     ROLE_SERVICE: frozenset(ROLE_PERMISSION_NAMES.values()),
     ADMIN_SERVICE: frozenset(OPERATION_NAMES.values()),
 }
-"""The actions of each service. CloudWatch's are not listed: no request asks for one."""
+"""The actions of each service. Those of CloudWatch are left out: it has more than there are here, and policies written
+for it may name them all."""
 _SERVICES: Final = {
     PolicyKind.QUEUE: frozenset({SERVICE}),
-    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, "cloudwatch", ADMIN_SERVICE}),
+    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, MONITORING_SERVICE, ADMIN_SERVICE}),
     PolicyKind.TRUST: frozenset({ROLE_SERVICE}),
 }
 """Whose actions a policy can be about."""
+_ASKED_NAMES: Final = _KNOWN_NAMES | {MONITORING_SERVICE: frozenset(MONITORING_PERMISSION_NAMES.values())}
 ACTIONS_OF: Final = {
-    kind: frozenset(name for service in services for name in _KNOWN_NAMES.get(service, ())) - BATCH_NAMES
+    kind: frozenset(name for service in services for name in _ASKED_NAMES[service]) - BATCH_NAMES
     for kind, services in _SERVICES.items()
 }
 """The actions that requests ask policies of each kind for."""
 _RESOURCES_OF: Final = {
     PolicyKind.QUEUE: frozenset({SERVICE}),
-    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, "iam", "cloudwatch", ADMIN_SERVICE}),
+    PolicyKind.IDENTITY: frozenset({SERVICE, ROLE_SERVICE, "iam", MONITORING_SERVICE, ADMIN_SERVICE}),
 }
 """Whose resources. Roles are resources of IAM."""
 _RESOURCES_MEANT: Final = {
     PolicyKind.QUEUE: "it must be * or the ARN of a queue",
-    PolicyKind.IDENTITY: "it must be * or the ARN of a queue or a role",
+    PolicyKind.IDENTITY: "it must be * or the ARN of a queue, a role, an alarm or a dashboard",
 }
 _SUBJECT: Final = ":sub"
 

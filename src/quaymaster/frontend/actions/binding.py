@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, NamedTuple
 
 from quaymaster.frontend.call import Call
-from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.actions.table import ACTIONS, Action
 from quaymaster.protocol.sqs.shapes import Shape
 
 MessageHandler = Callable[[Call, Any], None]
@@ -16,6 +16,7 @@ MessageHandler = Callable[[Call, Any], None]
 TaskHandler = Callable[[Call, Any], Awaitable[Shape | None]]
 """Returns the output, unless it answered the call itself; runs as a task."""
 
+MONITORING_METHOD: Final = "ask_console"
 _INNER_CAPITAL: Final = re.compile(r"(?<!^)[A-Z]")
 
 
@@ -28,9 +29,11 @@ class Handlers(NamedTuple):
     """Of all others."""
 
 
-def method_of(action: str) -> str:
-    """Return what the handler of an action is called: `send_message` of SendMessage."""
-    return _INNER_CAPITAL.sub(lambda capital: f"_{capital[0]}", action).lower()
+def method_of(action: Action) -> str:
+    """Return what the handler of an action is called: `send_message` of SendMessage; one has all of CloudWatch."""
+    if action.service == "monitoring":
+        return MONITORING_METHOD
+    return _INNER_CAPITAL.sub(lambda capital: f"_{capital[0]}", action.name).lower()
 
 
 def bind_handlers(owners: Sequence[object]) -> Handlers:
@@ -39,9 +42,7 @@ def bind_handlers(owners: Sequence[object]) -> Handlers:
     task: dict[str, TaskHandler] = {}
     for action in ACTIONS.values():
         (handler,) = (
-            getattr(owner, method_of(action.name))
-            for owner in owners
-            if hasattr(owner, method_of(action.name))
+            getattr(owner, method_of(action)) for owner in owners if hasattr(owner, method_of(action))
         )
         is_task = action.plane != "message"
         assert iscoroutinefunction(handler) == is_task, f"{action.name} is carried out as its plane says"

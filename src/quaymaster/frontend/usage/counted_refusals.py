@@ -15,7 +15,7 @@ OTHERS: Final = "(others)"
 
 
 class RefusalKind(NamedTuple):
-    """What refused requests have in common. `protocol` is json, query or admin; `account_id` "" where it is unknown."""
+    """What refused requests have in common. `protocol` is as in records; `account_id` "" where it is unknown."""
 
     account_id: str
     protocol: str

@@ -43,7 +43,9 @@ from quaymaster.frontend.usage.counted_refusals import OTHERS, CountedRefusals, 
 from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
+from quaymaster.protocol.actions.monitoring import MonitoringOutput
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
+from quaymaster.protocol.cloudwatch.operations import MonitoringInput
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS
 from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
@@ -98,9 +100,9 @@ _READ_ONLY: Final = {action.name for action in ACTIONS.values() if action.read_o
 _OWED: Final = {action.name for action in ACTIONS.values() if action.is_owed} | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
-RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str, bool]
-"""Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code, whether
-it is a denial that is no event of its own."""
+RowKey = tuple[str, str, str, str, bytes | None, str, int, str, str, int, str, bool]
+"""Account, key, principal, address, user agent, action, queue id and name, protocol, status, code, whether it is a
+denial that is no event of its own."""
 
 
 class RecordedTimes(Protocol):
@@ -195,7 +197,7 @@ class UsageRecorder:
                 request,
                 code,
                 status,
-                is_json=call.form is WireForm.JSON,
+                protocol=_protocol_of(call),
                 request_bytes=len(request.body),
                 response_bytes=response_bytes,
             )
@@ -246,8 +248,9 @@ class UsageRecorder:
         account_id = call.principal.account_id
         if self._denials.takes(account_id, now_ms):
             return False
-        protocol = _protocol_of(_form_of(call))
-        self._denied.count((account_id, protocol, call.action.name, status, DENIED), call.request.peer)
+        self._denied.count(
+            (account_id, _protocol_of(call), call.action.name, status, DENIED), call.request.peer
+        )
         return True
 
     def _key_of(self, call: AnsweredCall, code: str, status: int, *, is_counted: bool) -> RowKey:
@@ -264,7 +267,7 @@ class UsageRecorder:
             call.action.name,
             0 if queue is None else queue.queue_id,
             queue_name,
-            _form_of(call),
+            _protocol_of(call),
             status,
             code,
             is_counted,
@@ -276,13 +279,13 @@ class UsageRecorder:
         code: str,
         status: int,
         *,
-        is_json: bool,
+        protocol: str,
         request_bytes: int,
         response_bytes: int,
     ) -> None:
         """Count a request that was refused before it was known who asks."""
         self._refused.count(
-            ("", _protocol_of(is_json), UNKNOWN_ACTION.name, status, code),
+            ("", protocol, UNKNOWN_ACTION.name, status, code),
             request.peer,
             request_bytes=request_bytes,
             response_bytes=response_bytes,
@@ -370,7 +373,7 @@ class UsageRecorder:
 
     def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
-        form, status, code, is_counted = key[8:]
+        protocol, status, code, is_counted = key[8:]
         number = self._numbers[key] = len(self._contexts)
         agent = (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1")
         category = category_of(action)
@@ -385,7 +388,7 @@ class UsageRecorder:
                 access_key_id,
                 peer,
                 agent,
-                _protocol_of(form),
+                protocol,
                 action,
                 category,
                 action in _READ_ONLY,
@@ -404,13 +407,8 @@ def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:
     return queue is not None and call.form is not None and is_internal(queue.account_id, queue.name)
 
 
-def _form_of(call: AnsweredCall) -> bool | str:
-    """Return whether a call came as JSON, or ADMIN."""
-    return call.form is WireForm.JSON or (call.form is None and ADMIN)
-
-
-def _protocol_of(form: bool | str) -> str:
-    return form if isinstance(form, str) else "json" if form else "query"
+def _protocol_of(call: AnsweredCall) -> str:
+    return ADMIN if call.form is None else call.form.protocol
 
 
 def category_of(action: str) -> Category:
@@ -437,11 +435,14 @@ def asked_queue_name(given: Shape | None) -> str:
 
 
 def describe_change(action: Action, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
-    """Return what was asked and answered, as JSON, of an action that changes a queue, or of STS; None of others."""
+    """Return what was asked and answered, as JSON, of an action that changes something, or of STS; None of others."""
     if action.service == "sts":
         return _without_secrets(given), _without_secrets(output)
     if not action.is_change:
         return None
+    if isinstance(given, MonitoringInput):
+        answered = output.members if isinstance(output, MonitoringOutput) else None
+        return bounded_json(given.members), bounded_json(answered) if answered else ""
     return _as_json(given), _as_json(output)
 
 

@@ -1,6 +1,7 @@
 """AWS JSON 1.0: `X-Amz-Target: AmazonSQS.<Action>`, a JSON object in, a JSON object out.
 
-The actions that SQS does not have are targets of `Quaymaster`; those of STS have no form in JSON.
+The actions that SQS does not have are targets of `Quaymaster`; those of STS have no form in JSON, those of
+CloudWatch one of their own (`monitoring`).
 
 What real clients send decodes in one call to a typed decoder. Only when that refuses, the body is read again
 as plain JSON and walked member by member: it then either turns out acceptable after all (a null is an absent
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from quaymaster.core.values.errors import MalformedInput, UnknownOperation
+from quaymaster.core.values.errors import MalformedInput
 from quaymaster.protocol.actions.table import ACTIONS, Action, Service
 from quaymaster.protocol.sqs.shapes import Shape, missing_member
 
@@ -29,23 +30,15 @@ _ACTION_BY_TARGET: dict[bytes, Action] = {
     if action.service in TARGET_PREFIXES
 }
 _DECODE: dict[str, Callable[[bytes], Shape]] = {
-    action.name: msgspec.json.Decoder(action.input).decode for action in ACTIONS.values()
+    action.name: msgspec.json.Decoder(action.input).decode for action in _ACTION_BY_TARGET.values()
 }
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE_ANYTHING = msgspec.json.Decoder().decode
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def parse_target(target: bytes) -> Action:
-    """Return the action a value of `X-Amz-Target` names. Raises UnknownOperation."""
-    action = named_action(target)
-    if action is None:
-        raise UnknownOperation
-    return action
-
-
 def named_action(target: bytes) -> Action | None:
-    """Return the same, None where there is no such action."""
+    """Return the action that a value of `X-Amz-Target` names, None where there is no such action."""
     return _ACTION_BY_TARGET.get(target)
 
 

@@ -4,8 +4,8 @@ Wire decoding, validation, authorization, usage, audit, billing, metrics and the
 is no other list of names of actions. An action is added here, with its shapes and its handler, a method of its name in
 `frontend/actions`.
 
-Source: the public SQS and STS service models, 2012-11-05 and 2011-06-15; Amazon SQS Developer Guide, "Amazon SQS API
-permissions".
+Source: the public SQS, STS and CloudWatch service models, 2012-11-05, 2011-06-15 and 2010-08-01; Amazon SQS Developer
+Guide, "Amazon SQS API permissions".
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StageMessagesRequest,
     StageMessagesResult,
 )
+from quaymaster.protocol.cloudwatch.operations import OPERATIONS, MonitoringInput, Operation
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.shapes import Shape
 from quaymaster.protocol.sts import shapes as sts_shapes
 from quaymaster.protocol.sts.validation import check_assume_role, check_session_token, check_web_identity
 from quaymaster.protocol.usage.usage_records import Category
 
-Service = Literal["sqs", "quaymaster", "sts"]
+Service = Literal["sqs", "quaymaster", "sts", "monitoring"]
 """Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only; those of STS come in its
-own Query form."""
-Plane = Literal["message", "bulk", "control", "unsigned"]
+own Query form, those of CloudWatch (`monitoring`, as signatures name it) in three forms."""
+Plane = Literal["message", "bulk", "control", "unsigned", "monitoring"]
 """How it is carried out: as a callback; as a task, many in each second; as a task, rarely; as a task of a
-client that has signed nothing."""
-Scope = Literal["account", "name", "queue", "counted", "consumed", "source"]
-"""What it is about: the account; a queue by its name; a queue by its URL; such a queue and how many messages it has, in
-a log those of its default group; the messages of such a queue, in a log those of a group; the source of a message move
-task, by its ARN."""
+client that has signed nothing; as a task that asks a console."""
+Scope = Literal["account", "resources", "name", "queue", "counted", "consumed", "source"]
+"""What it is about: the account; resources of the account that are no queues; a queue by its name; a queue by its URL;
+such a queue and how many messages it has, in a log those of its default group; the messages of such a queue, in a log
+those of a group; the source of a message move task, by its ARN."""
 QueueState = Literal["any", "no group", "log", "group of a log"]
 """What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
 BillingRate = Literal["standard", "by queue", "free"]
@@ -96,6 +97,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     billing: BillingRate = "standard"
     usage: frozenset[UsageColumn] = frozenset()
     queue_sum: QueueSum | None = None
+    operation: Operation | None = None
+    """What else is said of it, if it is CloudWatch's: its members, and which resources it is about."""
     limit_class: str = ""
     """What limits call it: its first permission, so a batch is called as its single action; "" without one."""
 
@@ -129,6 +132,24 @@ _OF_MOVES: Final = (
     Permission.GET_QUEUE_ATTRIBUTES,
 )
 """What actions on message move tasks take besides their own permission."""
+
+
+def _of_cloudwatch(operation: Operation) -> Action:
+    return Action(
+        name=operation.name,
+        usage_op=operation.usage_op,
+        input=MonitoringInput,
+        service="monitoring",
+        category="management",
+        read_only=operation.read_only,
+        plane="monitoring",
+        scope="resources",
+        permissions=(),
+        owner_only=True,
+        billing="free",
+        operation=operation,
+    )
+
 
 ACTIONS: Final[dict[str, Action]] = {
     action.name: action
@@ -551,10 +572,14 @@ ACTIONS: Final[dict[str, Action]] = {
             permissions=(),
             billing="free",
         ),
+        *map(_of_cloudwatch, OPERATIONS),
     )
 }
 SQS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sqs"}
 STS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sts"}
+MONITORING_ACTIONS: Final = {
+    name: action for name, action in ACTIONS.items() if action.service == "monitoring"
+}
 
 UNKNOWN_ACTION: Final = Action(
     name="Unknown", usage_op=0, input=Shape, category="data", plane="control", scope="account", permissions=()

@@ -7,8 +7,9 @@ Source: the public CloudWatch service model, 2010-08-01.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from quaymaster.core.values.errors import CallerError
 
@@ -34,18 +35,19 @@ ErrorName = Literal[
 
 
 class ErrorRow(NamedTuple):
-    """What an error looks like: its code in the Query protocol, and its HTTP status."""
+    """What an error looks like: its code in the Query protocol, its HTTP status, and which member has its message."""
 
     code: str
     status: int = HTTPStatus.BAD_REQUEST
+    message: str = "message"
 
 
 CLOUDWATCH_ERRORS: Final[dict[str, ErrorRow]] = {
     "ConcurrentModificationException": ErrorRow("ConcurrentModificationException", 429),
-    "ConflictException": ErrorRow("ConflictException", 409),
+    "ConflictException": ErrorRow("ConflictException", 409, "Message"),
     "DashboardInvalidInputError": ErrorRow("InvalidParameterInput"),
     "DashboardNotFoundError": ErrorRow("ResourceNotFound", 404),
-    "InternalServiceFault": ErrorRow("InternalServiceError", 500),
+    "InternalServiceFault": ErrorRow("InternalServiceError", 500, "Message"),
     "InvalidFormatFault": ErrorRow("InvalidFormat"),
     "InvalidNextToken": ErrorRow("InvalidNextToken"),
     "InvalidParameterCombinationException": ErrorRow("InvalidParameterCombination"),
@@ -71,9 +73,18 @@ class CloudWatchError(CallerError):
     def __init__(self, code: ErrorName, message: str, **more: Any) -> None:
         super().__init__(message)
         self.code: str = code
-        self.more = more
+        self.more: Mapping[str, Any] = more
+        self.row = CLOUDWATCH_ERRORS[code]
+
+    @classmethod
+    def told(cls, code: str, message: str, status: int, more: Mapping[str, Any]) -> Self:
+        """Return an error that another process tells of. A newer one may have errors that are not known here."""
+        error = cls("ValidationException", message, **more)
+        error.code = code
+        error.row = CLOUDWATCH_ERRORS.get(code, ErrorRow(code, status))
+        return error
 
     @property
     def status(self) -> int:
         """The HTTP status of its reply."""
-        return CLOUDWATCH_ERRORS[self.code].status
+        return self.row.status

@@ -326,4 +326,5 @@ LIST_DASHBOARDS_OUTPUT: Final = _structure(
     ),
     NextToken=_ANY,
 )
-DASHBOARD_NAMES_INPUT: Final = _structure("DashboardNames", DashboardNames=ListOf(_ANY))
+# The model knows no limit. Each name is authorized by itself.
+DASHBOARD_NAMES_INPUT: Final = _structure("DashboardNames", DashboardNames=ListOf(_ANY, items_max=100))

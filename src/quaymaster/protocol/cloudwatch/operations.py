@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from quaymaster.protocol.cloudwatch import members
 from quaymaster.protocol.cloudwatch.kinds import Structure
+from quaymaster.protocol.sqs.shapes import Shape
 
 ResourceKind = Literal["all", "alarm", "dashboard", "arn"]
 """Of which kind an operation's resources are; `arn`: its input names one by its ARN, of either kind."""
@@ -25,8 +26,16 @@ Arn = tuple[str, ...]
 
 CLOUDWATCH: Final = "cloudwatch"
 """The service, as permissions and ARNs name it. Signatures call it `monitoring`."""
+TAGS: Final = "Tags"
+"""The member by which an input gives tags to a resource."""
 ARN_SEGMENTS: Final = 6
 _EVERY: Final = "*"
+
+
+class MonitoringInput(Shape, frozen=True):
+    """An operation's input, in plain values."""
+
+    members: Mapping[str, Any]
 
 
 class Operation(NamedTuple):
@@ -61,17 +70,17 @@ class Operation(NamedTuple):
 
 
 OPERATIONS: Final = (
-    Operation(95, "ListMetrics", members.LIST_METRICS_INPUT, members.LIST_METRICS_OUTPUT, read_only=True),
-    Operation(96, "GetMetricData", members.METRIC_DATA_INPUT, members.METRIC_DATA_OUTPUT, read_only=True),
+    Operation(96, "ListMetrics", members.LIST_METRICS_INPUT, members.LIST_METRICS_OUTPUT, read_only=True),
+    Operation(97, "GetMetricData", members.METRIC_DATA_INPUT, members.METRIC_DATA_OUTPUT, read_only=True),
     Operation(
-        *(97, "GetMetricStatistics"),
+        *(98, "GetMetricStatistics"),
         members.METRIC_STATISTICS_INPUT,
         members.METRIC_STATISTICS_OUTPUT,
         read_only=True,
     ),
-    Operation(*(98, "PutMetricAlarm"), members.METRIC_ALARM_INPUT, resource="alarm", named_by="AlarmName"),
+    Operation(*(99, "PutMetricAlarm"), members.METRIC_ALARM_INPUT, resource="alarm", named_by="AlarmName"),
     Operation(
-        *(99, "DescribeAlarms"),
+        *(100, "DescribeAlarms"),
         members.DESCRIBE_ALARMS_INPUT,
         members.DESCRIBE_ALARMS_OUTPUT,
         resource="alarm",
@@ -79,29 +88,29 @@ OPERATIONS: Final = (
         read_only=True,
     ),
     Operation(
-        *(100, "DescribeAlarmsForMetric"),
+        *(101, "DescribeAlarmsForMetric"),
         members.ALARMS_FOR_METRIC_INPUT,
         members.ALARMS_FOR_METRIC_OUTPUT,
         read_only=True,
     ),
     Operation(
-        *(101, "DescribeAlarmHistory"),
+        *(102, "DescribeAlarmHistory"),
         members.ALARM_HISTORY_INPUT,
         members.ALARM_HISTORY_OUTPUT,
         resource="alarm",
         named_by="AlarmName",
         read_only=True,
     ),
-    Operation(102, "DeleteAlarms", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
-    Operation(103, "SetAlarmState", members.ALARM_STATE_INPUT, resource="alarm", named_by="AlarmName"),
-    Operation(104, "EnableAlarmActions", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
-    Operation(105, "DisableAlarmActions", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
-    Operation(106, "TagResource", members.TAG_INPUT, members.EMPTY, resource="arn", named_by="ResourceARN"),
+    Operation(103, "DeleteAlarms", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
+    Operation(104, "SetAlarmState", members.ALARM_STATE_INPUT, resource="alarm", named_by="AlarmName"),
+    Operation(105, "EnableAlarmActions", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
+    Operation(106, "DisableAlarmActions", members.ALARM_NAMES_INPUT, resource="alarm", named_by="AlarmNames"),
+    Operation(107, "TagResource", members.TAG_INPUT, members.EMPTY, resource="arn", named_by="ResourceARN"),
     Operation(
-        *(107, "UntagResource"), members.UNTAG_INPUT, members.EMPTY, resource="arn", named_by="ResourceARN"
+        *(108, "UntagResource"), members.UNTAG_INPUT, members.EMPTY, resource="arn", named_by="ResourceARN"
     ),
     Operation(
-        *(108, "ListTagsForResource"),
+        *(109, "ListTagsForResource"),
         members.LIST_TAGS_INPUT,
         members.LIST_TAGS_OUTPUT,
         resource="arn",
@@ -109,14 +118,14 @@ OPERATIONS: Final = (
         read_only=True,
     ),
     Operation(
-        *(109, "PutDashboard"),
+        *(110, "PutDashboard"),
         members.PUT_DASHBOARD_INPUT,
         members.PUT_DASHBOARD_OUTPUT,
         resource="dashboard",
         named_by="DashboardName",
     ),
     Operation(
-        *(110, "GetDashboard"),
+        *(111, "GetDashboard"),
         members.DASHBOARD_INPUT,
         members.DASHBOARD_OUTPUT,
         resource="dashboard",
@@ -124,13 +133,13 @@ OPERATIONS: Final = (
         read_only=True,
     ),
     Operation(
-        *(111, "ListDashboards"),
+        *(112, "ListDashboards"),
         members.LIST_DASHBOARDS_INPUT,
         members.LIST_DASHBOARDS_OUTPUT,
         read_only=True,
     ),
     Operation(
-        *(112, "DeleteDashboards"),
+        *(113, "DeleteDashboards"),
         members.DASHBOARD_NAMES_INPUT,
         members.EMPTY,
         resource="dashboard",

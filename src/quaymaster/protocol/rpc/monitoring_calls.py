@@ -69,7 +69,7 @@ class MonitoringAnswer(msgspec.Struct, frozen=True):
     @classmethod
     def refusing(cls, error: CloudWatchError) -> MonitoringAnswer:
         """Return the answer that tells of an error."""
-        return cls(error=MonitoringRefusal(error.code, error.message, error.status, error.more))
+        return cls(error=MonitoringRefusal(error.code, error.message, error.status, dict(error.more)))
 
     @property
     def returned(self) -> dict[str, Any]:

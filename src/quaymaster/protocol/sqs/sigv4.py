@@ -22,7 +22,7 @@ from email.utils import parsedate_tz
 from hashlib import sha256
 from hmac import compare_digest
 from operator import itemgetter
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -39,6 +39,7 @@ from quaymaster.protocol.sqs.canonical_requests import (
     render_time,
 )
 from quaymaster.protocol.sqs.form_parameters import NAME_CHARS_SHOWN, percent_decode
+from quaymaster.protocol.sqs.response import Service
 
 SKEW_MS = 15 * 60 * 1000
 PRESIGNED_EXPIRES_S_MAX = 604_800
@@ -60,9 +61,7 @@ _YEAR_10000_S = 253_402_300_800
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 
 
-Service = Literal["sqs", "sts"]
-"""Which service a request is signed for."""
-_SERVICES: Final[dict[str, Service]] = {"sqs": "sqs", "sts": "sts"}
+_SERVICES: Final[dict[str, Service]] = {"sqs": "sqs", "sts": "sts", "monitoring": "monitoring"}
 STS_GLOBAL_REGION: Final = "us-east-1"
 """Requests to STS may be signed for this region everywhere: clients do so for its global endpoint."""
 
