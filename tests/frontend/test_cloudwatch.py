@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from botocore.model import ServiceModel
 
 from frontend.support import ACCOUNT, REGION, Client, Service, serving, serving_recorded
-from quaymaster.core.values.errors import ConnectionLost, Unreachable
+from quaymaster.core.values.errors import ConnectionLost, Unreachable, UnsupportedOperation
 from quaymaster.frontend.actions.monitoring_actions import NO_CONSOLE, OUTPUT_ON_LOOP_BYTES_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
@@ -186,7 +186,9 @@ def test_without_a_console_clients_are_told_so() -> None:
     async def scenario() -> None:
         away = StandInConsole()
         away.answers["ListMetrics"] = Unreachable("10.0.0.7:9360 cannot be reached: refused.")
-        for console in (None, away):
+        older = StandInConsole()
+        older.answers["ListMetrics"] = UnsupportedOperation("c1 does not know the method monitoring.")
+        for console in (None, away, older):
             async with asking(console) as boto:
                 response = await refusal(boto, "list_metrics")
 

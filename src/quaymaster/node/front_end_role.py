@@ -42,6 +42,7 @@ from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
+from quaymaster.net.routing.console_client import ConsoleClient
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_proxies, share_proxies
@@ -65,6 +66,8 @@ class Behind(NamedTuple):
     key_uses: KeyUses
     enforced: EnforcedFloor | None = None
     """What the brokers of a cell say of the authorization floor."""
+    console: ConsoleClient | None = None
+    """The way to consoles."""
 
 
 def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> KeyUses:
@@ -115,6 +118,7 @@ async def serve_sqs(
         opening=opening if opening.workers_max else None,
         enforced=behind.enforced,
         on_key_use=behind.key_uses.note,
+        console=behind.console,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

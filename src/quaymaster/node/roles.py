@@ -28,6 +28,7 @@ from quaymaster.node.broker_metrics import (
     unlisted_partitions,
 )
 from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.consoles import consoles_of_cell
 from quaymaster.node.data.stores import declaring
 from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import (
@@ -183,7 +184,8 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    behind = Behind(cell.store, metadata, broker, key_uses, enforced)
+    consoles = consoles_of_cell(node, transport, cell.store)
+    behind = Behind(cell.store, metadata, broker, key_uses, enforced, consoles)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

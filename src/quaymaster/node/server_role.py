@@ -27,6 +27,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.node.console_child import prepare_console
+from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.node.from_settings import (
@@ -113,12 +114,12 @@ async def start_server(node: Node) -> None:
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    behind = Behind(store, metadata, broker, key_uses)
+    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
+    behind = Behind(store, metadata, broker, key_uses, console=console_of_server(node, sockets))
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
-    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
     console = await prepare_console(node, sockets, address, has_workers=False)
     node.metrics.others = console.metrics
     node.greet = partial(greet, node, address, console.address)

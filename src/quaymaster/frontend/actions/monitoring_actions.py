@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, Protocol
 
-from quaymaster.core.values.errors import Unreachable
+from quaymaster.core.values.errors import Unreachable, UnsupportedOperation
 from quaymaster.frontend.call import Call
 from quaymaster.protocol.actions.monitoring import MonitoringOutput, encode_response
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
@@ -59,7 +59,8 @@ class MonitoringActions:
         )
         try:
             answer = await self._console.ask(asked)
-        except Unreachable:  # it names addresses, which are not the client's to know
+        except (Unreachable, UnsupportedOperation):
+            # It names addresses, which are not the client's to know; or the console is of an older program.
             raise Unreachable(NO_CONSOLE) from None
         error = answer.error
         if error is not None:

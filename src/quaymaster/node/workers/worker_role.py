@@ -36,6 +36,7 @@ from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
 from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
 from quaymaster.node.data.settling import check_settled
 from quaymaster.node.data.stores import SQLITE_FILE
@@ -131,7 +132,9 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     enforced = EnforcedFloor(witnesses)
     asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
     stack.callback(asking.cancel)
-    behind = Behind(store, metadata, broker, start_key_uses(node, store, CellFormat()), enforced)
+    key_uses = start_key_uses(node, store, CellFormat())
+    console = console_of_server(node, Path(brief.sockets))
+    behind = Behind(store, metadata, broker, key_uses, enforced, console)
     recent = RecentLogs(metadata.find_queue)
     blocks = start_building(node, behind, recent.logs)
     await asyncio.to_thread(note_in_use, node.data)
