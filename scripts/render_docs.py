@@ -25,7 +25,7 @@ from quaymaster.protocol.admin.openapi import make_document
 from quaymaster.protocol.admin.operation import API, AdminOperation
 from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.cloudwatch.json_form import TARGET_PREFIX
-from quaymaster.protocol.cloudwatch.operations import ResourceKind
+from quaymaster.protocol.cloudwatch.operations import SCRAPE, ResourceKind
 from quaymaster.settings import settings_as_markdown
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -91,7 +91,7 @@ _CONCERNS: dict[Scope, str] = {
     "source": "the source of a task",
 }
 _MONITORED: dict[ResourceKind, str] = {
-    "all": "all of the account",
+    "all": "metrics, or all of the account",
     "alarm": "alarms",
     "dashboard": "dashboards",
     "arn": "an alarm or a dashboard, by ARN",
@@ -130,7 +130,7 @@ def _action_row(action: Action) -> str:
     concerns = _CONCERNS[action.scope] if operation is None else _MONITORED[operation.resource]
     permissions = ", ".join(own if name == action.name and own else name for name in action.permissions)
     if operation is not None:
-        permissions = f"*{MONITORING_SERVICE}:{action.name}*"
+        permissions = f"*{MONITORING_SERVICE}:{operation.asks_for}*"
     cells = (
         f"`{action.name}`",
         _target_of(action),
@@ -252,6 +252,8 @@ def _admin_member(name: str, required: bool, schema: dict[str, Any]) -> str:
 
 
 def _target_of(action: Action) -> str:
+    if action.operation is SCRAPE:
+        return "`GET /monitoring/metrics`"
     if action.operation is not None:
         return TARGET_PREFIX.decode().rstrip(".")
     return (

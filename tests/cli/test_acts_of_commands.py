@@ -165,6 +165,7 @@ LOOKS = {
         ("group", "list"),
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
+    ("key", "metrics-password"),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("cell", "decisions"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
     *(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -15,12 +17,14 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.model import ServiceModel
 
-from frontend.support import ACCOUNT, REGION, Client, Service, serving, serving_recorded
-from quaymaster.core.values.errors import ConnectionLost, Unreachable, UnsupportedOperation
+from frontend.support import ACCOUNT, REGION, Answer, Client, Service, serving, serving_recorded
+from quaymaster.core.values.errors import ConnectionLost, InvalidSecurity, Unreachable, UnsupportedOperation
 from quaymaster.frontend.actions.monitoring_actions import NO_CONSOLE, OUTPUT_ON_LOOP_BYTES_MAX
+from quaymaster.frontend.authentication import Signed
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringAnswer, MonitoringCall, MonitoringRefusal
+from quaymaster.protocol.sqs.metrics_password import metrics_password
 from quaymaster.protocol.usage.usage_blocks import BlockEnd, BlockOrigin, decode_block, encode_block
 
 PROTOCOLS = ("json", "smithy-rpc-v2-cbor", "query")
@@ -469,5 +473,117 @@ def test_changes_are_audited_with_what_was_asked_and_answered() -> None:
         assert msgspec.json.decode(changed.response_elements) == {"DashboardValidationMessages": []}
         assert looked.request_params == ""
         assert {record.category for record in records} == {"management"}
+
+    asyncio.run(scenario())
+
+
+METRICS = 'quaymaster_queue_messages{queue="orders",state="visible"} 3.0\n'
+
+
+def basic(client: Client, password: str | None = None) -> dict[str, str]:
+    """Return the header by which Prometheus shows a client's metrics password, or another one."""
+    text = f"{client.key_id}:{password or metrics_password(client.secret)}"
+    return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
+async def scrape(client: Client, headers: dict[str, str], method: str = "GET") -> Answer:
+    return await Client(client.port, None, "").request(method, "/monitoring/metrics", headers)
+
+
+def test_prometheus_reads_the_metrics_of_an_account_with_its_password() -> None:
+    async def scenario() -> None:
+        console = StandInConsole()
+        console.answers["ScrapeMetrics"] = {"Body": METRICS}
+        async with serving(console=console) as service:
+            answer = await scrape(service.client, basic(service.client))
+
+        assert (answer.status, answer.body.decode()) == (200, METRICS)
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        (asked,) = console.calls
+        assert (asked.service, asked.operation, asked.account, asked.given) == (
+            *("cloudwatch", "ScrapeMetrics"),
+            *(ACCOUNT, {}),
+        )
+
+    asyncio.run(scenario())
+
+
+def test_scrapes_without_the_right_password_are_refused() -> None:
+    async def scenario() -> None:
+        console = StandInConsole()
+        async with serving(console=console) as service:
+            client = service.client
+            without = await scrape(client, {})
+            wrong = await scrape(client, basic(client, "0" * 64))
+            with_secret = await scrape(client, basic(client, client.secret))
+            unknown = await scrape(client, basic(Client(client.port, "AKIA" + "X" * 16, "s"), "0" * 64))
+            posted = await scrape(client, basic(client), "POST")
+            signed = await client.request("GET", "/monitoring/metrics", service="monitoring")
+
+        assert without.headers["www-authenticate"] == 'Basic realm="metrics"'
+        assert [each.status for each in (without, wrong, with_secret, unknown)] == [401, 403, 401, 403]
+        assert wrong.body.startswith(b"SignatureDoesNotMatch: The password is not that of the access key")
+        assert (posted.status, posted.body[:13]) == (400, b"InvalidAction")
+        assert signed.status == 401
+        assert console.calls == []
+
+    asyncio.run(scenario())
+
+
+def test_user_reads_metrics_that_its_policies_let_it_read() -> None:
+    async def scenario() -> None:
+        console = StandInConsole()
+        for action, status in (("cloudwatch:GetMetricData", 200), ("cloudwatch:ListMetrics", 403)):
+            async with serving(console=console) as service:
+                user = await add_user(service, ALLOW % (action, "*"))
+                answer = await scrape(user, basic(user))
+
+            assert answer.status == status
+        assert b"AccessDenied" in answer.body
+        assert b"cloudwatch:getmetricdata" in answer.body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_tls", "is_taken"),
+    [("127.0.0.1", False, True), ("203.0.113.7", False, False), ("203.0.113.7", True, True)],
+)
+def test_passwords_are_taken_over_tls_or_from_this_machine_alone(
+    peer: str, is_tls: bool, is_taken: bool
+) -> None:
+    key = SimpleNamespace(
+        access_key_id="AKIA" + "X" * 16,
+        secret="s",
+        account_id=ACCOUNT,
+        user="",
+        principal_id="p",
+        is_enabled=True,
+        rotated_ms=0,
+    )
+    signed = Signed(
+        *(lambda key_id: key, lambda account, name: None, lambda key_id, token: None),  # type: ignore[arg-type]
+        region=REGION,
+        skew_ms=0,
+        now_ms=lambda: 0,
+    )
+    header = basic(Client(0, key.access_key_id, key.secret))["authorization"].encode()
+    request = SimpleNamespace(peer=peer, is_tls=is_tls, first={b"authorization": header})
+
+    if is_taken:
+        assert signed.authenticate_reader(request).account_id == ACCOUNT  # type: ignore[arg-type]
+    else:
+        with pytest.raises(InvalidSecurity):
+            signed.authenticate_reader(request)  # type: ignore[arg-type]
+
+
+def test_open_servers_ask_for_no_password() -> None:
+    async def scenario() -> None:
+        console = StandInConsole()
+        console.answers["ScrapeMetrics"] = {"Body": METRICS}
+        async with serving(console=console, authentication="open") as service:
+            answer = await scrape(service.client, {})
+
+        assert (answer.status, answer.body.decode()) == (200, METRICS)
 
     asyncio.run(scenario())

@@ -27,6 +27,7 @@ from quaymaster.frontend.principal import IdentityInForce, Principal, SessionInF
 from quaymaster.net.http.forwarded import is_of_this_machine
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.strangers import peer_name
+from quaymaster.protocol.sqs.metrics_password import is_metrics_password, read_basic
 from quaymaster.protocol.sqs.response import Service
 from quaymaster.protocol.sqs.sigv4 import (
     UNSIGNED_PAYLOAD,
@@ -119,6 +120,27 @@ class Signed:
         self._verify(authorization, session.secret, request, digest)
         self._remember_account(session)
         return self._principal_of_session(session)
+
+    def authenticate_reader(self, request: HTTPRequest) -> Principal:
+        """Return whose metrics password a request has: over TLS, or from this machine.
+
+        Raises:
+            CallerError: it has none or a wrong one, of an unknown key, or others could read it on its way.
+        """
+        if not (request.is_tls or is_of_this_machine(request.peer)):
+            raise InvalidSecurity("Metrics are read over TLS, or from the machine of the server.")
+        header = request.first.get(b"authorization")
+        named = None if header is None else read_basic(header)
+        if named is None:
+            raise MissingAuthenticationToken
+        access_key_id, password = named
+        key = self._key(access_key_id)
+        if not is_metrics_password(password, key.secret):
+            raise SignatureDoesNotMatch(
+                "The password is not that of the access key: `quaymaster key metrics-password` tells it."
+            )
+        self._on_use(key.access_key_id)
+        return self._principal(key)
 
     def renew(self, request: HTTPRequest, before: Principal) -> Principal:
         """Return who signed a request that was authenticated, as that is now; CallerError if it may sign no more.
@@ -322,6 +344,10 @@ class Open:
         if error is not None:
             raise error
         return self._principal
+
+    def authenticate_reader(self, request: HTTPRequest) -> Principal:
+        """Do the same for metrics: no password is asked for."""
+        return self.authenticate(request)
 
     def renew(self, request: HTTPRequest, before: Principal) -> Principal:
         """Return the default account."""

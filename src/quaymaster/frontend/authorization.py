@@ -102,7 +102,7 @@ class Authorization:
             return
         assert operation is not None, "only actions of CloudWatch are about resources"
         assert isinstance(given, MonitoringInput), "that is their input"
-        account_id, permissions = principal.account_id, [MonitoringPermission(call.action.name)]
+        account_id, permissions = principal.account_id, [MonitoringPermission(operation.asks_for)]
         if given.members.get(TAGS):
             permissions.append(MonitoringPermission.TAG_RESOURCE)
         find = self._keys(call, account_id).find

@@ -74,6 +74,7 @@ _MONITORING_HEADERS: Final = {
     WireForm.CLOUDWATCH_CBOR: b"x-amzn-RequestId: %b\r\nContent-Type: application/cbor\r\n"
     b"smithy-protocol: rpc-v2-cbor\r\n",
     WireForm.CLOUDWATCH_QUERY: b"x-amzn-RequestId: %b\r\nContent-Type: text/xml\r\n",
+    WireForm.METRICS: b"x-amzn-RequestId: %b\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n",
 }
 
 NOBODY: Final = Principal.of_root("", "", "")

@@ -65,7 +65,9 @@ from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.actions import monitoring, sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.error_replies import error_code, render_error
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Plane
+from quaymaster.protocol.cloudwatch.operations import MonitoringInput
 from quaymaster.protocol.sqs.form_parameters import parse_parameters
+from quaymaster.protocol.sqs.metrics_password import METRICS_PATH
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 
@@ -197,6 +199,8 @@ class FrontEnd:
         refusal = self._refusals.by_head(request)
         if refusal is not None:
             return refusal
+        if request.path == METRICS_PATH and request.method == b"GET":
+            return None
         error = self._authentication.judge_head(request)
         if error is None or (
             isinstance(error, MissingAuthenticationToken) and self._may_be_web_identity(request)
@@ -318,6 +322,11 @@ class FrontEnd:
         if target is None:
             if SMITHY_PROTOCOL in fields:
                 call.form = WireForm.CLOUDWATCH_CBOR
+            elif request.path == METRICS_PATH:
+                call.form = WireForm.METRICS
+                if request.method != b"GET":
+                    raise UnknownOperation
+                return
             else:
                 call.encoded = encoded = query_parameters(request)
                 call.form = form_of_query(request, encoded)
@@ -338,7 +347,10 @@ class FrontEnd:
             request.doubt()
             return
         try:
-            call.principal = principal = self._authentication.authenticate(request, service)
+            if call.form is WireForm.METRICS:
+                call.principal = principal = self._authentication.authenticate_reader(request)
+            else:
+                call.principal = principal = self._authentication.authenticate(request, service)
         except CallerError as error:
             self._refusals.note_bad(request, error)
             raise
@@ -403,6 +415,11 @@ class FrontEnd:
     def _read_monitoring(self, call: Call) -> None:
         request, form = call.request, call.form
         parameters: dict[str, str] = {}
+        if form is WireForm.METRICS:
+            call.action = action = monitoring.SCRAPE_ACTION
+            call.counted = self._counted[action.name]
+            call.given = MonitoringInput({})
+            return
         if form is WireForm.CLOUDWATCH_JSON:
             call.action = action = monitoring.action_of_target(request.first[b"x-amz-target"])
         elif form is WireForm.CLOUDWATCH_CBOR:

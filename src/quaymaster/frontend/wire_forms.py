@@ -11,6 +11,7 @@ from quaymaster.protocol.actions import sts_query
 from quaymaster.protocol.actions.table import Action
 from quaymaster.protocol.cloudwatch import json_form, query_form
 from quaymaster.protocol.sqs.form_parameters import percent_decode
+from quaymaster.protocol.sqs.metrics_password import METRICS_PATH
 from quaymaster.protocol.sqs.queue_urls import parse_queue_path
 from quaymaster.protocol.sqs.response import WireForm
 
@@ -56,6 +57,8 @@ def form_of_head(request: HTTPRequest) -> WireForm:
         return form_of_target(target)
     if SMITHY_PROTOCOL in request.first:
         return WireForm.CLOUDWATCH_CBOR
+    if request.path == METRICS_PATH:
+        return WireForm.METRICS
     return _form_of_signature(request) or sqs_query_form(request)
 
 

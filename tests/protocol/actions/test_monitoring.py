@@ -57,6 +57,16 @@ def test_input_is_decoded_and_output_written_in_the_form(form: WireForm) -> None
     assert parsed(FORMS[form], "ListDashboards", written.body) == output
 
 
+def test_scraped_metrics_are_answered_as_text() -> None:
+    written = monitoring.encode_response(
+        WireForm.METRICS, monitoring.SCRAPE_ACTION, {"Body": "quaymaster_queue_messages 1\n"}, "5f"
+    )
+
+    assert written.body == b"quaymaster_queue_messages 1\n"
+    with pytest.raises(InvalidAction):
+        monitoring.action_of_parameters({"Action": "ScrapeMetrics", "Version": "2010-08-01"})
+
+
 def test_body_longer_than_any_input_is_refused_unread() -> None:
     body = b"[" * (monitoring.INPUT_BYTES_MAX + 1)
 

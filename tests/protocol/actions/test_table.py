@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quaymaster.protocol.actions.monitoring import SCRAPE_ACTION
 from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
 
 each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
@@ -30,7 +31,7 @@ def test_an_action_is_about_what_its_input_names(action: Action) -> None:
 
 @each_action
 def test_an_action_on_messages_takes_no_task_and_one_of_management_is_controlled(action: Action) -> None:
-    is_managed = action.plane in ("control", "unsigned", "monitoring")
+    is_managed = action.plane in ("control", "unsigned", "monitoring") and action is not SCRAPE_ACTION
     assert is_managed == (action.category == "management")
     assert (action.plane == "monitoring") == (action.service == "monitoring") == (action.scope == "resources")
     assert (action.plane == "bulk") == (action.service == "quaymaster")

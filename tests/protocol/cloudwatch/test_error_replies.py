@@ -8,7 +8,14 @@ import botocore.parsers
 import pytest
 
 from protocol.cloudwatch.cloudwatch_model import MODEL
-from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, QueueDoesNotExist, Unreachable
+from quaymaster.core.values.errors import (
+    AccessDenied,
+    CallerError,
+    MissingAuthenticationToken,
+    NotNow,
+    QueueDoesNotExist,
+    Unreachable,
+)
 from quaymaster.protocol.actions.error_replies import error_code, render_error
 from quaymaster.protocol.cloudwatch.errors import CLOUDWATCH_ERRORS, CloudWatchError
 from quaymaster.protocol.sqs.response import WireForm
@@ -75,6 +82,15 @@ def test_errors_that_all_services_have_are_named_as_such() -> None:
     body = render_error(AccessDenied("No \ud800."), WireForm.CLOUDWATCH_JSON, "5f").body
 
     assert body == b'{"__type":"com.amazon.coral.service#AccessDeniedException","message":"No ?."}'
+
+
+def test_errors_of_scrapes_are_text_and_ask_for_a_password_where_there_is_none() -> None:
+    refused = render_error(AccessDenied("No."), WireForm.METRICS, "5f")
+    asked = render_error(MissingAuthenticationToken(), WireForm.METRICS, "5f")
+
+    assert (refused.status, refused.body) == (403, b"AccessDenied: No.\n")
+    assert asked.status == 401
+    assert (b"WWW-Authenticate", b'Basic realm="metrics"') in asked.headers
 
 
 def test_other_services_keep_their_errors() -> None:

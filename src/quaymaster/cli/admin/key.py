@@ -12,6 +12,7 @@ import typer
 from quaymaster.cli.admin.identity_calls import last_use_of
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandFailed
 from quaymaster.cli.shared.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
 ROTATION_WAIT_MS = 600_000
@@ -115,6 +116,34 @@ def session(
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call("CreateSession", access_key_id=access_key_id, duration_s=seconds)
     _print_secret(result, as_json)
+
+
+@app.command("metrics-password")
+def show_metrics_password(
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show by which URL, name and password Prometheus reads the metrics of the account's queues.
+
+    The password is of the access key that commands use. It reads metrics only, and is good as long as the key.
+    """
+    from quaymaster.protocol.sqs.metrics_password import METRICS_PATH, metrics_password
+
+    connection = find_connection(data, endpoint_url)
+    if not connection.access_key_id or connection.session_token is not None:
+        raise CommandFailed(
+            "only long-lived access keys have a metrics password: name one in the environment"
+        )
+    shown = {
+        "url": connection.endpoint_url + METRICS_PATH.decode(),
+        "username": connection.access_key_id,
+        "password": metrics_password(connection.secret_access_key),
+    }
+    if as_json:
+        print_json(shown)
+    else:
+        print_table(("FIELD", "VALUE"), list(shown.items()))
 
 
 @app.command()

@@ -1,8 +1,9 @@
-"""Actions of CloudWatch in their three wire forms, from what a request names to what its answer is.
+"""Actions of CloudWatch in their wire forms, from what a request names to what its answer is.
 
     X-Amz-Target: GraniteServiceVersion20100801.<Operation>                     AWS JSON 1.0
     POST /service/GraniteServiceVersion20100801/operation/<Operation>           Smithy RPC v2 CBOR
     Action=<Operation>&Version=2010-08-01                                       AWS Query
+    GET /monitoring/metrics                                                     Prometheus's text, with a password
 
 Their inputs and outputs are plain maps: a console reads and makes them.
 """
@@ -15,18 +16,20 @@ from typing import Any, Final
 from quaymaster.core.values.errors import InvalidAction, RequestEntityTooLarge, UnknownOperation
 from quaymaster.protocol.actions.table import MONITORING_ACTIONS, Action
 from quaymaster.protocol.cloudwatch import cbor_form, json_form, query_form
-from quaymaster.protocol.cloudwatch.operations import MonitoringInput, Operation
+from quaymaster.protocol.cloudwatch.operations import OPERATIONS, SCRAPE, MonitoringInput, Operation
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 
 INPUT_BYTES_MAX: Final = 512 * 1024
 """Of a request. The body of a dashboard is the largest there is."""
 
+SCRAPE_ACTION: Final = MONITORING_ACTIONS[SCRAPE.name]
+_ACTION_BY_NAME: Final = {each.name: MONITORING_ACTIONS[each.name] for each in OPERATIONS}
 _ACTION_BY_TARGET: Final = {
-    json_form.TARGET_PREFIX + name.encode(): action for name, action in MONITORING_ACTIONS.items()
+    json_form.TARGET_PREFIX + name.encode(): action for name, action in _ACTION_BY_NAME.items()
 }
 _ACTION_BY_PATH: Final = {
-    cbor_form.PATH_PREFIX + name.encode(): action for name, action in MONITORING_ACTIONS.items()
+    cbor_form.PATH_PREFIX + name.encode(): action for name, action in _ACTION_BY_NAME.items()
 }
 
 
@@ -58,7 +61,7 @@ def action_of_parameters(parameters: Mapping[str, str]) -> Action:
     name = parameters.get("Action")
     if not name:
         raise UnknownOperation
-    action = MONITORING_ACTIONS.get(name)
+    action = _ACTION_BY_NAME.get(name)
     if action is None or parameters.get("Version") != query_form.VERSION:
         raise InvalidAction(name)
     return action
@@ -98,6 +101,8 @@ def encode_response(
         body = json_form.encode_response(operation, output)
     elif form is WireForm.CLOUDWATCH_CBOR:
         body = cbor_form.encode_response(operation, output)
+    elif form is WireForm.METRICS:
+        body = str(output.get("Body", "")).encode()
     else:
         body = query_form.encode_response(operation, output, request_id)
     return MonitoringOutput(output, body)

@@ -33,7 +33,7 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StageMessagesRequest,
     StageMessagesResult,
 )
-from quaymaster.protocol.cloudwatch.operations import OPERATIONS, MonitoringInput, Operation
+from quaymaster.protocol.cloudwatch.operations import OPERATIONS, SCRAPE, MonitoringInput, Operation
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.shapes import Shape
 from quaymaster.protocol.sts import shapes as sts_shapes
@@ -140,7 +140,7 @@ def _of_cloudwatch(operation: Operation) -> Action:
         usage_op=operation.usage_op,
         input=MonitoringInput,
         service="monitoring",
-        category="management",
+        category="data" if operation is SCRAPE else "management",  # those would fill the audit log
         read_only=operation.read_only,
         plane="monitoring",
         scope="resources",
@@ -572,7 +572,7 @@ ACTIONS: Final[dict[str, Action]] = {
             permissions=(),
             billing="free",
         ),
-        *map(_of_cloudwatch, OPERATIONS),
+        *map(_of_cloudwatch, (*OPERATIONS, SCRAPE)),
     )
 }
 SQS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sqs"}

@@ -137,6 +137,8 @@ METRIC_STATISTICS_OUTPUT: Final = _structure(
     ),
 )
 
+SCRAPE_OUTPUT: Final = _structure(Body=_ANY)
+
 # Alarms
 
 _ACTIONS: Final = ListOf(_ARN, items_max=5)

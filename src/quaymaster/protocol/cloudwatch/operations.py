@@ -51,6 +51,13 @@ class Operation(NamedTuple):
     resource: ResourceKind = "all"
     named_by: str = ""
     read_only: bool = False
+    permission: str = ""
+    """What it takes, where that is not called as itself."""
+
+    @property
+    def asks_for(self) -> str:
+        """The permission that it takes."""
+        return self.permission or self.name
 
     def resources(self, given: Mapping[str, Any], region: str, account_id: str) -> list[Arn]:
         """Return the resources that an input is about, of an account in a region."""
@@ -147,3 +154,7 @@ OPERATIONS: Final = (
     ),
 )
 """All that there are here. CloudWatch has others, for metrics of one's own, composite alarms, streams and more."""
+SCRAPE: Final = Operation(
+    114, "ScrapeMetrics", members.EMPTY, members.SCRAPE_OUTPUT, read_only=True, permission="GetMetricData"
+)
+"""What CloudWatch does not have: all metrics of an account, as Prometheus reads them."""

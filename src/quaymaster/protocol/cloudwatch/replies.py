@@ -12,16 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.errors import CallerError, MissingAuthenticationToken, NotNow
 from quaymaster.protocol.cloudwatch.cbor_form import PROTOCOL, encode_map
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError, ErrorRow
 from quaymaster.protocol.cloudwatch.query_form import XML_NAMESPACE
-from quaymaster.protocol.sqs.errors import wire_error
+from quaymaster.protocol.sqs.errors import WIRE_ERRORS, wire_error
 from quaymaster.protocol.sqs.response import Response, WireForm, response_headers
 from quaymaster.protocol.sqs.xml_text import escape_anything
 
-FORMS: Final = frozenset({WireForm.CLOUDWATCH_JSON, WireForm.CLOUDWATCH_CBOR, WireForm.CLOUDWATCH_QUERY})
+FORMS: Final = frozenset(form for form in WireForm if form.service == "monitoring")
 _OWN: Final = "com.amazonaws.cloudwatch#"
+_NO_PASSWORD: Final = WIRE_ERRORS[MissingAuthenticationToken].code
 _COMMON: Final = "com.amazon.coral.service#"
 
 
@@ -37,6 +38,8 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
         row = ErrorRow(common.code, common.status)
     fault = "Receiver" if row.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "Sender"
     headers = response_headers(form, request_id)
+    if form is WireForm.METRICS:
+        return _as_text(row, headers, error.message)
     if form is WireForm.CLOUDWATCH_QUERY:
         text = (
             f'<ErrorResponse xmlns="{XML_NAMESPACE}"><Error><Type>{fault}</Type><Code>{row.code}</Code>'
@@ -50,3 +53,12 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
         headers.append((b"smithy-protocol", PROTOCOL))
         return Response(row.status, headers, encode_map(members))
     return Response(row.status, headers, msgspec.json.encode(members))
+
+
+def _as_text(row: ErrorRow, headers: list[tuple[bytes, bytes]], message: str) -> Response:
+    """Return what Prometheus shows next to a target that it could not scrape."""
+    status = row.status
+    if row.code == _NO_PASSWORD:
+        status = HTTPStatus.UNAUTHORIZED
+        headers.append((b"WWW-Authenticate", b'Basic realm="metrics"'))
+    return Response(status, headers, f"{row.code}: {message}\n".encode("utf-8", "replace"))

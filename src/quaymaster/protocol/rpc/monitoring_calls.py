@@ -14,22 +14,21 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
+from quaymaster.protocol.cloudwatch.operations import SCRAPE
 
 MONITORING: Final = "monitoring"
 
 MonitoringService = Literal["cloudwatch", "admin"]
-SCRAPE_METRICS: Final = "ScrapeMetrics"
-"""An operation of `cloudwatch` that CloudWatch does not have: all metrics of an account, as Prometheus reads them.
-
-No input; its output is `Body`, the text.
-"""
+SCRAPE_METRICS: Final = SCRAPE.name
+"""An operation of `cloudwatch` that CloudWatch does not have. No input; its output is `Body`, Prometheus's text."""
 
 
 class MonitoringCall(msgspec.Struct, frozen=True):
-    """One request. `input` is a map in MessagePack, its members named and shaped as the service has them.
+    """One request, of `cloudwatch` or of the admin API.
 
-    Times in it are seconds since 1970. `principal` is the ARN of who asks; its account is `account`. What it asks for
-    is allowed, and its shape is checked.
+    `input` is a map in MessagePack, its members named and shaped as the service has them. Times in it are seconds since
+    1970. `principal` is the ARN of who asks; its account is `account`. What it asks for is allowed, and its shape is
+    checked.
     """
 
     service: MonitoringService

@@ -40,6 +40,9 @@ class WireForm(enum.Enum):
     CLOUDWATCH_QUERY = "cloudwatch-query", "query", "monitoring"
     """AWS Query of CloudWatch: form parameters in, XML in its namespace out."""
 
+    METRICS = "metrics", "text", "monitoring"
+    """`GET /monitoring/metrics` with a password: an account's metrics, as Prometheus reads them."""
+
     # Attributes, for the path of every request: members of an enumeration are slow keys of tables.
     def __init__(self, _: str, protocol: str, service: Service) -> None:
         self.protocol = protocol
@@ -54,6 +57,7 @@ CONTENT_TYPE: dict[WireForm, bytes] = {
     WireForm.CLOUDWATCH_JSON: b"application/x-amz-json-1.0",
     WireForm.CLOUDWATCH_CBOR: b"application/cbor",
     WireForm.CLOUDWATCH_QUERY: b"text/xml",
+    WireForm.METRICS: b"text/plain; charset=utf-8",
 }
 
 
