@@ -111,7 +111,7 @@ def test_a_server_with_workers_is_started_shown_and_stopped_without_etcd(
         as_a_cell = run("local", "up", "--brokers", "3", "--workers", "2", "--data", str(data))
         backup = run("backup", str(tmp_path / "copy"), "--data", str(data))
         with AdminClient(read_client_file(data)) as admin:
-            workers = admin.call("Status")["broker"]["workers"]
+            workers = admin.call("GetStatus")["broker"]["workers"]
         stopped = run("local", "down", "--json", "--data", str(data))
     finally:
         if (data / "cluster.json").exists():
