@@ -206,7 +206,7 @@ class HistoryFiles:
 
     def _since_s(self, closing: Closing) -> int:
         """Return from when on longer periods may be complete that were not at the last minute that was written."""
-        return max(self._closed_s, closing.at_s - DAY_S)
+        return max(self._closed_s, closing.at_s - DAY_S) if self._closed_s else closing.at_s
 
     def _check_room(self) -> None:
         size, free = self._free_bytes(self._directory)

@@ -466,6 +466,12 @@ METRICS: Final[dict[str, Declaration]] = {
         "What is wrong in the cell and needs time or a person; the log and the status say what.",
         is_of_cells=True,
     ),
+    # Console
+    "quaymaster_console_live_pages": Declaration("gauge", "Pages that are kept current now."),
+    "quaymaster_history_lag_seconds": Declaration(
+        "gauge", "How far the history of queues is behind: up to 60 where all is well."
+    ),
+    "quaymaster_history_bytes": Declaration("gauge", "What the history of queues takes on disk."),
     # Process
     "quaymaster_pool_used_ratio": Declaration(
         "gauge",
@@ -507,6 +513,8 @@ Source = Callable[[], Iterable[Sample | None]]
 """Gives samples; None where it has looked at much, and others may have a turn."""
 Others = Callable[[], Awaitable[Mapping[str, bytes]]]
 """Gives the texts of other processes, by the value of WORKER_LABEL."""
+QueuesText = Callable[[str], Awaitable[tuple[int, bytes]]]
+"""Gives an HTTP status and the metrics of the queues that the query of a URL names, in Prometheus's text format."""
 HistogramSource = Callable[[], Iterable["HistogramSample"]]
 
 
@@ -593,6 +601,8 @@ class Metrics:
         self._histogram_sources: list[HistogramSource] = []
         self.others: Others | None = None
         """Asked for the metrics of processes that this one speaks for."""
+        self.queues: QueuesText | None = None
+        """Asked for the metrics of queues, one by one; None where no console is known."""
 
     def action(self, name: str) -> ActionMetrics:
         """Return what is counted of the action `name`. Names come from a closed set, never from a request."""

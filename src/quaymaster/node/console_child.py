@@ -28,13 +28,13 @@ from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.children import Child, read_first_line
 from quaymaster.node.from_settings import plain_values
+from quaymaster.node.lifeline import HURRY
 from quaymaster.node.node import Node
 from quaymaster.node.sockets import CONSOLE_SOCKET, unix_address
 from quaymaster.node.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.protocol.rpc.console_calls import (
     METRICS,
     QUEUE_METRICS,
-    QueueMetricsText,
     decode_queue_metrics,
 )
 from quaymaster.settings import Address, Settings
@@ -42,8 +42,6 @@ from quaymaster.settings import Address, Settings
 COMMAND: Final = (sys.executable, "-P", "-m", "quaymaster.node.console.process")
 NEEDED: Final = ("jinja2", "python_multipart", "starlette", "uvicorn")
 """What the extra `console` installs."""
-END: Final = b"h"
-"""See `node/workers/lifeline`: without notice to balancers."""
 END_S: Final = 5.0
 METRICS_MS: Final = 2_000
 QUEUE_METRICS_MS: Final = 20_000
@@ -96,7 +94,7 @@ class ServerConsole:
         """End it."""
         if self._child is not None:
             self._child.let_go()
-            self._child.tell(END)
+            self._child.tell(HURRY)
             await self._child.end(END_S)
         if self._keeping is not None:
             self._keeping.cancel()
@@ -112,9 +110,11 @@ class ServerConsole:
         except (NotNow, CallerError):
             return {}
 
-    async def queue_metrics(self, query: str) -> QueueMetricsText:
-        """Return the answer to `/metrics/queues`. Raises NotNow, CallerError."""
-        return decode_queue_metrics(await self._client.ask(QUEUE_METRICS, query.encode(), QUEUE_METRICS_MS))
+    async def queue_metrics(self, query: str) -> tuple[int, bytes]:
+        """Return the answer to `/metrics/queues`: a status, and a text. Raises NotNow, CallerError."""
+        answer = await self._client.ask(QUEUE_METRICS, query.encode(), QUEUE_METRICS_MS)
+        found = decode_queue_metrics(answer)
+        return found.status, await asyncio.to_thread(zlib.decompress, found.text)
 
 
 async def prepare_console(
@@ -141,6 +141,8 @@ async def prepare_console(
         line = msgspec.json.encode(brief) + b"\n"
         child = Child("console", COMMAND, lambda: line, on_ended=lambda code: None, pass_fds=brief.listen)
     console = ServerConsole(address, child, client)
+    if child is not None:
+        node.metrics.queues = console.queue_metrics
     node.stack.push_async_callback(console.end)
     node.on_serving.append(console.start)
     if child is not None:

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quaymaster import __version__
 from quaymaster.broker.cell.broker_name import NameTaken
@@ -27,7 +27,6 @@ from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, UnknownFormat
-from quaymaster.frontend.admin.admin import Admin
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.metadata.keys.key_providers import KeysUnusable
 from quaymaster.metadata.queues.declared_queues import DeclaredQueuesError
@@ -52,6 +51,9 @@ from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
 from quaymaster.node.pools import ProcessPools
 from quaymaster.settings import Address, Settings
+
+if TYPE_CHECKING:
+    from quaymaster.frontend.admin.admin import Admin  # a console has none, and would load all of a front end
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -13,7 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from quaymaster import __version__
+from quaymaster.broker.cell import queue_watch_calls
+from quaymaster.broker.cell.broker_tasks import BrokerTasks
+from quaymaster.broker.cell.queue_watch_calls import QueueWatchCalls
 from quaymaster.broker.own_journals import OwnJournals, list_journals
+from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
@@ -26,6 +30,7 @@ from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
+from quaymaster.net.rpc import RPCServer
 from quaymaster.node.console_child import prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
@@ -49,7 +54,9 @@ from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
-from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, make_sockets
+from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, make_sockets, unix_address
+from quaymaster.node.transport import BROKER_ROLE
+from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -122,7 +129,25 @@ async def start_server(node: Node) -> None:
     await write_client_file(node, metadata.default_access_key, address)
     console = await prepare_console(node, sockets, address, has_workers=False)
     node.metrics.others = console.metrics
+    if console.address is not None:
+        await tell_console(node, own, sockets)
     node.greet = partial(greet, node, address, console.address)
+
+
+async def tell_console(node: Node, own: OwnJournals, sockets: Path) -> None:
+    """Let the console of this server ask how the queues are."""
+    settings = node.settings
+    tasks = BrokerTasks(node.fail)
+    node.stack.push_async_callback(tasks.close)
+    watch = QueueWatch(settings.node_name, own.all)
+    server = RPCServer(
+        QueueWatchCalls(watch, tasks).handlers,
+        Hello(settings.cell, BROKER_ROLE, settings.node_name),
+        metrics=node.rpc,
+        callers=queue_watch_calls.CALLERS,
+    )
+    await server.start(*unix_address(sockets / SERVER_SOCKET))
+    node.stack.push_async_callback(server.close)
 
 
 async def _agree(node: Node, store: Coordination, registry: QueueRegistry, own: OwnJournals) -> None:

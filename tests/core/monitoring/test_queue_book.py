@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from quaymaster.core.monitoring.minutes import VALUES, Minute
+from quaymaster.core.monitoring.minutes import COUNTERS, VALUES, Minute
 from quaymaster.core.monitoring.queue_book import ACTIVE_MS, QueueBook
 from quaymaster.core.values.queue_metrics import (
     GonePartition,
@@ -245,3 +245,15 @@ def test_a_new_epoch_alone_makes_no_queue_active() -> None:
     found.take(page(row(epoch=2, sent=10)), NOON_MS + 60_000)
 
     assert list(found.close(NOON_S)) == []
+
+
+def test_what_was_counted_lately_and_ever_is_told_of_each_queue() -> None:
+    found = known()
+
+    found.take(page(row(sent=1_003, received=2), row(8, sent=5)), NOON_MS + 5_000)
+    found.take(page(row(epoch=2, sent=1_004, received=1)), NOON_MS + 10_000)
+
+    place = COUNTERS.index("received")
+    assert {queue_id: counts[0] for queue_id, counts in found.recent.items()} == {7: 4}
+    assert (found.queues[7].totals[0], found.queues[7].totals[place]) == (4, 3)
+    assert found.queues[8].totals[0] == 5

@@ -8,10 +8,11 @@ from typing import cast
 
 import pytest
 
+from quaymaster.core.values.errors import Unreachable
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest, ReplySink
-from quaymaster.net.http.probe_port import PEER_SCRAPES_MAX, SCRAPES_MAX, ProbePort
+from quaymaster.net.http.probe_port import PEER_SCRAPES_MAX, QUEUE_SCRAPES_MAX, SCRAPES_MAX, ProbePort
 
 
 class Sink:
@@ -27,7 +28,8 @@ class Sink:
 
 
 def get(path: bytes, sink: Sink, peer: str = "1.1.1.1") -> HTTPRequest:
-    return HTTPRequest(b"GET", path, path, b"", [], peer, 0.0, {}, b"", cast(ReplySink, sink))
+    path, _, query = path.partition(b"?")
+    return HTTPRequest(b"GET", path, path, query, [], peer, 0.0, {}, b"", cast(ReplySink, sink))
 
 
 class Renderings:
@@ -114,5 +116,51 @@ def test_metrics_that_cannot_be_rendered_are_said_to_be_so(caplog: pytest.LogCap
         assert sink.statuses == [500]
         assert "metrics not rendered" in caplog.text
         await port.stop()
+
+    asyncio.run(scenario())
+
+
+def test_metrics_of_queues_come_from_a_console_where_there_is_one() -> None:
+    async def scenario() -> None:
+        metrics, sink = Metrics("0"), Sink()
+        port = ProbePort(metrics, Health())
+        asked: list[str] = []
+
+        async def answer(query: str) -> tuple[int, bytes]:
+            asked.append(query)
+            if query == "away":
+                raise Unreachable("no console")
+            return 413, b"too many\n"
+
+        port.handle(get(b"/metrics/queues", sink))
+        await until(lambda: len(sink.statuses) == 1)
+        metrics.queues = answer
+        port.handle(get(b"/metrics/queues?top=3", sink))
+        port.handle(get(b"/metrics/queues?away", sink))
+        await until(lambda: len(sink.statuses) == 3)
+
+        assert sink.statuses == [404, 413, 503]
+        assert asked == ["top=3", "away"]
+        await port.stop()
+
+    asyncio.run(scenario())
+
+
+def test_scrapes_of_queues_that_wait_are_few_and_end_with_the_port() -> None:
+    async def scenario() -> None:
+        metrics, sink = Metrics("0"), Sink()
+        port = ProbePort(metrics, Health())
+
+        async def hang(query: str) -> tuple[int, bytes]:
+            await asyncio.Event().wait()
+            return 200, b""
+
+        metrics.queues = hang
+        for _ in range(QUEUE_SCRAPES_MAX + 1):
+            port.handle(get(b"/metrics/queues", sink))
+
+        assert sink.statuses == [503]
+        await port.stop()
+        assert sink.statuses == [503]
 
     asyncio.run(scenario())

@@ -66,6 +66,10 @@ class LeaderTable:
             return address
         return hint if ":" in hint else None
 
+    def journals(self) -> list[int]:
+        """Return the journals that there are."""
+        return list(self._newest)
+
     @property
     def addresses(self) -> list[str]:
         """Where the brokers are reached that are known."""

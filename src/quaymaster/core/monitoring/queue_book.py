@@ -35,15 +35,19 @@ _UNKNOWN_GAUGES: Final = (None,) * len(GAUGES)
 
 
 class BookedQueue:
-    """One queue. `rows` are its partitions, as told last; `counts`: of the open minute, None: nothing was counted."""
+    """One queue. `rows` are its partitions, as told last; `counts`: of the open minute, None: nothing was counted.
 
-    __slots__ = ("counts", "queue_id", "rows", "touched_ms")
+    `totals` is all that was ever counted here: it only grows, whatever leaders do.
+    """
+
+    __slots__ = ("counts", "queue_id", "rows", "totals", "touched_ms")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
         self.rows: tuple[QueueMetricsRow, ...] = ()
         self.touched_ms = 0
         self.counts: Counts | None = None
+        self.totals = NO_COUNTS
 
     def row(self, partition: int) -> QueueMetricsRow | None:
         """Return a partition as it was told last."""
@@ -74,6 +78,8 @@ class QueueBook:
         """Counts of minutes that are closed, by minute and queue."""
         self.changed: set[tuple[int, int]] = set()
         """Queue and partition of rows that changed, or went, since the last minute was closed."""
+        self.recent: dict[int, Counts] = {}
+        """What queues counted between two rows of a partition; whoever looks at it begins a new one."""
 
     def restore(self, rows: Iterable[QueueMetricsRow], seen_ms: dict[int, int]) -> None:
         """Begin with what an earlier book had when it closed its last minute."""
@@ -116,6 +122,9 @@ class QueueBook:
             queue.touched_ms = at_ms
         self.changed.add((row.queue_id, row.partition))
         if counts != NO_COUNTS:
+            queue.totals = add_counts(queue.totals, counts)
+            if before is not None:
+                self.recent[row.queue_id] = add_counts(self.recent.get(row.queue_id, NO_COUNTS), counts)
             self._count(queue, counts, min(since_ms, at_ms - 1), at_ms)
         return True
 

@@ -18,6 +18,7 @@
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
     /limits/ACCOUNT/QUEUE/ACTION LimitRow; queue and action may be empty
     /alerts/ACCOUNT/NAME, /alert_states/..., /alert_destinations/..., /past_alerts/...   (core/alerts/alerts; consoles)
+    /dashboards/ACCOUNT/NAME    DashboardRow                           (core/monitoring/dashboards; consoles)
     /confirmation_mails/WHO     MailCount: an account, or the hash of a mail address (consoles)
     /session_keys/ID            SessionKeyRow                          key wrapped
     /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://

@@ -3,6 +3,7 @@
 GET /health/live     200 while the process answers
 GET /health/ready    200; 404 while the process drains or is full; else 503; and why not
 GET /metrics         Prometheus text
+GET /metrics/queues  the same of each queue, where there is a console
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster import __version__
+from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
@@ -25,6 +27,8 @@ SCRAPES_MAX: Final = 64
 """Scrapes that wait at once; one rendering answers all of them."""
 PEER_SCRAPES_MAX: Final = 8
 """Of these, those of one address."""
+QUEUE_SCRAPES_MAX: Final = 4
+"""Scrapes of queues at once; the console renders them."""
 RENDERING_SHARE: Final = 0.1
 """Anyone may ask for metrics, and rendering takes milliseconds: no more of the time than this."""
 SPACING_S_MAX: Final = 1.0
@@ -42,14 +46,16 @@ class ProbePort:
         self._health = health
         self._waiting: list[HTTPRequest] = []
         self._renderer: asyncio.Task[None] | None = None
+        self._scraping: set[asyncio.Task[None]] = set()
         self._next_s = 0.0
         """When metrics may be rendered again."""
 
     async def stop(self) -> None:
         """End what is in progress; call after the HTTP server was drained."""
-        if self._renderer is not None:
-            self._renderer.cancel()
-            await asyncio.gather(self._renderer, return_exceptions=True)
+        tasks = [*self._scraping, *([] if self._renderer is None else [self._renderer])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes]:
         """Refuse a request whose body is still to come: nothing here has one."""
@@ -72,6 +78,8 @@ class ProbePort:
             _respond(request, _readiness(self._health, reason), answer)
         elif path == b"/metrics":
             self._scrape(request)
+        elif path == b"/metrics/queues":
+            self._scrape_queues(request)
         elif path.startswith(b"/admin/") and self._health.state == "starting":
             _respond(
                 request, 503, {"error": {"code": "ServiceUnavailable", "message": "The process is starting."}}
@@ -88,6 +96,25 @@ class ProbePort:
         waiting.append(request)
         if self._renderer is None:
             self._renderer = asyncio.get_running_loop().create_task(self._render_for_all())
+
+    def _scrape_queues(self, request: HTTPRequest) -> None:
+        if len(self._scraping) >= QUEUE_SCRAPES_MAX:
+            request.respond(503, b"Content-Type: text/plain\r\n", b"too many scrapes at once\n")
+            return
+        task = asyncio.get_running_loop().create_task(self._show_queues(request))
+        self._scraping.add(task)
+        task.add_done_callback(self._scraping.discard)
+
+    async def _show_queues(self, request: HTTPRequest) -> None:
+        if self._metrics.queues is None:
+            request.respond(404, b"Content-Type: text/plain\r\n", b"no console is here\n")
+            return
+        try:
+            status, text = await self._metrics.queues(request.query.decode("latin-1"))
+        except (NotNow, CallerError):
+            status, text = 503, b"the console does not answer\n"
+        kind = CONTENT_TYPE if status == 200 else "text/plain"
+        request.respond(status, f"Content-Type: {kind}\r\n".encode(), text)
 
     async def _render_for_all(self) -> None:
         """Answer those who wait, as often as some do."""

@@ -1,6 +1,7 @@
 """How processes that lead journals are asked for the metrics of their queues: all of them, each for itself.
 
     one process    OneLeader      asks what is in the process
+    one process    OneAddress     asks another process that leads all journals, by RPC: a server without workers
     several        AllLeaders     asks each address of the LeaderTable, by RPC: a server's workers, a cell's brokers
 
 Each leader is asked with the cursor of its own last page (`core/values/queue_metrics`).
@@ -65,6 +66,25 @@ class OneLeader:
         """There are no connections."""
 
 
+class OneAddress:
+    """A `QueueMetricsClient` where all journals are led in one other process."""
+
+    def __init__(self, client: RPCClient) -> None:
+        self._client = client
+
+    def leaders(self) -> list[str]:
+        """See `QueueMetricsClient`."""
+        return [self._client.address[0]]
+
+    async def ask(self, leader: str, request: QueueMetricsRequest) -> QueueMetricsPage:
+        """See `QueueMetricsClient`."""
+        return await _ask(self._client, leader, request)
+
+    async def close(self) -> None:
+        """See `QueueMetricsClient`."""
+        await self._client.close()
+
+
 class AllLeaders:
     """A `QueueMetricsClient` for several processes. `connect` makes a client for an address of a broker."""
 
@@ -83,11 +103,7 @@ class AllLeaders:
         client = self._clients.get(leader)
         if client is None:
             client = self._clients[leader] = self._connect(_endpoint_of(leader))
-        answer = await client.ask(QUEUE_METRICS, encode_request(request), ANSWER_MS)
-        try:
-            return decode_page(answer)
-        except msgspec.MsgspecError as error:
-            raise InternalFailure(f"The broker at {leader} answers what this program cannot read.") from error
+        return await _ask(client, leader, request)
 
     async def close(self) -> None:
         """See `QueueMetricsClient`."""
@@ -107,3 +123,11 @@ def _endpoint_of(address: str) -> tuple[str, int]:
         return parse_endpoint(address)
     except ValueError as error:
         raise Unreachable(f"{address} is no address of a broker.") from error
+
+
+async def _ask(client: RPCClient, leader: str, request: QueueMetricsRequest) -> QueueMetricsPage:
+    answer = await client.ask(QUEUE_METRICS, encode_request(request), ANSWER_MS)
+    try:
+        return decode_page(answer)
+    except msgspec.MsgspecError as error:
+        raise InternalFailure(f"The broker at {leader} answers what this program cannot read.") from error

@@ -1,6 +1,7 @@
 """The role of a console, put together: in a cell, and next to a server.
 
-store, leaders ─▶ console ─▶ RPC for front ends ─▶ pages
+store ─▶ queues ─┐
+leaders ─────────┴▶ monitor ─▶ history        front ends ──RPC──▶ operations        browsers ──HTTP──▶ pages
 """
 
 from __future__ import annotations
@@ -8,41 +9,76 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import DirectoryInUse
+from quaymaster.console.api_client import APIClient
+from quaymaster.console.dashboard_operations import DashboardOperations
+from quaymaster.console.dispatch import Dispatch
+from quaymaster.console.known_queues import KnownQueues
+from quaymaster.console.metric_operations import MetricOperations
+from quaymaster.console.metric_text import ScrapeRefused, render_queues, select_queues, told_queues
+from quaymaster.console.queue_monitor import QueueMonitor
+from quaymaster.console.server_site import ServerSite
+from quaymaster.console.site import CellNow
 from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.core.cell.leader_table import LeaderTable
+from quaymaster.history.files import HistoryFiles
+from quaymaster.history.history import History
+from quaymaster.metadata.store.rows import QUEUES
+from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.console_key import make_console_key, read_console_key
+from quaymaster.net.listener import bind_all
+from quaymaster.net.routing.queue_metrics_client import AllLeaders, OneAddress, QueueMetricsClient
 from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.node.console.cell_state import CellState
+from quaymaster.node.console.pages import serve_pages, sockets_of
 from quaymaster.node.console_child import ConsoleBrief
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory
 from quaymaster.node.data.stores import SQLITE_FILE, open_etcd
+from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.membership import Membership
-from quaymaster.node.node import Node, Role
-from quaymaster.node.sockets import CONSOLE_SOCKET, unix_address
-from quaymaster.node.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
-from quaymaster.node.workers.lifeline import Lifeline
-from quaymaster.protocol.rpc.console_calls import METRICS
-from quaymaster.settings import Settings
+from quaymaster.node.node import Node, Role, cannot_listen
+from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, unix_address
+from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, Transport
+from quaymaster.protocol.rpc.console_calls import (
+    METRICS,
+    QUEUE_METRICS,
+    QueueMetricsText,
+    encode_queue_metrics,
+)
+from quaymaster.protocol.rpc.monitoring_calls import MONITORING, decode_call, encode_answer
+from quaymaster.settings import Address, Settings
 
 DIRECTORY: Final = "console"
 """In a server's data directory."""
+HISTORY: Final = "history"
 ZLIB_LEVEL: Final = 1
 BEFORE_S: Final = 15.0
 """So long the console of a start before is waited for, which ends when it has noticed that its server is gone."""
 BEFORE_LOOK_S: Final = 0.1
+FREE_TIMES: Final = 4
+"""So many times the space must be free below which sends are refused: history must not be why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a console stands on, wherever it runs."""
+    """What a console stands on, wherever it runs. `sqs_url`, `admin_url`: of a front end, for pages."""
 
     key: bytes
+    store: Coordination
+    leaders: QueueMetricsClient
+    sqs_url: str
+    admin_url: str
+    cell: Callable[[QueueMonitor], Callable[[], CellNow]]
 
 
 @dataclass(frozen=True)
@@ -72,15 +108,29 @@ def child_role(brief: ConsoleBrief, pipe: int) -> ChildRole:
 
 async def start_console(node: Node, cell: Membership) -> None:
     """Start a console of a cell."""
-    settings = node.settings
+    settings, stack = node.settings, node.stack
     if settings.tls_directory is None:
         key = await asyncio.to_thread(make_console_key, node.data)
     else:
         key = await asyncio.to_thread(read_console_key, settings.tls_directory)
     transport = Transport(settings, CONSOLE_ROLE, node.rpc)
-    surroundings = Surroundings(key)
-    handlers = await _start(node, surroundings)
-    await transport.listen(node.stack, settings.console_rpc_listen_address, handlers, FRONT_END_ROLE)
+    leaders, table = await _all_leaders(node, transport, cell.store)
+    url = settings.public_url or f"http://{settings.listen}"
+    state = CellState(cell.store, table, settings.cell)
+    await state.start()
+    stack.push_async_callback(state.close)
+    console = await _start(
+        node,
+        Surroundings(key, cell.store, leaders, url, f"http://{settings.admin_listen}", lambda _: state.now),
+    )
+    node.metrics.queues = console.scrape
+    await transport.listen(stack, settings.console_rpc_listen_address, console.handlers(), FRONT_END_ROLE)
+    wanted = settings.console_listen_address
+    try:
+        bound = await bind_all(wanted.host, wanted.port, shares_port=False)
+    except OSError as error:
+        raise cannot_listen(wanted, "console_listen", error) from error
+    await serve_pages(node, console.site, key, bound)
 
 
 async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
@@ -94,24 +144,135 @@ async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
     else:
         store = open_etcd(settings)
     stack.push_async_callback(store.close)
-    surroundings = Surroundings(await asyncio.to_thread(read_console_key, data))
     transport = Transport(settings, CONSOLE_ROLE, node.rpc)
-    handlers = await _start(node, surroundings)
-    await transport.listen(
-        stack, unix_address(Path(brief.sockets) / CONSOLE_SOCKET), handlers, FRONT_END_ROLE
+    leaders: QueueMetricsClient
+    if brief.has_workers:
+        leaders, _ = await _all_leaders(node, transport, store)
+    else:
+        address = unix_address(Path(brief.sockets) / SERVER_SOCKET)
+        leaders = OneAddress(transport.connect(address, BROKER_ROLE))
+        stack.push_async_callback(leaders.close)
+    key = await asyncio.to_thread(read_console_key, data)
+    surroundings = Surroundings(
+        key,
+        store,
+        leaders,
+        f"http://{Address(*brief.endpoint)}",
+        f"http://{Address(*brief.admin)}",
+        lambda monitor: partial(server_now, settings.cell, monitor),
     )
+    console = await _start(node, surroundings)
+    place = unix_address(Path(brief.sockets) / CONSOLE_SOCKET)
+    await transport.listen(stack, place, console.handlers(), FRONT_END_ROLE)
+    await serve_pages(node, console.site, key, sockets_of(brief.listen))
 
 
-async def _start(node: Node, surroundings: Surroundings) -> dict[str, CallHandler]:
-    """Start all that a console has; return the calls that it answers."""
-    tasks = BrokerTasks(node.fail)
-    node.stack.push_async_callback(tasks.close)
+async def _all_leaders(
+    node: Node, transport: Transport, store: Coordination
+) -> tuple[AllLeaders, LeaderTable]:
+    transport.check_peer(BROKER_ROLE)  # now, not with the first connection
+    table = LeaderTable()
+    watch = LeaderWatch(store, table)
+    watch.start()
+    node.stack.push_async_callback(watch.close)
+    leaders = AllLeaders(table, lambda address: transport.connect(address, BROKER_ROLE))
+    node.stack.push_async_callback(leaders.close)
+    return leaders, table
 
-    def on_metrics(call: IncomingCall) -> None:
+
+class Console:
+    """The parts of a console that others ask."""
+
+    def __init__(self, node: Node, monitor: QueueMonitor, dispatch: Dispatch, site: ServerSite) -> None:
+        self.site = site
+        self._node = node
+        self._monitor = monitor
+        self._dispatch = dispatch
+        self._tasks = BrokerTasks(node.fail)
+        node.stack.push_async_callback(self._tasks.close)
+
+    def handlers(self) -> dict[str, CallHandler]:
+        """The calls that front ends and the server make."""
+        return {
+            METRICS: self._on_metrics,
+            QUEUE_METRICS: self._on_queue_metrics,
+            MONITORING: self._on_monitoring,
+        }
+
+    async def scrape(self, query: str) -> tuple[int, bytes]:
+        """Return the answer to `/metrics/queues`: a status, and a text."""
+        try:
+            told = told_queues(self._monitor, select_queues(self._monitor, query))
+        except ScrapeRefused as error:
+            return error.status, f"{error}\n".encode()
+        return 200, (await asyncio.to_thread(render_queues, told, self._monitor.now_ms())).encode()
+
+    def _on_metrics(self, call: IncomingCall) -> None:
         async def render() -> None:
-            text = await node.metrics.render_in_steps()
+            text = await self._node.metrics.render_in_steps()
             call.reply(await asyncio.to_thread(zlib.compress, text, ZLIB_LEVEL))
 
-        tasks.answer(call, render())
+        self._tasks.answer(call, render())
 
-    return {METRICS: on_metrics}
+    def _on_queue_metrics(self, call: IncomingCall) -> None:
+        async def render() -> None:
+            status, text = await self.scrape(call.body.decode())
+            packed = await asyncio.to_thread(zlib.compress, text, ZLIB_LEVEL)
+            call.reply(encode_queue_metrics(QueueMetricsText(status, packed)))
+
+        self._tasks.answer(call, render())
+
+    def _on_monitoring(self, call: IncomingCall) -> None:
+        async def answer() -> None:
+            call.reply(encode_answer(await self._dispatch.call(decode_call(call.body))))
+
+        self._tasks.answer(call, answer())
+
+
+async def _start(node: Node, around: Surroundings) -> Console:
+    """Start all that a console has, but its pages."""
+    settings, stack = node.settings, node.stack
+    queues = KnownQueues(around.store, QUEUES)
+    stack.push_async_callback(queues.close)
+    await queues.start()
+    files = HistoryFiles(
+        node.data / HISTORY,
+        bytes_max=settings.history_bytes_max,
+        free_bytes_min=lambda disk_bytes: FREE_TIMES * settings.disk_low_limit(disk_bytes),
+    )
+    history = History(files)
+    monitor = QueueMonitor(around.leaders, queues, history, now_ms=wall_ms)
+    await monitor.start()
+    stack.push_async_callback(monitor.close)
+    monitor.ask()
+    node.health.add_notices(monitor.notices)
+    node.metrics.add_source(
+        lambda: [
+            Sample("quaymaster_history_lag_seconds", monitor.lag_s),
+            Sample("quaymaster_history_bytes", history.bytes),
+        ]
+    )
+    operations = MetricOperations(monitor)
+    dispatch = Dispatch()
+    dispatch.add("cloudwatch", operations.handlers)
+    dispatch.add("cloudwatch", DashboardOperations(around.store, now_ms=wall_ms).handlers)
+    api = APIClient(
+        around.sqs_url,
+        around.admin_url,
+        region=settings.region,
+        now_ms=wall_ms,
+    )
+    stack.push_async_callback(api.close)
+    site = ServerSite(
+        monitor,
+        operations,
+        api,
+        cell=around.cell(monitor),
+        are_policies_enforced=settings.policy_evaluation == "full",
+    )
+    return Console(node, monitor, dispatch, site)
+
+
+def server_now(name: str, monitor: QueueMonitor) -> CellNow:
+    """Return the state of a server as a cell of one, by what its journals told last."""
+    return CellState.of_server(name, monitor)

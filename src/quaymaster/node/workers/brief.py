@@ -17,12 +17,6 @@ from quaymaster.node.from_settings import plain_values
 from quaymaster.node.left_usage import worker_name
 from quaymaster.settings import UNIX_PREFIX, Address, Settings
 
-DRAIN: Final = b"d"
-"""Take no more requests; finish those that there are."""
-HURRY: Final = b"h"
-"""Without notice to balancers."""
-CLOSE: Final = b"c"
-"""No other worker asks anything any more: close the journals, and end."""
 LINE_BYTES_MAX: Final = 60_000
 """It is written before anybody reads: a pipe takes 64 KiB."""
 

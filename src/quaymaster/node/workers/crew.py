@@ -19,8 +19,9 @@ from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.children import Child
+from quaymaster.node.lifeline import CLOSE, DRAIN, HURRY
 from quaymaster.node.node import WorkerNotStarted
-from quaymaster.node.workers.brief import CLOSE, DRAIN, HURRY, WorkerBrief, encode_brief
+from quaymaster.node.workers.brief import WorkerBrief, encode_brief
 from quaymaster.node.workers.calls import (
     ACCEPT_CLOCK,
     LOOK,

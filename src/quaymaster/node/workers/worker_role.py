@@ -44,13 +44,13 @@ from quaymaster.node.from_settings import journal_options, key_provider, rpc_lim
 from quaymaster.node.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
 from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import note_in_use
+from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
 from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
 from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_address, worker_of
 from quaymaster.node.workers.calls import WorkerCalls
-from quaymaster.node.workers.lifeline import Lifeline
 from quaymaster.node.workers.near_brokers import NearBrokers
 from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, encode_call
 from quaymaster.protocol.rpc.frames import Hello

@@ -1,4 +1,4 @@
-"""What a worker hears of the process that started it, on a thread: also while its event loop is busy.
+"""What a process hears of the one that started it, on a thread: also while its event loop is busy.
 
 DRAIN, HURRY, CLOSE ──▶ done on the loop
 the pipe ends ──▶ that process is gone: hurry, and END_S later end, whatever is not done by then
@@ -14,8 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from quaymaster.node.workers.brief import CLOSE, DRAIN, HURRY
-
+DRAIN: Final = b"d"
+"""Take no more requests; finish those that there are."""
+HURRY: Final = b"h"
+"""Without notice to balancers."""
+CLOSE: Final = b"c"
+"""No other worker asks anything any more: close the journals, and end."""
 END_S: Final = 10.0
 OTHERS_S: Final = 20.0
 """A worker that has drained waits so long at most until the others have: they may ask for what its journals hold."""

@@ -1,0 +1,168 @@
+"""The front end's APIs as pages call them: signed, and with the browser's address."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from quaymaster.console.api_client import APIClient
+from quaymaster.console.site import (
+    AccessKeySignIn,
+    APIError,
+    Caller,
+    Credentials,
+    LinkSignIn,
+    PasswordSignIn,
+)
+
+CREDENTIALS = Credentials("QMSESSION", "secret", "token")
+CALLER = Caller(CREDENTIALS, "192.0.2.7")
+
+
+class FrontEnd:
+    """Answers what tests say, and notes requests with their bodies."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[web.Request, bytes]] = []
+        self.answers: list[tuple[int, Any]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append((request, await request.read()))
+        status, answer = self.answers.pop(0)
+        return web.Response(status=status, text=answer if isinstance(answer, str) else json.dumps(answer))
+
+
+@asynccontextmanager
+async def calling(*answers: tuple[int, Any]) -> AsyncIterator[tuple[APIClient, FrontEnd]]:
+    front_end = FrontEnd()
+    front_end.answers += answers
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", front_end.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    api = APIClient(url, url, region="us-east-1", now_ms=lambda: 1_800_000_000_000)
+    try:
+        yield api, front_end
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+def test_calls_are_signed_as_the_user_and_name_the_browser() -> None:
+    async def run() -> None:
+        answers = [(200, {"Attributes": {}}), (200, {"Metrics": []}), (200, {"queues": []})]
+        async with calling(*answers) as (api, front_end):
+            assert await api.sqs(CALLER, "GetQueueAttributes", {"QueueUrl": "u"}) == {"Attributes": {}}
+            assert await api.cloudwatch(CALLER, "ListMetrics", {}) == {"Metrics": []}
+            query = {"prefix": "a b&c"}
+            assert await api.admin(CALLER, "GET", "/admin/v1/queues", query=query) == {"queues": []}
+
+            sqs, cloudwatch, admin = (request for request, _ in front_end.asked)
+            assert sqs.headers["X-Amz-Target"] == "AmazonSQS.GetQueueAttributes"
+            assert "/us-east-1/sqs/aws4_request" in sqs.headers["Authorization"]
+            assert "/us-east-1/monitoring/aws4_request" in cloudwatch.headers["Authorization"]
+            assert admin.rel_url.raw_query_string == "prefix=a%20b%26c"
+            for request in (sqs, cloudwatch, admin):
+                assert request.headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=QMSESSION/")
+                assert request.headers["X-Amz-Security-Token"] == "token"
+                assert request.headers["X-Forwarded-For"] == "192.0.2.7"
+
+    asyncio.run(run())
+
+
+def test_a_sign_in_gives_a_session_and_only_keys_sign() -> None:
+    answer = {
+        "access_key_id": "QMSESSION",
+        "secret_access_key": "s",
+        "session_token": "t",
+        "account_id": "000000000000",
+        "arn": "arn:aws:iam::000000000000:root",
+        "name": "root",
+        "is_operator": True,
+        "expires_ms": 1_800_000_000_000,
+    }
+
+    async def run() -> None:
+        async with calling(*[(200, answer)] * 3) as (api, front_end):
+            signed_in = await api.sign_in(AccessKeySignIn("QMKEY", "secret"), "192.0.2.7")
+            await api.sign_in(PasswordSignIn("111111111111", "ada", "pass"), "192.0.2.7")
+            await api.sign_in(LinkSignIn("once"), "192.0.2.7")
+
+            assert signed_in.credentials == Credentials("QMSESSION", "s", "t")
+            assert signed_in.is_operator
+            (by_key, _), (by_password, password), (by_link, link) = front_end.asked
+            assert "QMKEY" in by_key.headers["Authorization"]
+            assert "Authorization" not in by_password.headers
+            assert "Authorization" not in by_link.headers
+            assert json.loads(password)["user"] == "ada"
+            assert json.loads(link) == {"token": "once"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "code", "message", "field"),
+    [
+        (
+            400,
+            {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "none"},
+            "QueueDoesNotExist",
+            "none",
+            None,
+        ),
+        (
+            403,
+            {"error": {"code": "AccessDenied", "message": "no", "field": "name"}},
+            "AccessDenied",
+            "no",
+            "name",
+        ),
+        (500, [], "InternalFailure", "The request failed.", None),
+        (200, "<html>", "InternalFailure", "The answer cannot be read.", None),
+    ],
+)
+def test_what_the_api_refuses_is_told(
+    status: int, answer: Any, code: str, message: str, field: str | None
+) -> None:
+    async def run() -> None:
+        async with calling((status, answer)) as (api, _):
+            with pytest.raises(APIError) as caught:
+                await api.sqs(CALLER, "ListQueues", {})
+            error = caught.value
+            assert (error.code, error.message, error.field) == (code, message, field)
+
+    asyncio.run(run())
+
+
+def test_a_front_end_that_is_away_is_told_as_such() -> None:
+    async def run() -> None:
+        api = APIClient("http://127.0.0.1:1", "http://127.0.0.1:1", region="us-east-1", now_ms=lambda: 0)
+        with pytest.raises(APIError) as caught:
+            await api.admin(CALLER, "POST", "/admin/v1/queues", body={"a": 1})
+        assert caught.value.status == 503
+        assert await api.ended([CREDENTIALS]) == [False]
+        await api.close()
+
+    asyncio.run(run())
+
+
+def test_sessions_that_have_ended_are_found_even_where_the_first_may_not_ask() -> None:
+    sessions = [Credentials(name, "s", "t") for name in ("QM1", "QM2", "QM3")]
+
+    async def run() -> None:
+        refused = (403, {"error": {"code": "ExpiredToken", "message": "x"}})
+        async with calling(refused, (200, {"revoked": ["QM3"]})) as (api, front_end):
+            assert await api.ended(sessions) == [True, False, True]
+            asked = json.loads(front_end.asked[1][1])
+            assert [one["access_key_id"] for one in asked["sessions"]] == ["QM1", "QM2", "QM3"]
+        async with calling(refused, refused, refused) as (api, _):
+            assert await api.ended(sessions) == [True, True, True]
+
+    asyncio.run(run())
