@@ -156,6 +156,7 @@ def test_a_command_that_changes_something_leaves_an_event(path: tuple[str, ...])
 
 
 LOOKS = {
+    ("monitoring", "render"),
     *(("env",), ("settings",), ("config", "check"), ("policy", "check"), ("doctor",), ("usage",)),
     *(
         ("queue", "list"),

@@ -45,6 +45,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "quaymaster.cli.host.server:doctor",
     "settings": "quaymaster.cli.host.server:show_settings",
     "config": "quaymaster.cli.host.config:app",
+    "monitoring": "quaymaster.cli.host.monitoring:app",
     "bench": "quaymaster.cli.bench.bench:bench",
     "master-key": "quaymaster.cli.admin.key:master_key_app",
     "receipt-key": "quaymaster.cli.admin.key:receipt_key_app",

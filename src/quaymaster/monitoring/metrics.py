@@ -421,6 +421,9 @@ METRICS: Final[dict[str, Declaration]] = {
     ),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
+    "quaymaster_certificate_expiry_timestamp_seconds": Declaration(
+        "gauge", "Until when the certificate is good by which this process shows others what it is."
+    ),
     # Alerts, at consoles
     "quaymaster_alerts": Declaration("gauge", "Alerts of all accounts, by state.", ("state",)),
     "quaymaster_alerts_evaluated_timestamp_seconds": Declaration(

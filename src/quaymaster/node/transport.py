@@ -47,6 +47,7 @@ class Transport:
             return None
         security = TransportSecurity(self.settings.tls_directory)
         security.require_own(self.hello)
+        self.rpc.certificate_expiry_ms = lambda: security.expires_ms
         return security
 
     def secure(self, address: Address) -> TransportSecurity | None:

@@ -9,7 +9,7 @@ few additions and a bisection, and no object that it would not need otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
@@ -87,6 +87,8 @@ class RPCMetrics:
 
     def __init__(self) -> None:
         self._stats: dict[tuple[Side, str], RPCStats] = {}
+        self.certificate_expiry_ms: Callable[[], int] | None = None
+        """Tells until when the certificate is good by which this process shows what it is; None: it has none."""
 
     def of(self, side: Side, role: str) -> RPCStats:
         """Return what is counted of the connections to peers of a role, made here (client) or by them (server)."""
@@ -98,6 +100,10 @@ class RPCMetrics:
 
     def samples(self) -> Iterator[Sample]:
         """Give counters and gauges."""
+        if self.certificate_expiry_ms is not None:
+            yield Sample(
+                "quaymaster_certificate_expiry_timestamp_seconds", self.certificate_expiry_ms() / 1000
+            )
         for (side, role), stats in self._stats.items():
             yield Sample("quaymaster_rpc_connections", stats.opened - stats.closed, (side, role))
             for event in ("opened", "closed", "failed"):
