@@ -55,6 +55,10 @@ class PlayedSeries:
         """See `AlertSeries`."""
         return self.end_s
 
+    def accounts(self) -> Sequence[str]:
+        """See `AlertSeries`."""
+        return [ACCOUNT]
+
     def queues(self, account_id: str) -> Sequence[str]:
         """See `AlertSeries`."""
         return list(self.values)

@@ -30,6 +30,10 @@ class AlertSeries(Protocol):
         """Return up to where values are complete: the end of a minute, in seconds since 1970."""
         ...
 
+    def accounts(self) -> Sequence[str]:
+        """Return the accounts that have queues."""
+        ...
+
     def queues(self, account_id: str) -> Sequence[str]:
         """Return an account's queues by name."""
         ...
