@@ -25,6 +25,7 @@ NOW_MS = 1_795_000_000_000
 OPERATORS = "000000000000"
 CUSTOMERS = "111111111111"
 KEY = bytes(range(32))
+LINK_TOKEN = "a-token_of-a-link-that-works-once"
 
 
 class Asked(NamedTuple):
@@ -48,7 +49,9 @@ class FakeAPI:
     async def sign_in(self, given: SignIn, address: str) -> SignedIn:
         self.asked.append(Asked("sign-in", type(given).__name__, {"address": address}))
         match given:
-            case AccessKeySignIn("AKOPERATOR", "secret") | LinkSignIn("good"):
+            case AccessKeySignIn("AKOPERATOR", "secret", is_read_only):
+                return signed_in(OPERATORS)._replace(is_read_only=is_read_only)
+            case LinkSignIn(token) if token == LINK_TOKEN:
                 return signed_in(OPERATORS)
             case AccessKeySignIn("AKCUSTOMER", "secret") | PasswordSignIn("111111111111", "ada", "pass"):
                 return signed_in(CUSTOMERS)

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode
 import pytest
 from harness.asgi import ASGIClient
 
-from console.fake_site import CUSTOMERS, KEY, NOW_MS, OPERATORS, FakeSite
+from console.fake_site import CUSTOMERS, KEY, LINK_TOKEN, NOW_MS, OPERATORS, FakeSite
 from console.pages import act, browser, csrf, sign_in
 from quaymaster.console.web.app import WebOptions, create_app
 from quaymaster.console.web.cookies import SESSION_COOKIE, VISIT_COOKIE, Cookies, Session, Visit
@@ -33,7 +33,7 @@ def test_access_key_signs_in_and_its_secret_is_in_no_page_and_no_readable_cookie
 def test_password_and_link_sign_in_too() -> None:
     for fields in (
         {"by": "password", "account": CUSTOMERS, "user": "ada", "password": "pass"},
-        {"by": "link", "token": "good"},
+        {"by": "link", "token": LINK_TOKEN},
     ):
         client = browser(FakeSite())
 
@@ -41,6 +41,20 @@ def test_password_and_link_sign_in_too() -> None:
 
         assert reply.status == 303
         assert client.get("/").status == 200
+
+
+def test_session_that_only_looks_is_asked_for_and_says_so() -> None:
+    client = browser(FakeSite())
+    fields = {
+        "csrf": csrf(client.get("/sign-in")),
+        "by": "key",
+        "access_key_id": "AKOPERATOR",
+        "secret": "secret",
+    }
+
+    client.post("/sign-in", {**fields, "read_only": "1"})
+
+    assert "only looks" in client.get("/").text
 
 
 def test_session_cookie_is_kept_from_scripts_and_other_sites() -> None:

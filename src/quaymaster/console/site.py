@@ -39,21 +39,23 @@ class Caller(NamedTuple):
 
 
 class AccessKeySignIn(NamedTuple):
-    """A sign-in with a long-lived access key, whose secret the console drops."""
+    """A sign-in with a long-lived access key, whose secret the console drops. `is_read_only`: to look only."""
 
     access_key_id: str
     secret: str
+    is_read_only: bool = False
 
     def __repr__(self) -> str:
         return f"AccessKeySignIn({self.access_key_id!r})"
 
 
 class PasswordSignIn(NamedTuple):
-    """A sign-in with an account, a user and its password."""
+    """A sign-in with an account, a user and its password. `is_read_only`: to look only."""
 
     account: str
     user: str
     password: str
+    is_read_only: bool = False
 
     def __repr__(self) -> str:
         return f"PasswordSignIn({self.account!r}, {self.user!r})"
@@ -80,6 +82,7 @@ class SignedIn(NamedTuple):
     name: str
     is_operator: bool
     expires_ms: int
+    is_read_only: bool = False
 
 
 class APIError(Exception):
@@ -109,7 +112,10 @@ class API(Protocol):
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return the answer of an operation of the admin API as JSON has it. `path` begins with /admin/v1/."""
+        """Return the answer of an operation of the admin API as JSON has it.
+
+        `path` begins with /admin/v1/, and is encoded already, as in a URL.
+        """
         ...
 
     async def sqs(self, caller: Caller, action: str, members: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     name: str
     is_operator: bool
     expires_ms: int
+    is_read_only: bool = False
 
     def __repr__(self) -> str:
         return f"Session({self.arn!r})"

@@ -57,6 +57,7 @@ async def act(call: PageCall) -> Response:
         signed_in.name,
         signed_in.is_operator,
         signed_in.expires_ms,
+        signed_in.is_read_only,
     )
     response = call.redirect(_local(call.field("next")))
     call.set_cookie(response, SESSION_COOKIE, session)
@@ -77,16 +78,17 @@ async def sign_out(call: PageCall) -> Response:
 
 def _given(call: PageCall) -> tuple[SignIn, str]:
     """Return what the form proves with, and the name that failures are counted by."""
+    is_read_only = bool(call.field("read_only"))
     match call.field("by"):
         case "password":
             account, user = call.field("account").strip(), call.field("user").strip()
-            return PasswordSignIn(account, user, call.field("password")), f"{account}/{user}"
+            return PasswordSignIn(account, user, call.field("password"), is_read_only), f"{account}/{user}"
         case "link":
             # Tokens cannot be guessed; counting all links as one name would lock users out.
             return LinkSignIn(call.field("token")), f"link {call.address}"
         case _:
             key_id = call.field("access_key_id").strip()
-            return AccessKeySignIn(key_id, call.field("secret").strip()), key_id
+            return AccessKeySignIn(key_id, call.field("secret").strip(), is_read_only), key_id
 
 
 def _local(path: str) -> str:
