@@ -167,9 +167,12 @@ class PageCall:
 
     @property
     def csrf(self) -> str:
-        """The token that each form of the page has."""
-        if self._session is not None:
-            return self._session.csrf
+        """The token that each form of a signed-in user's page has."""
+        return self._session.csrf if self._session is not None else ""
+
+    @property
+    def visitor_csrf(self) -> str:
+        """The token that forms of open pages have, whether someone is signed in or not; "": the browser is new."""
         visit = self.visit
         return visit.csrf if visit is not None else ""
 
@@ -244,9 +247,7 @@ class Pages:
                 return refusal
             if is_act:
                 call.form = await request.form(max_fields=FORM_FIELDS_MAX, max_files=0)
-                expected = (
-                    call.csrf if not page.is_open else call.visit.csrf if call.visit is not None else ""
-                )
+                expected = call.visitor_csrf if page.is_open else call.csrf
                 if not expected or not hmac.compare_digest(
                     call.field(CSRF_FIELD).encode(), expected.encode()
                 ):
