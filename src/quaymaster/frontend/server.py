@@ -46,6 +46,7 @@ from quaymaster.frontend.front_end_metrics import ACCOUNT_SHARE
 from quaymaster.frontend.limit_shares import LimitShares
 from quaymaster.frontend.limits import LimitReached, Limits
 from quaymaster.frontend.parked_polls import ParkedPolls
+from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.refusals import Refusals
 from quaymaster.frontend.unsigned_actions import Charged, Place, UnsignedActions
 from quaymaster.frontend.wire_forms import (
@@ -64,7 +65,7 @@ from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.actions import monitoring, sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.error_replies import error_code, render_error
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Plane
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action, Plane
 from quaymaster.protocol.cloudwatch.operations import MonitoringInput
 from quaymaster.protocol.sqs.form_parameters import parse_parameters
 from quaymaster.protocol.sqs.metrics_password import METRICS_PATH
@@ -255,6 +256,20 @@ class FrontEnd:
             carry_out(act, call)
         times.submitted_ms = _monotonic() * 1000
         counts.prepare.observe((times.submitted_ms - times.decoded_ms) / 1000, len(begun))
+
+    def carry_out_for(self, request: HTTPRequest, principal: Principal, action: Action, given: Shape) -> None:
+        """Carry out an action that this server itself takes for an account: from the step `allow` on, as any other."""
+        now_ms = _monotonic() * 1000
+        times = PassTimes(now_ms, now_ms, now_ms)
+        call = Call(
+            *(self.calls, request, self._next_id(), self._counted[action.name], times),
+            action=action,
+            principal=principal,
+            given=given,
+        )
+        *_, allow, act = self._steps
+        if self._carry_out(allow, call):
+            self._carry_out(act, call)
 
     def _carry_out(self, step: Callable[[Call], None], call: Call) -> bool:
         """Take one step with a call; False when that was its last, because it is answered."""
