@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
 
 from quaymaster.core.values.errors import NotNow
+from quaymaster.monitoring.metrics import Histogram
 
 ABSENT: Final = 0
 """The revision of a key that does not exist."""
@@ -102,6 +104,11 @@ class OutcomeUnknown(NotNow):
 
 class Coordination(ABC):
     """The store. Every method may raise `CoordinationUnavailable`; those that change, `OutcomeUnknown`."""
+
+    @cached_property
+    def durations(self) -> dict[str, Histogram]:
+        """How long its operations took, by their names (`coordination/timed`)."""
+        return {}
 
     @property
     def why_refused(self) -> str | None:

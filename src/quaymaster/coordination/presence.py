@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -17,6 +20,7 @@ import msgspec
 from quaymaster.coordination.interface import Coordination, LeaseExpired, Put
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN
+from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 
 ALIVE: Final = "alive/"
@@ -59,12 +63,20 @@ class Presence:
         self._store = store
         self._lease_ms = lease_ms
         self._lease_id = 0
+        self._renewed_s = -math.inf
         self._keeper: asyncio.Task[None] | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        """A source for `Metrics`."""
+        left_s = self._renewed_s + self._lease_ms / 1_000 - time.monotonic()
+        yield Sample("quaymaster_lease_remaining_seconds", max(0.0, left_s))
 
     async def register(self) -> None:
         """Write the row. Raises NotNow, LeaseExpired."""
+        asked_s = time.monotonic()
         self._lease_id = await self._store.grant_lease(self._lease_ms)
         await self._store.transaction([], [Put(self.row.key, _encode(self.row), self._lease_id)])
+        self._renewed_s = asked_s
 
     def keep(self) -> None:
         """Keep the row there from now on."""
@@ -82,8 +94,10 @@ class Presence:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._lease_ms / 3_000)
+            asked_s = time.monotonic()
             try:
                 await self._store.keep_alive(self._lease_id)
+                self._renewed_s = asked_s
             except LeaseExpired:
                 with contextlib.suppress(NotNow, LeaseExpired):
                     await self.register()

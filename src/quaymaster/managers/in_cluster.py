@@ -85,7 +85,7 @@ from quaymaster.managers.partition_manager import PartitionManager, QueueNodes
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
 POLL_MS: Final = 250
 QUIET_POLLS: Final = 4
@@ -184,6 +184,8 @@ class InClusterManager:
         self._blind_since_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._actions_done: Counter[tuple[str, str]] = Counter()
+        self._plans = Histogram()
+        """How long plans took to make."""
         self._decisions = DecisionLog()
         self._partitions = (
             None
@@ -285,6 +287,10 @@ class InClusterManager:
             yield Sample("quaymaster_broker_clock_skew_seconds", skew_ms / 1000, (name,))
         for (action, result), count in sorted(self._actions_done.items()):
             yield Sample("quaymaster_manager_actions_total", float(count), (action, result))
+
+    def histograms(self) -> Iterator[HistogramSample]:
+        """Yield how long plans took."""
+        yield HistogramSample("quaymaster_manager_plan_duration_seconds", self._plans, ())
 
     # Observe: coordination
 
@@ -445,7 +451,9 @@ class InClusterManager:
                 seen = self._seen()
                 self._look_for_suspects(seen)
                 await self._give_way_when_blind(seen)
+                began_s = time.perf_counter()
                 made = plan(seen)
+                self._plans.observe(time.perf_counter() - began_s)
                 unreadable = (*sorted(self._unreadable_brokers), *self._unreadable_rows)
                 told = tuple(f"{key} in coordination cannot be read" for key in unreadable)
                 of_partitions = () if self._partitions is None else self._partitions.problems

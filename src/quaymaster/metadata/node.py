@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from quaymaster.coordination.interface import (
@@ -71,7 +71,7 @@ from quaymaster.metadata.store.rows import (
     id_text,
 )
 from quaymaster.metadata.upkeep import Upkeep
-from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 from quaymaster.protocol.rpc.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
@@ -136,6 +136,7 @@ class MetadataNode:
         on_unusable: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """`on_unusable` is called when the store went back: what is in memory is newer, and the process must end."""
+        self._durations: dict[str, Histogram] = {}
         self.name = name
         self._store = store
         self._greeting = Greeting(options.region, options.account_id, options.zone)
@@ -214,6 +215,18 @@ class MetadataNode:
             Sample("quaymaster_metadata_node_rows", len(self.feed)),
             *self.registry.samples(),
         ]
+
+    def durations_of(self, request: str) -> Histogram:
+        """Return how long requests of a kind took to answer."""
+        durations = self._durations.get(request)
+        if durations is None:
+            durations = self._durations[request] = Histogram()
+        return durations
+
+    def histograms(self) -> Iterator[HistogramSample]:
+        """Give the durations of requests: a source for `Metrics`."""
+        for request, durations in self._durations.items():
+            yield HistogramSample("quaymaster_metadata_request_duration_seconds", durations, (request,))
 
     async def beat(self) -> int:
         """Write a row and wait until the watch brings it: then everything before is known too. Return its revision."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -108,6 +109,7 @@ class MetadataCalls:
         limit_ms = (
             call.deadline_ms if isinstance(request, GetChanges) else max(call.deadline_ms, CHANGE_MS_MIN)
         )
+        began_s = time.perf_counter()
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 answer = encode_message(await self._node.answer(request))
@@ -118,6 +120,9 @@ class MetadataCalls:
             call.fail(_as_travelling(error))
         else:
             call.reply(answer)
+        finally:
+            if not isinstance(request, GetChanges):  # that waits for changes
+                self._node.durations_of(type(request).__name__).observe(time.perf_counter() - began_s)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

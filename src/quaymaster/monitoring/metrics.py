@@ -37,6 +37,8 @@ class Declaration(NamedTuple):
     labels: tuple[str, ...] = ()
     is_of_cells: bool = False
     """Whether only the processes of a cell have it."""
+    is_of_consoles: bool = False
+    """Whether only a console has it; a server gives it with the metrics of its own."""
 
 
 METRICS: Final[dict[str, Declaration]] = {
@@ -425,15 +427,20 @@ METRICS: Final[dict[str, Declaration]] = {
         "gauge", "Until when the certificate is good by which this process shows others what it is."
     ),
     # Alerts, at consoles
-    "quaymaster_alerts": Declaration("gauge", "Alerts of all accounts, by state.", ("state",)),
+    "quaymaster_alerts": Declaration(
+        "gauge", "Alerts of all accounts, by state.", ("state",), is_of_consoles=True
+    ),
     "quaymaster_alerts_evaluated_timestamp_seconds": Declaration(
-        "gauge", "End of the minute for which all alerts were evaluated last; 0 at a console that stands by."
+        "gauge",
+        "End of the minute for which all alerts were evaluated last; 0 at a console that stands by.",
+        is_of_consoles=True,
     ),
     "quaymaster_notifications_total": Declaration(
         "counter",
         "Attempts to deliver a notification, by kind (webhook, email, queue, none: no such destination, alertmanager) "
         "and result (delivered, retry, failed, expired).",
         ("kind", "result"),
+        is_of_consoles=True,
     ),
     # Manager of a cell; each says it, the acting one and those that stand by
     "quaymaster_manager_acting": Declaration(
@@ -469,12 +476,39 @@ METRICS: Final[dict[str, Declaration]] = {
         "What is wrong in the cell and needs time or a person; the log and the status say what.",
         is_of_cells=True,
     ),
-    # Console
-    "quaymaster_console_live_pages": Declaration("gauge", "Pages that are kept current now."),
-    "quaymaster_history_lag_seconds": Declaration(
-        "gauge", "How far the history of queues is behind: up to 60 where all is well."
+    "quaymaster_manager_plan_duration_seconds": Declaration(
+        "histogram", "How long a manager took to plan what the cell needs.", is_of_cells=True
     ),
-    "quaymaster_history_bytes": Declaration("gauge", "What the history of queues takes on disk."),
+    "quaymaster_metadata_request_duration_seconds": Declaration(
+        "histogram",
+        "How long a metadata node took to answer a request of front ends or managers. GetChanges, which waits, is left "
+        "out.",
+        ("method",),
+        is_of_cells=True,
+    ),
+    "quaymaster_coordination_duration_seconds": Declaration(
+        "histogram",
+        "How long the coordination store (SQLite, etcd) took, by operation: get, list_prefix, transaction, "
+        "grant_lease, keep_alive.",
+        ("operation",),
+    ),
+    "quaymaster_lease_remaining_seconds": Declaration(
+        "gauge",
+        "For how long the row by which others know that this process runs is there if the store is not reached again.",
+        is_of_cells=True,
+    ),
+    # Console
+    "quaymaster_console_live_pages": Declaration(
+        "gauge", "Pages that are kept current now.", is_of_consoles=True
+    ),
+    "quaymaster_history_lag_seconds": Declaration(
+        "gauge",
+        "How far the history of queues is behind: up to 60 where all is well.",
+        is_of_consoles=True,
+    ),
+    "quaymaster_history_bytes": Declaration(
+        "gauge", "What the history of queues takes on disk.", is_of_consoles=True
+    ),
     # Process
     "quaymaster_pool_used_ratio": Declaration(
         "gauge",

@@ -15,6 +15,7 @@ from quaymaster.coordination.cell_format import CellMember
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.presence import LEASE_MS, SHORT_LEASE_MS, Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.cell.store_history import Verdict
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
@@ -64,14 +65,17 @@ async def join_cell(node: Node) -> Membership:
     if node.role == CONSOLE_ROLE:
         row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
         lease_ms = SHORT_LEASE_MS
+    presence = Presence(store, row, lease_ms=lease_ms)
     member = CellMember(
         store,
-        Presence(store, row, lease_ms=lease_ms),
+        presence,
         on_unreadable=node.fail,
         before_raise=lambda number: raise_format_of(node.data, number),
     )
     node.stack.push_async_callback(member.close)
     await member.join()
+    node.metrics.add_source(presence.samples)
+    node.metrics.add_histograms(lambda: coordination_histograms(store))
     return Membership(store, witness, member.cell_format)
 
 

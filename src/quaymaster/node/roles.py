@@ -126,6 +126,7 @@ async def _start_metadata(node: Node, cell: Membership) -> None:
         on_unusable=node.fail,
     )
     node.metrics.add_source(metadata.samples)
+    node.metrics.add_histograms(metadata.histograms)
     node.health.add_check(metadata.why_not_ready)
     node.health.add_notices(metadata.queues.settling.lost_attributes.notices)
 
@@ -140,6 +141,7 @@ async def _start_manager(node: Node, cell: Membership) -> None:
         problems=lambda: (witness.problem,) if witness.problem else (),
     )
     node.metrics.add_source(manager.samples)
+    node.metrics.add_histograms(manager.histograms)
     node.health.add_notices(manager.clock_notices)
 
 

@@ -21,6 +21,7 @@ from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.assembly import spread_over, tables_of
@@ -68,6 +69,7 @@ async def start_server(node: Node) -> None:
     takes_all = is_to_settle(data)
     store = await open_store(settings, data, on_stopped=node.fail, takes_any_store=takes_all)
     stack.push_async_callback(store.close)
+    node.metrics.add_histograms(lambda: coordination_histograms(store))
     if settings.coordination == "etcd":
         await _watch_etcd(node, store)
     options = metadata_options(settings)

@@ -69,6 +69,7 @@ from quaymaster.coordination.stores.etcd_gateway import (
 )
 from quaymaster.coordination.stores.row_checksum import roots_nearby, value_of, why_damaged, with_checksum
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.coordination.timed import timed
 from quaymaster.monitoring.logs import log_event
 
 log = logging.getLogger(__name__)
@@ -195,12 +196,14 @@ class EtcdCoordination(Coordination):
     def why_refused(self) -> str | None:
         return self._gateway.why_refused
 
+    @timed
     async def get(self, key: str) -> KeyValue | None:
         reply = await self._call(
             "/v3/kv/range", {"key": self._full(key)}, _RangeReply, check=self._check_range
         )
         return self._key_value(reply.kvs[0]) if reply.kvs else None
 
+    @timed
     async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
         check_limit(limit)
         reply = await self._range(prefix, after, limit)
@@ -208,6 +211,7 @@ class EtcdCoordination(Coordination):
             tuple(self._key_value(row) for row in reply.kvs), revision=reply.header.revision, more=reply.more
         )
 
+    @timed
     async def transaction(
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int:
@@ -291,6 +295,7 @@ class EtcdCoordination(Coordination):
             await self._pause(retry_s)
             retry_s = min(2 * retry_s, WATCH_RETRY_MAX_S)
 
+    @timed
     async def grant_lease(self, ttl_ms: int) -> int:
         # A lease that nobody learned of ends by itself, so asking twice does no harm.
         reply = await self._call(
@@ -298,6 +303,7 @@ class EtcdCoordination(Coordination):
         )
         return reply.id
 
+    @timed
     async def keep_alive(self, lease_id: int) -> None:
         reply = await self._call("/v3/lease/keepalive", {"ID": lease_id}, _KeepAliveReply, changes=True)
         if reply.result.ttl <= 0:

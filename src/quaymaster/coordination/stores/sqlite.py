@@ -60,6 +60,7 @@ from quaymaster.coordination.stores.sqlite_file import (
     peek_mark,
     read_meta,
 )
+from quaymaster.coordination.timed import timed
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class SQLiteCoordination(Coordination):
 
     # The interface
 
+    @timed
     async def get(self, key: str) -> KeyValue | None:
         def read(connection: sqlite3.Connection) -> KeyValue | None:
             row = connection.execute(
@@ -165,6 +167,7 @@ class SQLiteCoordination(Coordination):
 
         return await self._call(read)
 
+    @timed
     async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
         check_limit(limit)
         end = prefix_end(prefix)
@@ -180,6 +183,7 @@ class SQLiteCoordination(Coordination):
 
         return await self._call(read)
 
+    @timed
     async def transaction(
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int:
@@ -215,6 +219,7 @@ class SQLiteCoordination(Coordination):
         finally:
             self._watchers.discard(wake)
 
+    @timed
     async def grant_lease(self, ttl_ms: int) -> int:
         ttl_ms = max(ttl_ms, LEASE_TTL_MIN_MS)
 
@@ -227,6 +232,7 @@ class SQLiteCoordination(Coordination):
 
         return await self._call(write, writes=True)
 
+    @timed
     async def keep_alive(self, lease_id: int) -> None:
         def write(connection: sqlite3.Connection) -> None:
             cursor = connection.execute(

@@ -19,6 +19,7 @@ from quaymaster.broker.own_journals import OwnJournals, list_journals
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.assembly import spread_over, tables_of
@@ -64,6 +65,7 @@ async def start_with_workers(node: Node, count: int) -> None:
     store = await open_store(settings, data, on_stopped=node.fail, poll_ms=STORE_POLL_MS)
     assert isinstance(store, SQLiteCoordination), "the settings were checked"
     stack.push_async_callback(store.close)
+    node.metrics.add_histograms(lambda: coordination_histograms(store))
     journals = sorted({*await list_journals(data / JOURNALS_DIRECTORY, store), *range(count)})
     if takes_all:
         await _settle(node, store, journals)
@@ -84,6 +86,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         on_unusable=node.fail,
     )
     node.metrics.add_source(metadata_node.samples)
+    node.metrics.add_histograms(metadata_node.histograms)
     health.add_check(metadata_node.why_not_ready)
     health.add_notices(metadata_node.queues.settling.lost_attributes.notices)
     asking = transport(FRONT_END_ROLE)

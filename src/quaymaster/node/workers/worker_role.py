@@ -26,6 +26,7 @@ from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
 from quaymaster.coordination.interface import Coordination, Put
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
+from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.logs.recent_logs import RecentLogs
@@ -105,6 +106,7 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     lifeline.watch(drain=node.ask_to_stop, hurry=node.hurry)
     store = await SQLiteCoordination.open(data / SQLITE_FILE, on_stopped=node.fail, poll_ms=STORE_POLL_MS)
     stack.push_async_callback(store.close)
+    node.metrics.add_histograms(lambda: coordination_histograms(store))
     transport = Transport(settings, FRONT_END_ROLE, node.rpc, node=brief.front_end)
     metadata = await start_remote_metadata(
         transport,
