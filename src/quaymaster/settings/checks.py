@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Self
 
-from pydantic import field_validator, model_validator
+from pydantic import SecretStr, field_validator, model_validator
 
+from quaymaster.core.alerts.mail_servers import parse_smtp_url
 from quaymaster.settings.addresses import (
     Address,
     parse_address,
@@ -49,6 +50,13 @@ class Settings(SettingsValues):
     @classmethod
     def _networks(cls, value: str | None) -> str | None:
         parse_networks(value or "")
+        return value
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _mail_server(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_smtp_url(value.get_secret_value())
         return value
 
     @model_validator(mode="after")

@@ -371,6 +371,13 @@ class SettingsTable(BaseModel):
     """Pages that are kept current at once; one more is shown as it was when it was opened."""
     operators_see_bodies: bool = Field(False, json_schema_extra=CONSOLE)
     """Show operators the bodies of other accounts' messages in the console. Each look is audited, on or off."""
+    alerts_per_account_max: Count = Field(1_000, json_schema_extra=CONSOLE)
+    """[Alerts](../guides/alerts.md) that an account may have."""
+    alertmanager_url: str | None = Field(None, pattern=r"^https?://[^\s]+$", json_schema_extra=CONSOLE)
+    """Alertmanager to which consoles post operators' alerts. Unset: none."""
+    smtp_url: SecretStr | None = Field(None, json_schema_extra=CONSOLE)
+    """Mail server for alerts, as `smtp://mail.example.com:587?from=alerts@example.com`, or `smtps://` with
+    `USER:PASSWORD@` before the host. Unset: alerts are not mailed."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", json_schema_extra=OBSERVABILITY_COMMON

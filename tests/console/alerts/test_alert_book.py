@@ -166,7 +166,8 @@ def test_a_change_that_never_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 def test_a_state_that_is_set_tells_its_actions_and_one_that_it_has_tells_nothing() -> None:
     async def scenario(world: AlertWorld) -> None:
         woken: list[int] = []
-        async with world.book(on_change=lambda: woken.append(1)) as book:
+        async with world.book() as book:
+            book.on_change = lambda: woken.append(1)
             await book.add_destination(ACCOUNT, "hook", "webhook", HOOK)
             await book.put(an_alert(alarm_actions=(hook_arn(),)))
 

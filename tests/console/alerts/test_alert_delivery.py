@@ -23,9 +23,10 @@ from standardwebhooks import Webhook
 from console.alerts.support import ACCOUNT, KEY, REGION, AlertWorld, hook_arn, run_alerts, until
 from quaymaster.console.alerts.alert_book import AlertBook
 from quaymaster.console.alerts.delivery import AlertDelivery
-from quaymaster.console.alerts.mail import AlertMails, MailServer, parse_smtp_url
+from quaymaster.console.alerts.mail import AlertMails
 from quaymaster.console.alerts.queue_hand import QueueHand
 from quaymaster.core.alerts.alerts import Notification
+from quaymaster.core.alerts.mail_servers import MailServer, parse_smtp_url
 from quaymaster.core.values.errors import NotNow
 from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.client import OutboundClient
@@ -336,34 +337,6 @@ def test_a_password_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) ->
             assert (post.logins, post.mails) == ([], [])
 
     run_alerts(scenario)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        (
-            "smtp://mail.example.com",
-            MailServer("mail.example.com", 587, False, "", "", "quaymaster@mail.example.com"),
-        ),
-        (
-            "smtps://u%40x:p%2F@mail:99/?from=a@b.c",
-            MailServer("mail", 99, True, "u@x", "p/", "a@b.c"),
-        ),
-    ],
-)
-def test_a_mail_server_is_named_by_a_url(url: str, expected: MailServer) -> None:
-    assert parse_smtp_url(url) == expected
-    assert "p/" not in repr(expected)
-    assert not expected.is_loopback
-    assert MailServer("localhost", 25, False, "", "", "").is_loopback
-
-
-@pytest.mark.parametrize(
-    "url", ["mail:25", "http://mail", "smtp://", "smtp://mail:x", "smtp://mail/a", "smtp://mail?from=a"]
-)
-def test_other_urls_are_no_mail_servers(url: str) -> None:
-    with pytest.raises(ValueError, match="smtp_url"):
-        parse_smtp_url(url)
 
 
 async def taken(at_work: Delivering) -> QueueNotification:

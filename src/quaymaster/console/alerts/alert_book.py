@@ -94,16 +94,15 @@ class AlertBook:
         key: bytes,
         now_ms: Callable[[], int],
         alerts_per_account_max: int = ALERTS_PER_ACCOUNT_MAX,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called after a transition: there may be something to deliver."""
         self.rows = rows
         self._account_condition = account_condition
         self._mails = mails
         self._key = key
         self.now_ms = now_ms
         self._alerts_per_account_max = alerts_per_account_max
-        self._on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after a transition: there may be something to deliver."""
 
     # Alerts
 
@@ -189,7 +188,7 @@ class AlertBook:
         compares = [self.rows.alerts.compare(*place), self.rows.states.compare(*place)]
         await self._transact(compares, [Put(compares[1].key, encode_alert_row(after))], alert, change)
         if after.outbox:
-            self._on_change()
+            self.on_change()
 
     async def enable(self, account_id: str, names: Iterable[str], *, is_enabled: bool) -> None:
         """Have alerts tell their actions, or not; names that there are not are no error, as in CloudWatch."""
