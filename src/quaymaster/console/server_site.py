@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quaymaster.console.api_client import APIClient
@@ -48,6 +48,11 @@ class Total(NamedTuple):
     deleted: int
 
 
+async def _no_address(token: str) -> str | None:
+    """Confirm none: this site has no alerts."""
+    return None
+
+
 class ServerSite:
     """See `Site`. `cell` and `alerts` tell of what others know; `problems` are told on the overview of operators."""
 
@@ -60,6 +65,7 @@ class ServerSite:
         cell: Callable[[], CellNow],
         are_policies_enforced: bool = True,
         alerts: Callable[[str | None], Sequence[AlertNow]] = lambda account: (),
+        confirm_address: Callable[[str], Awaitable[str | None]] = _no_address,
         problems: Callable[[], Sequence[Problem]] = lambda: (),
     ) -> None:
         self._monitor = monitor
@@ -68,6 +74,7 @@ class ServerSite:
         self._cell = cell
         self.are_policies_enforced = are_policies_enforced
         self._alerts = alerts
+        self._confirm_address = confirm_address
         self._problems = problems
         self._lists: dict[str | None, tuple[tuple[int, int], Sequence[QueueNow]]] = {}
         self._totals: dict[str | None, deque[Total]] = {}
@@ -165,6 +172,10 @@ class ServerSite:
     def cell(self) -> CellNow:
         """See `Site`."""
         return self._cell()
+
+    async def confirm_address(self, token: str) -> str | None:
+        """See `Site`."""
+        return await self._confirm_address(token)
 
     def alerts(self, account: str | None) -> Sequence[AlertNow]:
         """See `Site`."""

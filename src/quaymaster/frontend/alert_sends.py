@@ -39,7 +39,7 @@ from quaymaster.protocol.sqs.shapes import SendMessageRequest
 WAIT_MS: Final = 10_000
 """How long a console may wait for a notification before it answers that there is none."""
 GRACE_MS: Final = 2_000
-LOOK_S: Final = 1.0
+LOOK_S: Final = 5.0
 """How often it is looked which consoles are there."""
 SEND_S: Final = 20.0
 _CODE: Final = re.compile(rb'"__type"\s*:\s*"(?:[^"#]*#)?([^"]+)"')

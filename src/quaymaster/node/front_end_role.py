@@ -20,6 +20,7 @@ from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin
+from quaymaster.frontend.alert_sends import AlertSends
 from quaymaster.frontend.assembly import (
     Metadata,
     make_front_end,
@@ -31,6 +32,7 @@ from quaymaster.frontend.key_uses import KeyUses
 from quaymaster.frontend.logs.block_building import BlockBuilding
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
+from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.act_chain import drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
@@ -49,6 +51,7 @@ from quaymaster.node.edge_listener import listen_for_proxies, share_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
 from quaymaster.node.pools import POOL_USED
+from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0
@@ -122,6 +125,8 @@ async def serve_sqs(
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)
+    if behind.console is not None:
+        _send_alerts(node, behind.console, front_end)
     server = HTTPServer(
         *(front_end.handle, limits),
         name="sqs",
@@ -231,6 +236,23 @@ async def _set_up_pipeline(node: Node, shipper: UsageShipper, behind: Behind, ad
     node.stack.callback(setting_up.cancel)
     # Usually at once: who finds the server ready finds the pipeline's file. Otherwise it follows.
     await asyncio.wait({setting_up}, timeout=PIPELINE_WAIT_S)
+
+
+def _send_alerts(node: Node, console: ConsoleClient, front_end: FrontEnd) -> None:
+    """Have a front end send the notifications of alerts that consoles have for queues."""
+    action = ACTIONS["SendMessage"]
+    sends = AlertSends(
+        console.consoles,
+        lambda request, principal, given: front_end.carry_out_for(request, principal, action, given),
+        region=node.settings.region,
+    )
+    task = supervise(asyncio.create_task(sends.run(), name="alert sends"))
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    node.stack.push_async_callback(end)
 
 
 def without_keys(logs: Iterable[QueueDefinition], kms: KMSMode) -> list[QueueDefinition]:

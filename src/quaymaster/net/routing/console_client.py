@@ -122,7 +122,7 @@ class ConsoleClient:
     async def _ask_one(self, body: bytes) -> MonitoringAnswer:
         unreached = Unreachable("There is no console.")
         ends_ms = self._now_ms() + TIMEOUT_MS
-        for address, client in (await self._consoles()).items():
+        for address, client in (await self.consoles()).items():
             try:
                 left_ms = max(1, int(ends_ms - self._now_ms()))
                 answer = await client.ask(MONITORING, body, left_ms, trace=REQUEST_ID.get())
@@ -136,7 +136,7 @@ class ConsoleClient:
                 raise InternalFailure(f"A console answered what cannot be read: {error}") from error
         raise unreached
 
-    async def _consoles(self) -> dict[str, AsksPeer]:
+    async def consoles(self) -> dict[str, AsksPeer]:
         """Return connections to the consoles that are there."""
         async with self._looking:
             if self._now_ms() - self._looked_ms >= KNOWN_MS:

@@ -45,6 +45,7 @@ from quaymaster.protocol.rpc.alert_calls import (
     decode_take,
     encode_alert_call,
 )
+from quaymaster.protocol.webhooks.confirmations import confirmed_destination
 from quaymaster.settings import Settings
 
 LEADER_KEY: Final = "consoles/alerts"
@@ -64,6 +65,17 @@ class ConsoleAlerts:
     delivery: AlertDelivery
     feed: AlertmanagerFeed | None
     handlers: dict[str, CallHandler]
+    key: bytes
+
+    async def confirm_address(self, token: str) -> str | None:
+        """See `Site`."""
+        destination_id = confirmed_destination(self.key, token, wall_ms() // MILLISECONDS)
+        if destination_id is None:
+            return None
+        try:
+            return (await self.book.confirm(destination_id)).name
+        except ResourceNotFound:
+            return None
 
     def now(self, account: str | None) -> Sequence[AlertNow]:
         """Return alerts as pages show them: of an account, or of all with the built-in ones that fire."""
@@ -124,7 +136,7 @@ async def start_alerts(
     node.metrics.add_source(evaluator.samples)
     node.metrics.add_source(delivery.samples)
     feed = _feed(node, book, series, is_leading)
-    return ConsoleAlerts(book, CloudWatchAlarms(book), delivery, feed, _handlers(node, hand))
+    return ConsoleAlerts(book, CloudWatchAlarms(book), delivery, feed, _handlers(node, hand), key)
 
 
 def _mails(settings: Settings, key: bytes, console_url: str) -> AlertMails:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import DirectoryInUse
+from quaymaster.console.alerts.history_series import HistorySeries
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.dashboard_operations import DashboardOperations
 from quaymaster.console.dispatch import Dispatch
@@ -39,6 +40,7 @@ from quaymaster.net.console_key import make_console_key, read_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.routing.queue_metrics_client import AllLeaders, OneAddress, QueueMetricsClient
 from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.node.console.alerts import start_alerts
 from quaymaster.node.console.cell_state import CellState
 from quaymaster.node.console.pages import serve_pages, sockets_of
 from quaymaster.node.console_child import ConsoleBrief
@@ -79,6 +81,8 @@ class Surroundings:
     sqs_url: str
     admin_url: str
     cell: Callable[[QueueMonitor], Callable[[], CellNow]]
+    is_alone: bool
+    """Whether there is no other console."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,10 @@ async def start_console(node: Node, cell: Membership) -> None:
     stack.push_async_callback(state.close)
     console = await _start(
         node,
-        Surroundings(key, cell.store, leaders, url, f"http://{settings.admin_listen}", lambda _: state.now),
+        Surroundings(
+            *(key, cell.store, leaders, url, f"http://{settings.admin_listen}", lambda _: state.now),
+            is_alone=False,
+        ),
     )
     node.metrics.queues = console.scrape
     await transport.listen(stack, settings.console_rpc_listen_address, console.handlers(), FRONT_END_ROLE)
@@ -160,6 +167,7 @@ async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
         f"http://{Address(*brief.endpoint)}",
         f"http://{Address(*brief.admin)}",
         lambda monitor: partial(server_now, settings.cell, monitor),
+        is_alone=True,
     )
     console = await _start(node, surroundings)
     place = unix_address(Path(brief.sockets) / CONSOLE_SOCKET)
@@ -183,8 +191,17 @@ async def _all_leaders(
 class Console:
     """The parts of a console that others ask."""
 
-    def __init__(self, node: Node, monitor: QueueMonitor, dispatch: Dispatch, site: ServerSite) -> None:
+    def __init__(
+        self,
+        node: Node,
+        monitor: QueueMonitor,
+        dispatch: Dispatch,
+        site: ServerSite,
+        more: Mapping[str, CallHandler],
+    ) -> None:
+        """`more`: calls that its parts answer themselves."""
         self.site = site
+        self._more = more
         self._node = node
         self._monitor = monitor
         self._dispatch = dispatch
@@ -197,6 +214,7 @@ class Console:
             METRICS: self._on_metrics,
             QUEUE_METRICS: self._on_queue_metrics,
             MONITORING: self._on_monitoring,
+            **self._more,
         }
 
     async def scrape(self, query: str) -> tuple[int, bytes]:
@@ -256,6 +274,17 @@ async def _start(node: Node, around: Surroundings) -> Console:
     dispatch = Dispatch()
     dispatch.add("cloudwatch", operations.handlers)
     dispatch.add("cloudwatch", DashboardOperations(around.store, now_ms=wall_ms).handlers)
+    alerts = await start_alerts(
+        node,
+        around.store,
+        around.key,
+        HistorySeries(
+            queues, history, is_dead_letter_queue=partial(_is_dead_letter_queue, queues), now_ms=wall_ms
+        ),
+        console_url=settings.console_url or f"http://{settings.console_listen}",
+        is_alone=around.is_alone,
+    )
+    dispatch.add("cloudwatch", dict.fromkeys(alerts.alarms.operations, alerts.alarms.answer))
     api = APIClient(
         around.sqs_url,
         around.admin_url,
@@ -269,8 +298,15 @@ async def _start(node: Node, around: Surroundings) -> Console:
         api,
         cell=around.cell(monitor),
         are_policies_enforced=settings.policy_evaluation == "full",
+        alerts=alerts.now,
+        confirm_address=alerts.confirm_address,
     )
-    return Console(node, monitor, dispatch, site)
+    return Console(node, monitor, dispatch, site, alerts.handlers)
+
+
+def _is_dead_letter_queue(queues: KnownQueues, account: str, name: str) -> bool:
+    queue = queues.find(account, name)
+    return queue is not None and queues.dead_letters_of(queue) > 0
 
 
 def server_now(name: str, monitor: QueueMonitor) -> CellNow:
