@@ -247,3 +247,16 @@ async def test_receives_that_end_without_messages_are_counted_once_however_they_
         (row,) = QueueWatch("node-a", own.all).page(QueueMetricsRequest()).rows
 
         assert (row.empty_receives, row.received) == (9, 1)
+
+
+@in_a_loop
+async def test_pages_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_watch, "WAIT_MAX_S", 0.5)
+    times = iter([0.0, 0.001, 1.0, 1.02])  # the first page takes a millisecond, the second twenty
+    watch = QueueWatch("node-a", list, clock=lambda: next(times))
+
+    await watch.ask(QueueMetricsRequest())
+    await watch.ask(QueueMetricsRequest())
+
+    with pytest.raises(Overloaded):
+        await watch.ask(QueueMetricsRequest())

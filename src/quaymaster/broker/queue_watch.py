@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import Final
 
 from quaymaster.broker.replica.journal_service import JournalService
@@ -26,6 +27,8 @@ from quaymaster.core.values.queue_metrics import (
 
 PAGE_EVERY_S: Final = 0.1
 """Pages are made at most so often, for all who ask together."""
+LOOP_SHARE_MAX: Final = 0.02
+"""And so seldom that they take no more than this of the loop's time: a full page has some milliseconds of work."""
 WAIT_MAX_S: Final = 2.0
 """Who would have to wait longer for a page is refused."""
 
@@ -35,8 +38,15 @@ NO_CURSOR: Final = JournalCursor(0, 0)
 class QueueWatch:
     """Answers for the journals of one process, those that it leads. Use within one event loop."""
 
-    def __init__(self, leader: str, journals: Callable[[], Iterable[JournalService]]) -> None:
+    def __init__(
+        self,
+        leader: str,
+        journals: Callable[[], Iterable[JournalService]],
+        *,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """`leader` is the name of this process in its answers."""
+        self._clock = clock
         self._leader = leader
         self._journals = journals
         self._free_at_s = 0.0
@@ -58,7 +68,10 @@ class QueueWatch:
         self._free_at_s = max(now_s, self._free_at_s) + PAGE_EVERY_S
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        return self.page(request)
+        began_s = self._clock()
+        page = self.page(request)
+        self._free_at_s += max(0.0, (self._clock() - began_s) / LOOP_SHARE_MAX - PAGE_EVERY_S)
+        return page
 
     def page(self, request: QueueMetricsRequest) -> QueueMetricsPage:
         """Return a page, now."""

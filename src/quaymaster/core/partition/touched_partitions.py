@@ -111,18 +111,24 @@ class TouchedPartitions:
     def rows(self, keys: Iterable[int], journal_id: int, epoch: int, now_ms: int) -> list[QueueMetricsRow]:
         """Return the rows of partitions by their keys, as they are now; of those that are not there none."""
         left = WorkLeft(DUE_PER_PAGE_MAX)
+        find, is_unfinished = self._partitions.get, self._is_unfinished
         rows: list[QueueMetricsRow] = []
         for key in keys:
-            partition = self._partitions.get(key)
+            partition = find(key)
             if partition is None:
                 continue
-            if self._is_unfinished(partition):
+            if is_unfinished(partition):
                 partition.note_touch()  # for the next page
+                continue
+            if not partition.alive:
+                rows.append(row_of(partition, journal_id, epoch, 0, 0))
                 continue
             if partition.is_behind(now_ms):
                 partition.advance(now_ms, left)
-            rows.append(row_of(partition, journal_id, epoch, now_ms))
-            self._note_due(partition, key)
+            in_flight, delayed = partition.hidden(now_ms)
+            rows.append(row_of(partition, journal_id, epoch, in_flight, delayed))
+            if in_flight or delayed:
+                self._note_due(partition, key)
         return rows
 
     def _note_due(self, partition: Partition, key: int) -> None:
@@ -159,9 +165,11 @@ def share_of(partition: Partition, now_ms: int) -> Share:
     return Share(visible, in_flight, delayed, staged, partition.oldest_sent_ms // 1_000, kept)
 
 
-def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> QueueMetricsRow:
-    """Return what those who watch queues are told of a partition by the leader of an epoch, after `advance`."""
-    in_flight, delayed = partition.hidden(now_ms)
+def row_of(
+    partition: Partition, journal_id: int, epoch: int, in_flight: int, delayed: int
+) -> QueueMetricsRow:
+    """Return what those who watch queues are told of a partition by the leader of an epoch."""
+    alive = partition.alive
     totals = partition.totals
     if totals is None or totals.epoch != epoch:
         totals = NO_TOTALS
@@ -170,11 +178,11 @@ def row_of(partition: Partition, journal_id: int, epoch: int, now_ms: int) -> Qu
         partition.number,
         journal_id,
         epoch,
-        max(0, partition.alive - in_flight - delayed),
+        max(0, alive - in_flight - delayed),
         in_flight,
         delayed,
         partition.order.groups_in_flight,
-        partition.oldest_sent_ms if partition.alive else 0,
+        partition.oldest_sent_ms if alive else 0,
         partition.sends,
         totals.sent_bytes,
         totals.received,

@@ -339,6 +339,8 @@ class StandardOrder:
 
     def count_waiting(self, now_ms: int) -> int:
         """Return how many messages wait for the queue's delay."""
+        if not self.delay_ms and self.cursor >= self.uneven_until:
+            return 0
         own = self.own
         ranges = self._waiting(now_ms)
         return sum(stop - start - own.count_between(start, stop) for start, stop in ranges)
@@ -346,6 +348,8 @@ class StandardOrder:
     def waiting(self, now_ms: int) -> BitMap64:
         """Return the messages that wait for the queue's delay."""
         found = BitMap64()
+        if not self.delay_ms and self.cursor >= self.uneven_until:
+            return found
         for start, stop in self._waiting(now_ms):
             found.add_range(start, stop)
         self.own.remove_from(found)
@@ -361,8 +365,6 @@ class StandardOrder:
 
     def _waiting(self, now_ms: int) -> list[tuple[int, int]]:
         """Return ranges of what waits; numbers in `own` among them count for nothing."""
-        if not self.delay_ms and self.cursor >= self.uneven_until:
-            return []
         end = self._index.next_sequence
         bounds = [self.cursor, *(start for start in self.stretches if self.cursor < start < end), end]
         found: list[tuple[int, int]] = []
