@@ -204,6 +204,25 @@ def test_policy_is_told_in_sentences_and_set_as_text() -> None:
     ]
 
 
+def test_action_is_tried_by_the_front_ends_own_decision() -> None:
+    site = furnished_site()
+    access = "GET /admin/v1/queues/orders/access"
+    arn = f"arn:aws:iam::{OPERATORS}:user/ada"
+    answer = {"allowed": False, "principal": arn, "reason": "no identity-based policy allows it"}
+    site.api.answers[access] = lambda _: answer
+    client = browser(site, OPERATORS)
+
+    page = client.get(f"{ORDERS}/policy?try=PurgeQueue&user=ada").text
+    client.get(f"{ORDERS}/policy?try=Nonsense")
+    site.api.answers[access] = refuse("ResourceNotFound", "The account has no user bob.")
+
+    assert "! Refused" in page
+    assert "no identity-based policy allows it" in page
+    tried = [one.given for one in site.api.asked if one.name == access]
+    assert tried == [{"action": "PurgeQueue", "account_id": OPERATORS, "user": "ada"}]
+    assert "no user bob" in client.get(f"{ORDERS}/policy?try=SendMessage&user=bob").text
+
+
 def test_policy_page_warns_while_policies_are_not_enforced_and_of_a_policy_that_denies_all() -> None:
     site = furnished_site()
     site.are_policies_enforced = False

@@ -59,6 +59,7 @@ REQUESTS = [
     Asked("POST", "queues/*/merge", "merged"),
     Asked("POST", "queues/*/cancel-change", "jobs"),
     Asked("GET", "queues/*/policy", "jobs"),
+    Asked("GET", "queues/*/access", "jobs", "?action=SendMessage"),
     Asked("GET", "policies", query="?limit=1"),
     Asked("DELETE", "queues/*/policy", "jobs"),
     Asked("POST", "queues/*/groups", "log", fields={"group": "readers"}),

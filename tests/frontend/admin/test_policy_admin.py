@@ -46,6 +46,38 @@ def test_a_stored_policy_is_shown_with_why_it_cannot_be_evaluated(
     }
 
 
+def test_access_is_tried_for_the_caller_and_for_users_of_the_account() -> None:
+    deny = '{"Statement":{"Effect":"Deny","Principal":"*","Action":"sqs:PurgeQueue"}}'
+    allow = (
+        '{"Version":"2012-10-17","Statement":{"Effect":"Allow","Action":"sqs:SendMessage","Resource":"*"}}'
+    )
+
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs", Policy=deny)
+            await port.call("POST", "users", {"name": "ada"})
+            await port.call("POST", "users/ada/policy", {"policy_name": "send", "policy": allow})
+
+            async def try_access(action: str, user: str = "") -> Any:
+                return (await port.call("GET", f"queues/jobs/access?action={action}&user={user}")).json
+
+            root = await try_access("SendMessage")
+            assert (root["allowed"], root["reason"], root["policies_evaluated"]) == (True, None, True)
+            assert root["principal"].endswith(":root")
+            denied = await try_access("PurgeQueue")
+            assert not denied["allowed"]
+            assert "with an explicit deny in a resource-based policy" in denied["reason"]
+            assert (await try_access("SendMessage", "ada"))["allowed"]
+            receive = await try_access("ReceiveMessage", "ada")
+            assert not receive["allowed"]
+            assert receive["principal"].endswith(":user/ada")
+            assert (await port.call("GET", "queues/none/access?action=SendMessage")).status == 400
+            assert (await port.call("GET", "queues/jobs/access?action=Nonsense")).status == 400
+            assert (await port.call("GET", "queues/jobs/access?action=SendMessage&user=bob")).status == 404
+
+    asyncio.run(scenario())
+
+
 def test_policies_of_an_account_come_in_pages_of_so_many_queues() -> None:
     async def scenario() -> None:
         async with administered() as port:

@@ -20,6 +20,7 @@ from typing import Protocol
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
+from quaymaster.frontend.admin.access_trial import AccessTrial
 from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_calls import AdminRoute
 from quaymaster.frontend.admin.api import AdminAPI, WaitForFrontEnds, no_others
@@ -127,7 +128,11 @@ class Admin:
 
 
 def common_routes(
-    settings: Settings, broker: BrokerClient, metadata: AdminMetadata, key_uses: KeyUses | None
+    settings: Settings,
+    broker: BrokerClient,
+    metadata: AdminMetadata,
+    key_uses: KeyUses | None,
+    now_ms: Callable[[], int],
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
     # Only opens messages; those who send have ciphers of their own.
@@ -136,6 +141,13 @@ def common_routes(
         **QueueAdmin(broker, metadata, cipher).routes(),
         **PartitionAdmin(broker, metadata).routes(),
         **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
+        **AccessTrial(
+            metadata.find_queue,
+            metadata.identities,
+            region=settings.region,
+            is_full=settings.policy_evaluation == "full",
+            now_ms=now_ms,
+        ).routes(),
         **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id, key_uses).routes(),
         **IdentityAdmin(metadata.identities, metadata.accounts, key_uses).routes(),
         **LimitAdmin(metadata.limits).routes(),
@@ -173,7 +185,7 @@ def make_admin(
         on_use=(lambda access_key_id: None) if key_uses is None else key_uses.note,
     )
     routes = {
-        **common_routes(settings, broker, metadata, key_uses),
+        **common_routes(settings, broker, metadata, key_uses, now_ms),
         **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
         **IssuerAdmin(metadata.issuers).routes(),
     }

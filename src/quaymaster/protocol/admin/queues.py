@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from quaymaster.core.access.operations import Operation
+from quaymaster.core.access.permissions import Permission
 from quaymaster.protocol.admin.members import (
     AdminAnswer,
     Change,
@@ -16,7 +17,7 @@ from quaymaster.protocol.admin.members import (
     OfAccount,
     QueueName,
 )
-from quaymaster.protocol.admin.operation import NO_QUEUE, row
+from quaymaster.protocol.admin.operation import NO_QUEUE, NOT_THERE, row
 
 PARTITIONS_MAX: Final = 256
 Traffic = Annotated[
@@ -91,6 +92,25 @@ class QueuePolicyList(AdminAnswer, frozen=True, kw_only=True):
 
     policies: list[QueuePolicy]
     next_token: str | None
+
+
+class TryAccessRequest(OfAccount, frozen=True, kw_only=True):
+    name: QueueName
+    action: Annotated[str, Meta(pattern=f"^(?:{'|'.join(Permission)})$", description="An action of SQS.")]
+    user: Annotated[
+        str, Meta(max_length=64, description="A user of the queue's account; empty: the caller.")
+    ] = ""
+
+
+class TriedAccess(AdminAnswer, frozen=True, kw_only=True):
+    """What front ends would decide of such a request from the caller's address, at this moment."""
+
+    name: str
+    action: str
+    principal: Annotated[str, Meta(description="ARN of who was tried.")]
+    allowed: bool
+    reason: Annotated[str | None, Meta(description="What the refusal would say.")]
+    policies_evaluated: Annotated[bool, Meta(description="`policy_evaluation` is `full`.")]
 
 
 # Messages
@@ -276,6 +296,17 @@ QUEUES_OPERATIONS: Final = (
         QueuePolicy,
         "Shows a queue's policy.",
         errors=NO_QUEUE,
+        who="owner",
+    ),
+    row(
+        "GET",
+        "queues/{name}/access",
+        Operation.GET_QUEUE_POLICY,
+        TryAccessRequest,
+        TriedAccess,
+        "Tries whether the caller, or a user of the account, may do something with a queue. Nothing is done.",
+        name="TryAccess",
+        errors=(*NO_QUEUE, *NOT_THERE),
         who="owner",
     ),
     row(

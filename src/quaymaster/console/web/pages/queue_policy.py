@@ -13,6 +13,17 @@ from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue
 from quaymaster.console.web.views.policy_words import explain_policy
 
 POLICY: Final = "Policy"
+TRIED: Final = (
+    "SendMessage",
+    "ReceiveMessage",
+    "DeleteMessage",
+    "ChangeMessageVisibility",
+    "GetQueueAttributes",
+    "SetQueueAttributes",
+    "PurgeQueue",
+    "DeleteQueue",
+)
+"""Actions that a page offers to try."""
 
 
 async def show(call: PageCall) -> Response:
@@ -27,6 +38,7 @@ async def _show(call: PageCall, queue: QueueNow, errors: dict[str, str], status:
         call.caller, "GET", path, query={"account_id": queue.account}
     )
     text = call.field(POLICY) or stored.get("policy") or ""
+    trial, problem = await _try(call, queue)
     return render_tab(
         call,
         queue,
@@ -39,7 +51,27 @@ async def _show(call: PageCall, queue: QueueNow, errors: dict[str, str], status:
         stale=stored.get("stale") or [],
         are_enforced=call.site.are_policies_enforced,
         errors=errors,
+        actions=TRIED,
+        action=call.query("try"),
+        user=call.query("user"),
+        trial=trial,
+        trial_problem=problem,
     )
+
+
+async def _try(call: PageCall, queue: QueueNow) -> tuple[dict[str, Any] | None, str]:
+    """Return what front ends would decide of an action that the page is asked to try, or why it cannot be tried."""
+    if call.query("try") not in TRIED:
+        return None, ""
+    query = {"action": call.query("try"), "account_id": queue.account, "user": call.query("user").strip()}
+    try:
+        return await call.api.admin(
+            call.caller, "GET", f"/admin/v1/queues/{quote(queue.name)}/access", query=query
+        ), ""
+    except APIError as error:
+        if error.status >= 500:
+            raise
+        return None, error.message
 
 
 async def save(call: PageCall) -> Response:
