@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatio
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from quaymaster import __version__
-from quaymaster.core.access.permissions import Permission
 from quaymaster.frontend.call import NOBODY, Call
+from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.trace_context import TraceContext, parse_amazon_trace, parse_traceparent
 
 if TYPE_CHECKING:
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 CLOSE_MS: Final = 2_000
 """How long what is not yet sent may take at the end."""
 _OPERATIONS: Final = {
-    Permission.SEND_MESSAGE: "send",
-    Permission.RECEIVE_MESSAGE: "receive",
-    Permission.DELETE_MESSAGE: "settle",
-    Permission.CHANGE_MESSAGE_VISIBILITY: "settle",
+    action.name: "send" if action.writes else "receive" if action.makes_group else "settle"
+    for action in ACTIONS.values()
+    if action.plane == "message"
 }
-"""`messaging.operation.type` of actions on messages, by what they take; others have none."""
+"""`messaging.operation.type` by action; others have none."""
 
 
 class Traces:
@@ -104,8 +103,9 @@ class Traces:
             "messaging.operation.name": call.action.name,
             "aws.request_id": call.request_id,
         }
-        if call.action.plane == "message":
-            attributes["messaging.operation.type"] = _OPERATIONS[call.action.permissions[0]]
+        operation = _OPERATIONS.get(call.action.name)
+        if operation is not None:
+            attributes["messaging.operation.type"] = operation
             if code == "OK":
                 attributes["messaging.batch.message_count"] = call.message_count
         if call.queue_name:
