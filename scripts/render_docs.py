@@ -149,11 +149,14 @@ ADMIN_HEAD = """\
 
 <!-- Made by `make docs` from protocol/admin. -->
 
-What operators need and SQS has no action for. It is on the admin port (`admin`, by default 127.0.0.1:9325), takes and
-gives JSON, and every request under `/admin/v1` is signed with SigV4 (service `sqs`) by an access key of the default
-account, also where `authentication` is `open`. Root keys may ask for everything,
-[users](../guides/users-roles-policies.md) for the operations that their policies allow. The `quaymaster` command is its
+What operators and owners of queues need and SQS has no action for. It takes and gives JSON, and every request under
+`/admin/v1` is signed with SigV4 (service `sqs`), also where `authentication` is `open`. The `quaymaster` command is its
 first client.
+
+- **Admin port** (`admin`, by default 127.0.0.1:9325): all operations, for operators. Root keys of the default account
+  may ask for everything, its [users](../guides/users-roles-policies.md) for the operations that their policies allow.
+- **SQS port**: operations marked *owner*, for the caller's own account only. Root keys of the account may ask for all
+  of them, its users for those that their policies allow. Anyone may ask for those without a permission.
 
 Policies of users name an operation by its permission: `quaymaster:CreateAccount`. Its resource is
 `arn:aws:quaymaster:REGION:ACCOUNT:NAME`, where NAME is what the path names, and empty otherwise. A user makes, rotates
@@ -167,12 +170,15 @@ Times are milliseconds since 1970. A list with `next_token` has more: ask again 
 `{"error": {"code", "message"}}` with the code and HTTP status that SQS would use, and with `field` where one member is
 the reason.
 
-Each `POST` and `DELETE` that a key of this server signed, and each look marked †, leaves an
+The same as an OpenAPI 3.1 document: `GET /admin/v1/openapi.json`.
+
+Each change that a key of this server signed, and each look marked †, leaves an
 [audit event](../guides/audit.md), whatever came of it. A path that is no request of this API leaves none, nor does a
 request that is refused because its key has too many connections. While the server stops, these are refused with 503.
 """
 
 ADMIN_SECTIONS = {
+    "Callers": ("openapi.json", "me", "sessions", "sign-in", "sign-in-links"),
     "The server": ("status", "pauses", "settings", "clock", "front-ends", "backup"),
     "Accounts and limits": ("accounts", "limits"),
     "Access keys": ("keys",),
@@ -234,11 +240,12 @@ def _admin_row(operation: AdminOperation, document: dict[str, Any]) -> str:
     answer = (
         found["responses"]["200"]["content"]["application/json"]["schema"].get("$ref", "").rpartition("/")[2]
     )
+    owner = "owner" if operation.who == "owner" else ""
     mark = " †" if operation.is_recorded else ""
     permission = "" if operation.permission is None else f"`{operation.permission}`"
     answered = f" {answer}" if answer else ""
     return (
-        f"| `{operation.method} {API}{operation.path}`{mark} | {permission} | "
+        f"| `{operation.method} {API}{operation.path}`{mark} | {', '.join(filter(None, (permission, owner)))} | "
         f"{'; '.join(member for member in members if member)} | {operation.says}{answered} |\n"
     )
 

@@ -42,6 +42,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.actions.monitoring_actions import AsksConsole
+from quaymaster.frontend.admin.admin import make_owner_api
 from quaymaster.frontend.assembly import make_front_end, make_opening_pool, spread_over, tables_of
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
@@ -669,6 +670,9 @@ async def serving_with(
         opening=opening if opening.workers_max else None,
         enforced=enforced,
         console=console,
+        management=make_owner_api(
+            settings, broker=broker, metadata=metadata, enforced=enforced, now_ms=now_ms
+        ),
     )
     limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)

@@ -234,16 +234,17 @@ def test_keys_that_signed_on_either_port_are_shown_with_the_hour_and_others_as_n
             uses = KeyUses(store, CellFormat(), keys=KEYS, now_ms=lambda: START_MS + 5)
             authentication: Any = service.front_end._authentication
             authentication._on_use = uses.note
+            health = Health()
+            health.set_state("serving")
             admin = make_admin(
                 service.settings,
                 broker=service.broker,
                 metadata=service.metadata,
                 metrics=service.metrics,
-                health=Health(),
+                health=health,
                 operations=None,  # type: ignore[arg-type]
                 key_uses=uses,
             )
-            admin.api._health.set_state("serving")
             server = HTTPServer(one_by_one(admin.handle), HTTPLimits(), name="admin", admit=admin.admit)
             _, port = await server.start("127.0.0.1", 0)
             operator = Client(port, service.client.key_id, service.client.secret)

@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "serve": "quaymaster.cli.host.server:serve",
     "run": "quaymaster.cli.cells.roles:app",
     "env": "quaymaster.cli.host.server:env",
+    "open": "quaymaster.cli.admin.open:open_console",
     "queue": "quaymaster.cli.queues.queue:app",
     "policy": "quaymaster.cli.queues.policy:app",
     "message": "quaymaster.cli.queues.message:app",

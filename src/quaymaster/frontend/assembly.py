@@ -22,6 +22,7 @@ from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.actions.sts_actions import IssuerService, SessionService, STSActions
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
+from quaymaster.frontend.admin.api import AdminAPI
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
@@ -147,6 +148,7 @@ def make_front_end(
     enforced: Enforced | None = None,
     on_key_use: Callable[[str], None] = lambda access_key_id: None,
     console: AsksConsole | None = None,
+    management: AdminAPI | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
@@ -156,6 +158,7 @@ def make_front_end(
     `opening`: the workers that open what is read so; close it when the front end has stopped. `enforced`: what the
     brokers of a cell say of the authorization floor. `on_key_use` hears of each request that an access key signed.
     `console`: the way to consoles, for requests to CloudWatch.
+    `management`: the admin API for owners of queues, on the same port.
     """
     addresses = Addresses(
         region=settings.region,
@@ -261,8 +264,11 @@ def make_front_end(
         },
         claimed_issuer=sts.claimed_issuer,
         takes_web_identities=settings.oidc_issuers,
+        management=management,
         on_stop=stop,
     )
+    if management is not None and usage is not None:
+        management.record_acts(usage)
     floor.listeners.append(front_end.polls.look_again)
     return front_end
 

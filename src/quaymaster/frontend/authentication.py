@@ -157,6 +157,10 @@ class Signed:
             self._find_session(authorization.access_key_id, authorization.token)
         )
 
+    def principal_of(self, access_key_id: str, token: str) -> Principal:
+        """Return whose temporary credentials these are, which were just made; InvalidClientTokenId if they ended."""
+        return self._principal_of_session(self._find_session(access_key_id, token))
+
     def _principal_of_session(self, session: SessionInForce) -> Principal:
         known = self._principals.get(session.access_key_id)
         if known is not None and known[0] is session:

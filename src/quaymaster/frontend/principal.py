@@ -54,8 +54,9 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     """Who is asking, by which key.
 
     `sender_id` is what receivers see as SenderId: the user's id, of a root key one of its own. `policies` are those of
-    the identity; root keys need none. `parent_id` is the long-lived key that asks, or that temporary credentials go
-    back to, as it was when it was changed at `parent_rotated_ms`.
+    the identity; root keys need none. `is_root`: it may do everything in its account, as a root session with a
+    session policy may not. `parent_id` is the long-lived key that asks, or that temporary credentials go back to, as it
+    was when it was changed at `parent_rotated_ms`.
     """
 
     account_id: str
@@ -107,7 +108,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
             session.access_key_id,
             session.principal_id,
             requester,
-            is_root=requester.is_root,
+            is_root=requester.is_root and session.policy is None,
             policies=session.policies,
             session_policy=session.policy,
             issued_ms=session.issued_ms,

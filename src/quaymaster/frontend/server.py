@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quaymaster.core.values.errors import (
     AccessDenied,
@@ -66,6 +66,7 @@ from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.actions import monitoring, sqs_json, sqs_query, sts_query
 from quaymaster.protocol.actions.error_replies import error_code, render_error
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action, Plane
+from quaymaster.protocol.admin.operation import API
 from quaymaster.protocol.cloudwatch.operations import MonitoringInput
 from quaymaster.protocol.sqs.form_parameters import parse_parameters
 from quaymaster.protocol.sqs.metrics_password import METRICS_PATH
@@ -75,6 +76,7 @@ from quaymaster.protocol.sqs.shapes import Shape
 WEB_IDENTITY_BYTES_MAX: Final = 32 * 1024
 """Of the body of a request that has a web identity token in place of a signature."""
 _LENGTH_DIGITS_MAX: Final = 9
+MANAGEMENT: Final = API.encode()
 UNKNOWN_WAITING_MAX: Final = 10_000
 """Requests that wait at once until metadata has been asked for what they name."""
 
@@ -108,6 +110,22 @@ class TaskBudget:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
+class Management(Protocol):
+    """The admin API of owners: it answers requests of this port below MANAGEMENT."""
+
+    on_bad: Callable[[HTTPRequest, CallerError], None]
+
+    def refuse_head(
+        self, request: HTTPRequest, error: CallerError | NotNow
+    ) -> tuple[int, bytes, bytes] | None:
+        """Return the reply to a request that is not signed as it must be; None where it need not be."""
+        ...
+
+    def handle(self, request: HTTPRequest) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class FrontEnd:
     """Answers the requests of the SQS port. Give `handle` and `admit` to the HTTP server."""
 
@@ -128,6 +146,7 @@ class FrontEnd:
         budgets: Mapping[Plane, TaskBudget],
         claimed_issuer: Callable[[Any], str],
         takes_web_identities: bool = False,
+        management: Management | None = None,
         on_stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`allow`: the step of `frontend/allow`. `judge`: the same without limits, for polls that were allowed before.
@@ -139,6 +158,9 @@ class FrontEnd:
         """
         self._on_stop = on_stop
         self._takes_web_identities = takes_web_identities
+        self._management = management
+        if management is not None:
+            management.on_bad = lambda request, error: self._refusals.note_bad(request, error)
         self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._limits = limits
         self._shares = shares
@@ -192,6 +214,8 @@ class FrontEnd:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._management is not None:
+            await self._management.stop()
         if self._on_stop is not None:
             await self._on_stop()
 
@@ -209,6 +233,8 @@ class FrontEnd:
             return None
         self._refusals.note_bad(request, error)
         self.calls.counts.fail(error_code(error))
+        if self._management is not None and request.path.startswith(MANAGEMENT):
+            return self._management.refuse_head(request, error)
         form = form_of_head(request)
         request_id = self._next_id()
         response = render_error(error, form, request_id)
@@ -325,6 +351,10 @@ class FrontEnd:
             call.cors = self._cors.headers(origin.decode("latin-1"))
         target = fields.get(b"x-amz-target")
         if target is None:
+            if self._management is not None and request.path.startswith(MANAGEMENT):
+                call.is_done = True
+                self._management.handle(request)
+                return
             call.form = sqs_query_form(request)
         if origin is not None and request.method == b"OPTIONS":
             call.is_done = True

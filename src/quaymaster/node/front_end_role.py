@@ -17,12 +17,13 @@ from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.left_acts import LeftActs
+from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.admin.admin import Admin
+from quaymaster.frontend.admin.admin import Admin, make_owner_api
+from quaymaster.frontend.admin.api import WaitForFrontEnds, no_others
 from quaymaster.frontend.alert_sends import AlertSends
 from quaymaster.frontend.assembly import (
-    Metadata,
     make_front_end,
     make_opening_pool,
     make_usage_feed,
@@ -40,6 +41,7 @@ from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.options import KMSMode
+from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
@@ -64,13 +66,15 @@ class Behind(NamedTuple):
     """What a front end stands on."""
 
     store: Coordination
-    metadata: Metadata
+    metadata: MetadataService
     broker: PartitionedBroker
     key_uses: KeyUses
     enforced: EnforcedFloor | None = None
     """What the brokers of a cell say of the authorization floor."""
     console: ConsoleClient | None = None
     """The way to consoles."""
+    wait_for_front_ends: WaitForFrontEnds = no_others
+    """Of a cell or of workers: waits until the others know of a revocation."""
 
 
 def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> KeyUses:
@@ -122,6 +126,15 @@ async def serve_sqs(
         enforced=behind.enforced,
         on_key_use=behind.key_uses.note,
         console=behind.console,
+        management=make_owner_api(
+            settings,
+            broker=behind.broker,
+            metadata=behind.metadata,
+            wait_for_front_ends=behind.wait_for_front_ends,
+            enforced=behind.enforced,
+            key_uses=behind.key_uses,
+            links=SignInLinks(behind.store, wall_ms),
+        ),
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)

@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.assembly import spread_over, tables_of
@@ -183,11 +185,12 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         incarnations=usage_incarnations(settings, cell.store),
         enforced=enforced,
         key_uses=key_uses,
+        links=SignInLinks(cell.store, wall_ms),
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
     consoles = consoles_of_cell(node, transport, cell.store)
-    behind = Behind(cell.store, metadata, broker, key_uses, enforced, consoles)
+    behind = Behind(cell.store, metadata, broker, key_uses, enforced, consoles, behind_front_ends.wait)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

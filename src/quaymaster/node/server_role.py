@@ -20,6 +20,7 @@ from quaymaster.broker.own_journals import OwnJournals, list_journals
 from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
@@ -104,6 +105,7 @@ async def start_server(node: Node) -> None:
         operations=ServerOperations(node, own, store.backup),
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
+        links=SignInLinks(store, wall_ms),
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)

@@ -46,7 +46,8 @@ def judge(
     by_session = session_policy is None or any(kind == "session" for kind, _, _ in said)
     is_root = who["kind"] == "root"
     if who["account"] == owner:
-        allowed = is_root or "itself" in by_queue or ((by_identity or bool(by_queue)) and by_session)
+        is_by_identity = is_root or by_identity or bool(by_queue)
+        allowed = (not is_root and "itself" in by_queue) or (is_by_identity and by_session)
     else:
         allowed = can_cross and bool(by_queue) and (is_root or by_identity) and by_session
     return "allowed" if allowed else "refused"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from getpass import getpass
 from typing import Annotated
 
 import typer
@@ -10,10 +12,12 @@ from quaymaster.cli.admin.identity_calls import (
     Admin,
     NamePath,
     UserName,
+    print_done,
     print_listed,
 )
 from quaymaster.cli.admin.identity_commands import add_commands
 from quaymaster.cli.shared import options
+from quaymaster.cli.shared.failures import WrongUsage
 from quaymaster.cli.shared.output import print_json, print_table
 
 app = options.new_group("Create and delete users, and say what they may do.")
@@ -52,6 +56,37 @@ def create(
     else:
         shown = ("account_id", "arn", "id", "access_key_id", "secret_access_key")
         print_table(("FIELD", "VALUE"), [(field, result[field]) for field in shown if field in result])
+
+
+@app.command()
+def password(
+    name: UserName,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the user's password.")] = False,
+    account: options.Account = None,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Give a user a password for the console, in place of the one it had.
+
+    It is asked for, or read from standard input: 12 to 256 characters. The user's temporary credentials end.
+    """
+    with Admin(data, admin_url, account) as admin:
+        if remove:
+            result = admin.call("DeleteUserPassword", name=name)
+        else:
+            result = admin.call("SetUserPassword", name=name, password=_read_password())
+    print_done(result, f"The user {name} has {'no' if remove else 'a new'} password.", as_json)
+
+
+def _read_password() -> str:
+    """Return a password that was typed twice, or is the first line of standard input; WrongUsage."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    typed = getpass("Password: ")
+    if getpass("Once more: ") != typed:
+        raise WrongUsage("The two passwords differ.")
+    return typed
 
 
 add_commands(

@@ -1,8 +1,8 @@
 """Whether a request is allowed: what the policies of the queue, of the identity and of its session say together.
 
     explicit Deny in any      denied, to the owner's root too
-    same account              allowed: root; whom the queue policy names directly; and where both allow:
-                              identity policy, or queue policy by the role · session policy, if any
+    same account              allowed: whom the queue policy names directly; and where both allow:
+                              root, identity policy, or queue policy by the role · session policy, if any
     other account             allowed where all allow:
                               queue policy · root, or identity policy · session policy, if any
 
@@ -63,7 +63,7 @@ class Ruling(NamedTuple):
         requester = self.requester
         is_by_identity = requester.is_root or Outcome.ALLOWS in identity
         if requester.account_id == self.owner:
-            if requester.is_root or queue is Outcome.ALLOWS:
+            if queue is Outcome.ALLOWS and not requester.is_root:
                 return Decision.ALLOWED
             is_by_identity = is_by_identity or queue is Outcome.ALLOWS_INDIRECTLY
         elif queue is Outcome.NOTHING or not self.can_cross:

@@ -31,6 +31,7 @@ class Operation(StrEnum):
     DELETE_ROLE = "DeleteRole"
     DELETE_ROLE_POLICY = "DeleteRolePolicy"
     DELETE_USER = "DeleteUser"
+    DELETE_USER_PASSWORD = "DeleteUserPassword"  # noqa: S105 -- a name
     DELETE_USER_POLICY = "DeleteUserPolicy"
     DISABLE_ACCESS_KEY = "DisableAccessKey"
     DISABLE_ACCOUNT = "DisableAccount"
@@ -78,6 +79,7 @@ class Operation(StrEnum):
     SET_KMS_ALIAS = "SetKMSAlias"
     SET_LIMIT = "SetLimit"
     SET_OIDC_ISSUER = "SetOIDCIssuer"
+    SET_USER_PASSWORD = "SetUserPassword"  # noqa: S105 -- a name
     SPLIT_QUEUE = "SplitQueue"
     UPDATE_ROLE = "UpdateRole"
 

@@ -28,11 +28,13 @@ from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityServ
 from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
 from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
-from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
+from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization, OwnerAuthorization
+from quaymaster.frontend.admin.own_admin import OwnAdmin
 from quaymaster.frontend.admin.partition_admin import PartitionAdmin
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
 from quaymaster.frontend.admin.queue_admin import QueueAdmin
 from quaymaster.frontend.admin.server_admin import Operations, ServerAdmin, ServerKeys
+from quaymaster.frontend.admin.sign_in_admin import Links, SignInAdmin
 from quaymaster.frontend.authentication import FindSession, Signed
 from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.key_uses import KeyUses
@@ -52,8 +54,8 @@ from quaymaster.settings import Settings
 _API = API.encode()
 
 
-class AdminMetadata(ServerKeys, Protocol):
-    """What the admin API asks of the metadata service."""
+class OwnerMetadata(Protocol):
+    """What the admin API asks of the metadata service about what accounts have."""
 
     @property
     def queues(self) -> QueueService: ...
@@ -87,6 +89,10 @@ class AdminMetadata(ServerKeys, Protocol):
 
     @property
     def session(self) -> FindSession: ...
+
+
+class AdminMetadata(OwnerMetadata, ServerKeys, Protocol):
+    """What the admin API asks of the metadata service."""
 
     @property
     def issuers(self) -> IssuerService: ...
@@ -130,14 +136,16 @@ class Admin:
 def common_routes(
     settings: Settings,
     broker: BrokerClient,
-    metadata: AdminMetadata,
+    metadata: OwnerMetadata,
     key_uses: KeyUses | None,
+    sign_in: SignInAdmin,
     now_ms: Callable[[], int],
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
     # Only opens messages; those who send have ciphers of their own.
     cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
     return {
+        **sign_in.routes(),
         **QueueAdmin(broker, metadata, cipher).routes(),
         **PartitionAdmin(broker, metadata).routes(),
         **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
@@ -151,6 +159,7 @@ def common_routes(
         **AccountAdmin(metadata.accounts, metadata.sessions, settings.account_id, key_uses).routes(),
         **IdentityAdmin(metadata.identities, metadata.accounts, key_uses).routes(),
         **LimitAdmin(metadata.limits).routes(),
+        **OwnAdmin(metadata.identities, metadata.accounts, metadata.session, settings.account_id).routes(),
         **KMSAdmin(metadata.local_keys).routes(),
     }
 
@@ -167,15 +176,80 @@ def make_admin(
     incarnations: FrontEndIncarnations | None = None,
     enforced: Enforced | None = None,
     key_uses: KeyUses | None = None,
+    links: Links | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
 
     `now_ms` is the wall clock; `incarnations` are of front ends that record usage; `key_uses` are noted of requests
-    here too, and shown. `wait_for_front_ends` returns once all others know of a revocation, or the names of those that
-    do not. `enforced`: what the brokers of a cell say of the authorization floor.
+    here too, and shown; `links`: where links that sign in are kept. `wait_for_front_ends` returns once all others know
+    of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of the authorization
+    floor.
     """
-    authentication = Signed(
+    sign_in = _sign_in(settings, metadata, links, now_ms)
+    routes = {
+        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms),
+        **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
+        **IssuerAdmin(metadata.issuers).routes(),
+    }
+    api = AdminAPI(
+        routes,
+        is_starting=lambda: health.state == "starting",
+        authentication=_authentication(settings, metadata, key_uses, now_ms),
+        authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
+        floor=metadata.floor,
+        standing=Standing(metadata.floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
+        find_queue=metadata.find_queue,
+        timeout_s=settings.control_timeout_ms / 1000,
+        wait_for_front_ends=wait_for_front_ends,
+        on_stop=sign_in.close,
+    )
+    return Admin(api, metrics, health)
+
+
+def make_owner_api(
+    settings: Settings,
+    *,
+    broker: BrokerClient,
+    metadata: OwnerMetadata,
+    wait_for_front_ends: WaitForFrontEnds = no_others,
+    enforced: Enforced | None = None,
+    key_uses: KeyUses | None = None,
+    links: Links | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> AdminAPI:
+    """Return the admin API of the SQS port, for owners; the parameters are those of `make_admin`."""
+    sign_in = _sign_in(settings, metadata, links, now_ms)
+    return AdminAPI(
+        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms),
+        authentication=_authentication(settings, metadata, key_uses, now_ms),
+        authorization=OwnerAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
+        floor=metadata.floor,
+        standing=Standing(metadata.floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
+        find_queue=metadata.find_queue,
+        timeout_s=settings.control_timeout_ms / 1000,
+        wait_for_front_ends=wait_for_front_ends,
+        on_stop=sign_in.close,
+    )
+
+
+def _sign_in(
+    settings: Settings, metadata: OwnerMetadata, links: Links | None, now_ms: Callable[[], int]
+) -> SignInAdmin:
+    return SignInAdmin(
+        metadata.identities,
+        metadata.sessions,
+        links,
+        default_account=settings.account_id,
+        console_url=settings.console_url or f"http://{settings.console_listen_address}",
+        now_ms=now_ms,
+    )
+
+
+def _authentication(
+    settings: Settings, metadata: OwnerMetadata, key_uses: KeyUses | None, now_ms: Callable[[], int]
+) -> Signed:
+    return Signed(
         metadata.accounts.access_key,
         metadata.identities.user,
         metadata.session,
@@ -184,20 +258,3 @@ def make_admin(
         now_ms=now_ms,
         on_use=(lambda access_key_id: None) if key_uses is None else key_uses.note,
     )
-    routes = {
-        **common_routes(settings, broker, metadata, key_uses, now_ms),
-        **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
-        **IssuerAdmin(metadata.issuers).routes(),
-    }
-    api = AdminAPI(
-        routes,
-        health=health,
-        authentication=authentication,
-        authorization=OperatorAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
-        floor=metadata.floor,
-        standing=Standing(metadata.floor, enforced, age_max_ms=settings.authorization_max_age_s * 1000),
-        find_queue=metadata.find_queue,
-        timeout_s=settings.control_timeout_ms / 1000,
-        wait_for_front_ends=wait_for_front_ends,
-    )
-    return Admin(api, metrics, health)

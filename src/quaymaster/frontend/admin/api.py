@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,6 +20,7 @@ import msgspec
 from quaymaster.core.values.errors import (
     CallerError,
     InternalFailure,
+    MissingAuthenticationToken,
     NotNow,
     NotYetKnown,
     Overloaded,
@@ -28,26 +30,33 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute, Routes
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
+from quaymaster.frontend.admin.sign_in_attempts import SignInAttempts
 from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
 from quaymaster.frontend.authorization import Floor
+from quaymaster.frontend.call import NOBODY
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.standing import Standing
+from quaymaster.frontend.unsigned_actions import Charged
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.admin.members import Change
 from quaymaster.protocol.admin.operation import API, AdminOperation
-from quaymaster.protocol.admin.operations import find_operation
+from quaymaster.protocol.admin.operations import OPERATIONS, find_operation
 from quaymaster.protocol.admin.requests import BadMember, members_of, read_members
+from quaymaster.protocol.admin.sign_in import BODY_BYTES_MAX, SignedInView, SignInRequest
 from quaymaster.protocol.sqs.errors import wire_error
 from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
 
 REQUESTS_MAX: Final = 64
 SECRET_MEMBERS: Final = frozenset({"password", "secret_access_key", "token"})
 """Members of requests that no audit event has."""
+SIGN_INS_MAX: Final = 16
+"""Requests to sign in that nobody signed, at a time."""
 _API: Final = API.encode()
+_SIGN_IN: Final = _API + OPERATIONS["SignIn"].path.encode()
+_LENGTH_DIGITS_MAX: Final = 5
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 
 log = logging.getLogger(__name__)
@@ -69,7 +78,7 @@ class AdminAPI:
         self,
         routes: Routes,
         *,
-        health: Health,
+        is_starting: Callable[[], bool] = lambda: False,
         authentication: Signed,
         authorization: OperatorAuthorization,
         floor: Floor,
@@ -77,11 +86,10 @@ class AdminAPI:
         find_queue: Callable[[str, str], QueueDefinition | None],
         timeout_s: float,
         wait_for_front_ends: WaitForFrontEnds = no_others,
-        on_bad: Callable[[HTTPRequest, CallerError], None] = lambda request, error: None,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_bad` hears of requests that nobody signed as they must be."""
         self._routes = routes
-        self._health = health
+        self._is_starting = is_starting
         self._authentication = authentication
         self._authorization = authorization
         self._floor = floor
@@ -89,12 +97,17 @@ class AdminAPI:
         self._find_queue = find_queue
         self._timeout_s = timeout_s
         self.wait_for_front_ends = wait_for_front_ends
-        self._on_bad = on_bad
+        self._on_stop = on_stop
+        self.on_bad: Callable[[HTTPRequest, CallerError], None] = lambda request, error: None
+        """Hears of requests that nobody signed as they must be."""
         self._unjudged = Unjudged()
         self._looking: set[asyncio.Task[None]] = set()
         self._acting: set[asyncio.Task[None]] = set()
         self._acts = AdminActs()
         self._takes_no_acts = False
+        self._attempts = SignInAttempts()
+        self._signing_in = 0
+        """Requests in progress that nobody signed."""
 
     def record_acts(self, usage: UsageRecorder) -> None:
         """Let acts leave records from now on."""
@@ -109,13 +122,21 @@ class AdminAPI:
         """End what is in progress; call after the HTTP server was drained."""
         await self.stop_acts()
         await _cancel(self._looking)
+        self._on_stop()
 
     def judge_head(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request that no key signed, before its body is read."""
-        error: CallerError | NotNow | None = self._authentication.judge_head(request)
-        if error is not None and self._health.state == "starting":
-            error = _starting()  # the keys are not known yet
-        return None if error is None else error_reply(error)
+        error = self._authentication.judge_head(request)
+        return None if error is None else self.refuse_head(request, error)
+
+    def refuse_head(
+        self, request: HTTPRequest, error: CallerError | NotNow
+    ) -> tuple[int, bytes, bytes] | None:
+        """Return the reply to a request that is not signed as it must be; None where it need not be."""
+        if isinstance(error, MissingAuthenticationToken) and _may_sign_in(request):
+            return None
+        # While it starts, the keys are not known yet.
+        return error_reply(_starting() if self._is_starting() else error)
 
     def handle(self, request: HTTPRequest) -> None:
         """Answer `request`, whose path is below API, now or later."""
@@ -144,13 +165,16 @@ class AdminAPI:
             self.refuse(request, error)
 
     def _handle(self, request: HTTPRequest) -> None:
-        if self._health.state == "starting":
+        if self._is_starting():
             raise _starting()
         try:
             principal = self._authentication.authenticate(request)
         except CallerError as error:
             request.doubt()
-            self._on_bad(request, error)
+            if isinstance(error, MissingAuthenticationToken) and _may_sign_in(request):
+                self._sign_in(request)
+                return
+            self.on_bad(request, error)
             raise
         if not request.vouch(principal.access_key_id, principal.account_id):
             raise too_many_connections()
@@ -163,6 +187,29 @@ class AdminAPI:
             request.respond(404, *error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
             return
         self._ask(request, principal, *found)
+
+    def _sign_in(self, request: HTTPRequest) -> None:
+        """Begin to answer a request that nobody signed: what it is asked with says who asks.
+
+        Its processor time is strangers'. Refusals leave no event, which costs a write to the disk; who signs in does.
+        """
+        self._standing.check()
+        operation, members = OPERATIONS["SignIn"], members_of(OPERATIONS["SignIn"], {}, request.body)
+        given = read_members(operation, {}, members)
+        assert isinstance(given, SignInRequest), "it is what the operation takes"
+        name = "" if given.user is None else f"{given.account_id}/{given.user.lower()}"
+        self._attempts.enter(request.peer, name, time.monotonic() * 1000)
+        if self._signing_in >= SIGN_INS_MAX:
+            raise Overloaded
+        call = AdminCall(NOBODY, NOBODY.account_id, request)
+        self._start(self._answer_unsigned(operation, call, given), None)
+
+    async def _answer_unsigned(self, operation: AdminOperation, call: AdminCall, given: Any) -> None:
+        self._signing_in += 1
+        try:
+            await Charged(self._answer(operation, call, given, None, _allow), call.request.charging())
+        finally:
+            self._signing_in -= 1
 
     def _ask(
         self, request: HTTPRequest, principal: Principal, operation: AdminOperation, in_path: dict[str, str]
@@ -226,6 +273,8 @@ class AdminAPI:
                     act.queue = await _when_known(_soon(queue))
                 floor = self._floor.raised
                 answer = await _when_known(partial(route.handler, call, given))
+                if call.principal is NOBODY:
+                    act = self._act_of_new(operation, request, answer, given)
             if isinstance(answer, Change) and self._floor.raised > floor:
                 behind = await self.wait_for_front_ends(self._floor.raised)
                 answer = msgspec.structs.replace(answer, behind=behind or msgspec.UNSET)
@@ -233,10 +282,27 @@ class AdminAPI:
             self._refuse(request, act, _stopping())
             raise
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
+            if call.principal is NOBODY and isinstance(error, CallerError):
+                self.on_bad(request, error)
             self._refuse(request, act, error)
         else:
             body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
             self._respond(request, act, "OK", _members(answer), 200, _JSON_HEADERS, body)
+
+    def _act_of_new(
+        self, operation: AdminOperation, request: HTTPRequest, answer: SignedInView, given: Any
+    ) -> Act:
+        """Return the act of who just signed in without a signature; NotNow while no event can be written."""
+        principal = self._authentication.principal_of(answer.access_key_id, answer.session_token)
+        asked = {
+            name: value
+            for name, value in msgspec.structs.asdict(given).items()
+            if value is not None and name not in SECRET_MEMBERS
+        }
+        act = self._acts.begin(operation.act, request, principal, "", asked)
+        self._acts.check(act)
+        act.is_begun = True
+        return act
 
     async def _as_stored(
         self,
@@ -280,6 +346,17 @@ class AdminAPI:
         else:
             self._acts.note(act, code, status, answer, len(body))
             self._acts.when_noted(act, respond, None if answer is None else partial(_respond_late, request))
+
+
+def _may_sign_in(request: HTTPRequest) -> bool:
+    """Tell whether a request need not be signed, because what it is asked with says who asks."""
+    length = request.header(b"content-length") or b""
+    is_short = length.isdigit() and len(length) <= _LENGTH_DIGITS_MAX and int(length) <= BODY_BYTES_MAX
+    return request.method == b"POST" and request.path == _SIGN_IN and is_short and not request.query
+
+
+def _allow(owner: str, name: str) -> None:
+    """Judge nothing."""
 
 
 def error_reply(error: CallerError | NotNow, field: str = "") -> tuple[int, bytes, bytes]:

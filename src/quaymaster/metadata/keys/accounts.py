@@ -34,7 +34,7 @@ from quaymaster.metadata.keys.data_keys import secret_purpose
 from quaymaster.metadata.keys.known_accounts import Account, KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities, suffix_of
 from quaymaster.metadata.keys.master_keys import MasterKeys
-from quaymaster.metadata.keys.random_ids import random_id
+from quaymaster.metadata.keys.random_ids import random_generation, random_id
 from quaymaster.metadata.store.authorization_floor import raised_floor
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
@@ -64,7 +64,7 @@ class AccessKey(msgspec.Struct, frozen=True):
 
     `user` is the name of the user it belongs to, empty for a root key. `principal_id` is the user's id, a root key's
     own one: receivers see it as SenderId. `rotated_ms`: when its secret was set last, or it was disabled last: sessions
-    of before have ended.
+    of before have ended. `sessions_generation`: root sessions with another number have ended, too.
     """
 
     access_key_id: str
@@ -76,6 +76,7 @@ class AccessKey(msgspec.Struct, frozen=True):
     created_ms: int
     rotated_ms: int
     user: str = ""
+    sessions_generation: int = 0
 
     def __repr__(self) -> str:
         return f"AccessKey({self.access_key_id!r}, account_id={self.account_id!r}, name={self.name!r})"
@@ -384,6 +385,19 @@ class Accounts:
             access_key_id, switch, not_last_of=None if enabled else not_last_of, takes_away=not enabled
         )
 
+    async def revoke_sessions_of_key(self, access_key_id: str) -> AccessKey:
+        """Refuse the root's sessions that go back to a key; what the key itself signs goes on."""
+
+        def revoke(row: AccessKeyRow) -> dict[str, object]:
+            return {"sessions_generation": random_generation()}
+
+        return await self._change(access_key_id, revoke)
+
+    def sessions_generation(self, access_key_id: str) -> int:
+        """Return what is in the tokens of a key's root sessions; 0 for a key that is not in memory."""
+        row = self._rows.get(access_key_id)
+        return 0 if row is None else row.sessions_generation
+
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
         """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
 
@@ -559,6 +573,7 @@ class Accounts:
             created_ms=key.created_ms,
             rotated_ms=key.rotated_ms,
             user=key.user,
+            sessions_generation=key.sessions_generation,
         )
 
     def _unwrap(self, row: AccessKeyRow) -> AccessKey:
@@ -572,6 +587,7 @@ class Accounts:
             created_ms=row.created_ms,
             rotated_ms=row.rotated_ms,
             user=row.user,
+            sessions_generation=row.sessions_generation,
         )
 
 

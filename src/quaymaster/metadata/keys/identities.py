@@ -201,6 +201,13 @@ class Identities:
         generation = random_generation()
         return await self._change_of(kind, account_id, name, _set({"sessions_generation": generation}))
 
+    async def set_password(self, account_id: str, name: str, hashed: str) -> User:
+        """Give a user a password, of which this is the hash; empty: none. Its temporary credentials are refused."""
+        generation = random_generation()
+        return await self._change(
+            self.known.users, account_id, name, _set({"password": hashed, "sessions_generation": generation})
+        )
+
     async def delete(self, kind: IdentityKind, account_id: str, name: str) -> User | Role:
         """Delete a user or role; its sessions, and a user's keys, are refused from then on."""
         table, suffix = self.known.of_kind(kind), suffix_of(account_id, name)

@@ -161,6 +161,8 @@ class Sessions:
         parent = self._accounts.access_key(content.parent_id)
         if parent is None or not parent.is_enabled or parent.rotated_ms != content.parent_rotated_ms:
             raise InvalidClientTokenId
+        if content.kind == "root" and parent.sessions_generation != content.generation:
+            raise InvalidClientTokenId
         return parent
 
     def _identity_of(self, content: SessionContent) -> User | Role | None:
@@ -177,8 +179,10 @@ class Sessions:
             raise InvalidClientTokenId
         return identity
 
-    def create(self, access_key_id: str, duration_ms: int) -> NewSession:
+    def create(self, access_key_id: str, duration_ms: int, packed_policy: bytes = b"") -> NewSession:
         """Make temporary credentials of a key: of whom the key belongs to, with all its permissions.
+
+        `packed_policy`: the session policy; empty: there is none.
 
         Raises:
             InvalidParameterValue: they cannot last so long.
@@ -208,25 +212,32 @@ class Sessions:
             if user is None or user.unique_id != key.principal_id:
                 raise UnsupportedOperation(f"The user {key.user} of {access_key_id} was deleted.")
             requester = Requester(key.account_id, "user", user.unique_id, user.full_name)
-        return self.of_caller(requester, (access_key_id, key.rotated_ms), duration_ms)
+        return self.of_caller(requester, (access_key_id, key.rotated_ms), duration_ms, packed_policy)
 
-    def of_caller(self, requester: Requester, parent: tuple[str, int], duration_ms: int) -> NewSession:
+    def of_caller(
+        self,
+        requester: Requester,
+        parent: tuple[str, int],
+        duration_ms: int,
+        packed_policy: bytes = b"",
+    ) -> NewSession:
         """Make temporary credentials of a user or root that asks with a key.
 
         Also of old rows: no policy allows it, and at each use the session may what its key and user may then. They end
         it where the key was disabled, the user deleted or its sessions revoked before it was made, too: what the rows
         here said of them then is in the token.
 
-        `parent`: the key, and when it was changed last. InvalidClientTokenId if the user is gone; NotYetKnown;
+        `parent`: the key, and when it was changed last; ("", 0) where a user's password got them.
+        InvalidClientTokenId if the user is gone; NotYetKnown;
         UnsupportedOperation in a cell of an older format.
         """
-        generation = 0
+        generation = self._accounts.sessions_generation(parent[0])
         if requester.kind == "user":
             user = self._identities.user(requester.account_id, requester.name.rpartition("/")[2])
             if user is None or user.unique_id != requester.unique_id:
                 raise InvalidClientTokenId
             generation = user.row.sessions_generation
-        return self._make(requester, parent, duration_ms, generation)
+        return self._make(requester, parent, duration_ms, generation, packed_policy)
 
     def find_role(self, account_id: str, full_name: str) -> Role | None:
         """Return a role of an account that is not disabled, by its name with its path; NotYetKnown."""
@@ -290,7 +301,7 @@ def _session(content: SessionContent, parent: AccessKey | None, identity: User |
     match requester.kind:
         case "root" if parent is not None and not parent.user:
             principal_id = parent.principal_id
-        case "user" if parent is not None:
+        case "user":  # without a key, its password got it
             principal_id = requester.unique_id
         case "session":
             principal_id = f"{requester.unique_id}:{requester.session}"

@@ -156,7 +156,8 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     three fields behind it are of temporary credentials that older programs stored; they are refused, and deleted.
 
     `user` is the name of the user whose key it is, and `principal_id` the user's id; empty: a root key. Only cells of
-    format 6 have keys of users, since older programs take them for root keys.
+    format 6 have keys of users, since older programs take them for root keys. `sessions_generation`, of a root key, is
+    in the tokens of its sessions, as of users.
     """
 
     access_key_id: str
@@ -171,6 +172,7 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expires_ms: int | None = None
     parent_id: str | None = None
     user: str = ""
+    sessions_generation: int = 0
 
 
 class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -178,7 +180,8 @@ class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `sessions_generation` is in all session tokens of the user; those with another number are refused. It is
     no time, for tokens are made by clocks that differ, and random, for a store that went back would count to the same
-    number again. It begins with 0; older programs counted.
+    number again. It begins with 0; older programs counted. `password` is the hash of the user's password; empty: it has
+    none.
     """
 
     account_id: str
@@ -188,6 +191,7 @@ class UserRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     path: str = "/"
     policies: dict[str, str] = {}
     sessions_generation: int = 0
+    password: str = ""
 
 
 class RoleRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -18,6 +18,7 @@ from quaymaster.broker.copies.backup import ServerCut, backup
 from quaymaster.broker.own_journals import OwnJournals, list_journals
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.sign_in_links import SignInLinks
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
@@ -132,6 +133,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         wait_for_front_ends=behind_front_ends.wait,
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
+        links=SignInLinks(store, wall_ms),
     )
     node.serve_admin(admin)
     health.add_check(crew.why_not_ready)

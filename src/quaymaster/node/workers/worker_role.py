@@ -43,6 +43,7 @@ from quaymaster.node.data.settling import check_settled
 from quaymaster.node.data.stores import SQLITE_FILE
 from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
+from quaymaster.node.front_ends_behind import FrontEndsBehind
 from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import note_in_use
 from quaymaster.node.lifeline import Lifeline
@@ -134,9 +135,11 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     enforced = EnforcedFloor(witnesses)
     asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
     stack.callback(asking.cancel)
+    others = FrontEndsBehind(store, lambda address: transport.connect(address, BROKER_ROLE))
+    stack.push_async_callback(others.close)
     key_uses = start_key_uses(node, store, CellFormat())
     console = console_of_server(node, Path(brief.sockets))
-    behind = Behind(store, metadata, broker, key_uses, enforced, console)
+    behind = Behind(store, metadata, broker, key_uses, enforced, console, others.wait)
     recent = RecentLogs(metadata.find_queue)
     blocks = start_building(node, behind, recent.logs)
     await asyncio.to_thread(note_in_use, node.data)

@@ -89,6 +89,11 @@ ACTS: Final = {
         OperatorAct("MergeQueue", 93, ("admin",)),
         OperatorAct("MoveQueue", 94, ("admin",)),
         OperatorAct("CancelQueueChange", 95, ("admin",)),
+        OperatorAct("RevokeOwnSessions", 96, ("admin",)),
+        OperatorAct("SignIn", 97, ("admin",)),
+        OperatorAct("CreateSignInLink", 98, ("admin",)),
+        OperatorAct("SetUserPassword", 99, ("admin",)),
+        OperatorAct("DeleteUserPassword", 100, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

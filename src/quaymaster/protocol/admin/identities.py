@@ -180,7 +180,9 @@ class SetIssuerRequest(AdminRequest, frozen=True, kw_only=True):
 
 
 class IssuerRequest(AdminRequest, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, description="The issuer without `https://`.")]
+    name: Annotated[
+        str, Meta(pattern="^[!-~]{1,512}$", max_length=512, description="The issuer without `https://`.")
+    ]
 
 
 class DeletedIssuer(Change, frozen=True, kw_only=True):

@@ -10,7 +10,9 @@ from quaymaster.core.access.operations import Operation
 from quaymaster.protocol.admin.members import AdminAnswer, Change, OfAccount
 from quaymaster.protocol.admin.operation import NOT_THERE, row
 
-KMSName = Annotated[str, Meta(min_length=1, max_length=2_048, description="Id, ARN or alias of a key.")]
+KMSName = Annotated[
+    str, Meta(pattern="^[!-~]{1,512}$", max_length=512, description="Id, ARN or alias of a key.")
+]
 
 
 class KMSKeyView(Change, frozen=True, kw_only=True):

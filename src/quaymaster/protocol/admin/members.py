@@ -17,15 +17,23 @@ TOKEN_CHARS_MAX: Final = 8_192
 AccountId = Annotated[
     str, Meta(pattern="^[0-9]{12}$", max_length=12, description="Id of an account, 12 digits.")
 ]
-PathName = Annotated[str, Meta(min_length=1, max_length=1_024)]
+PathName = Annotated[str, Meta(min_length=1, max_length=128)]
+"""Short enough for a path, however it is encoded."""
 QueueName = Annotated[
     str,
     Meta(
-        min_length=1, max_length=1_024, description="Name of a queue, or `QUEUE@GROUP` of a consumer group."
+        pattern="^[A-Za-z0-9_.@-]{1,168}$",
+        max_length=168,
+        description="Name of a queue, or `QUEUE@GROUP` of a consumer group.",
     ),
 ]
 KeyId = Annotated[
-    str, Meta(min_length=1, max_length=128, description="Id of an access key, not of temporary ones.")
+    str,
+    Meta(
+        pattern="^[A-Za-z0-9]{1,128}$",
+        max_length=128,
+        description="Id of an access key, not of temporary ones.",
+    ),
 ]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many at most.")]
 NextToken = Annotated[str, Meta(max_length=TOKEN_CHARS_MAX, description="`next_token` of the page before.")]

@@ -104,7 +104,7 @@ def _operation(operation: AdminOperation, request: dict[str, Any], answer: dict[
         ]
     described["parameters"] = parameters
     described["responses"] = {"200": _response("Done.", answer), **_refusals(operation)}
-    described["security"] = [] if operation.is_unsigned else [{"sigv4": []}]
+    described["security"] = [{}, {"sigv4": []}] if operation.is_unsigned else [{"sigv4": []}]
     return described
 
 
@@ -124,9 +124,16 @@ def _refusals(operation: AdminOperation) -> dict[str, Any]:
         row = WIRE_ERRORS[error]
         codes.setdefault(row.status, []).append(row.code)
     schema = {"$ref": _REF.format(name=ErrorAnswer.__name__)}
-    return {
+    found = {
         str(status): _response(", ".join(sorted(set(names))), schema)
         for status, names in sorted(codes.items())
+    }
+    return found | {
+        status: {
+            "description": f"The {what} is too long.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+        for status, what in (("413", "body"), ("414", "path"))
     }
 
 

@@ -18,12 +18,16 @@ from quaymaster.protocol.admin.accounts import ACCOUNTS_OPERATIONS, KEYS_OPERATI
 from quaymaster.protocol.admin.identities import IDENTITIES_OPERATIONS
 from quaymaster.protocol.admin.kms import KMS_OPERATIONS
 from quaymaster.protocol.admin.operation import AdminOperation
+from quaymaster.protocol.admin.own import OWN_OPERATIONS
 from quaymaster.protocol.admin.queues import QUEUES_OPERATIONS
 from quaymaster.protocol.admin.server import SERVER_OPERATIONS
+from quaymaster.protocol.admin.sign_in import SIGN_IN_OPERATIONS
 
 OPERATIONS: Final = {
     row.name: row
     for row in (
+        *SIGN_IN_OPERATIONS,
+        *OWN_OPERATIONS,
         *SERVER_OPERATIONS,
         *ACCOUNTS_OPERATIONS,
         *KEYS_OPERATIONS,

@@ -65,7 +65,7 @@ class FrontEndList(AdminAnswer, frozen=True, kw_only=True):
 
 
 class FrontEndRequest(AdminRequest, frozen=True, kw_only=True):
-    front_end: Annotated[str, Meta(min_length=1, max_length=255)]
+    front_end: Annotated[str, Meta(pattern="^[ -~]{1,255}$", max_length=255)]
 
 
 class BackupProgress(AdminAnswer, frozen=True, kw_only=True):

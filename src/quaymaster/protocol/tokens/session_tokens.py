@@ -61,8 +61,9 @@ class SessionContent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `kind`, `unique_id`, `name` (with its path) and `session` are those of `Requester`. `parent_id` is the long-lived
     access key that the session goes back to, as it was after its secret was changed last at `parent_rotated_ms`; ""
-    where a web identity got the session. `generation` is the `sessions_generation` of the user or role, which changes
-    when all its sessions are revoked. `packed_policy`: the session policy, see `pack_policy`; empty: there is none.
+    where a web identity or a password got the session. `generation` is the `sessions_generation` of the user or role;
+    of root its key's: it changes when all sessions are revoked. `packed_policy`: the session policy, see `pack_policy`;
+    empty: there is none.
     """
 
     access_key_id: str
