@@ -89,11 +89,11 @@ ACTS: Final = {
         OperatorAct("MergeQueue", 93, ("admin",)),
         OperatorAct("MoveQueue", 94, ("admin",)),
         OperatorAct("CancelQueueChange", 95, ("admin",)),
-        OperatorAct("RevokeOwnSessions", 96, ("admin",)),
-        OperatorAct("SignIn", 97, ("admin",)),
-        OperatorAct("CreateSignInLink", 98, ("admin",)),
-        OperatorAct("SetUserPassword", 99, ("admin",)),
-        OperatorAct("DeleteUserPassword", 100, ("admin",)),
+        OperatorAct("RevokeOwnSessions", 115, ("admin",)),
+        OperatorAct("SignIn", 116, ("admin",)),
+        OperatorAct("CreateSignInLink", 117, ("admin",)),
+        OperatorAct("SetUserPassword", 118, ("admin",)),
+        OperatorAct("DeleteUserPassword", 119, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
