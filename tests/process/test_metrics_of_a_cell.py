@@ -10,8 +10,11 @@ import pytest
 from harness.load import SQSConnection
 from harness.running_cell import CELL, RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S, eventually
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.queue_metrics import QueueMetricsRequest, QueueMetricsRow
 from quaymaster.monitoring.metrics import METRICS
@@ -49,14 +52,17 @@ def use(connection: SQSConnection) -> None:
     connection.call_until_answered("ReceiveMessage", {"QueueUrl": url, "WaitTimeSeconds": 0})
 
 
-def scrape(process: RoleProcess) -> dict[str, float]:
-    """Return the sum of the samples of each family, a histogram's by its count."""
+def families_of(process: RoleProcess) -> list[Metric]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     address = f"http://127.0.0.1:{process.admin_port}/metrics"
     with opener.open(address, timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
+        return list(text_string_to_metric_families(answer.read().decode()))
+
+
+def scrape(process: RoleProcess) -> dict[str, float]:
+    """Return the sum of the samples of each family, a histogram's by its count."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families_of(process):
         for sample in family.samples:
             name = sample.name.removesuffix("_count") if family.type == "histogram" else sample.name
             values[name] = values.get(name, 0.0) + sample.value
@@ -103,6 +109,28 @@ def test_all_leaders_tell_of_a_queue_what_happened_to_its_messages(cell: Running
     assert used.sent_bytes == sum(len(f"job {number}") for number in range(MESSAGES))
     assert used.empty_receives >= 1
     assert used.epoch > 0
+
+
+def test_operators_get_the_figures_of_queues_from_all_leaders_at_once(cell: RunningCell) -> None:
+    front_end = cell["frontend-1"]
+    before = queue_metrics_calls(front_end)
+
+    with AdminClient(find_connection(front_end.data, None)) as admin:
+        (jobs,) = admin.queues("000000000000", "jobs")
+
+    assert jobs["visible"] + jobs["in_flight"] == MESSAGES - 2
+    assert queue_metrics_calls(front_end) > before
+
+
+def queue_metrics_calls(process: RoleProcess) -> float:
+    """Return how often a process has asked brokers for metrics of queues."""
+    return sum(
+        sample.value
+        for family in families_of(process)
+        for sample in family.samples
+        if sample.name == "quaymaster_rpc_calls_total"
+        and (sample.labels["method"], sample.labels["result"]) == ("queue_metrics", "OK")
+    )
 
 
 async def rows_of(cell: RunningCell) -> list[QueueMetricsRow]:

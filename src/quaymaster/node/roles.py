@@ -21,6 +21,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
+from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.node.broker_metrics import (
     broker_histograms,
     held_expiry,
@@ -174,6 +175,8 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     behind_front_ends = FrontEndsBehind(cell.store, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(behind_front_ends.close)
     key_uses = start_key_uses(node, cell.store, cell.cell_format)
+    queue_metrics = AllLeaders(router.table, lambda address: transport.connect(address, BROKER_ROLE))
+    stack.push_async_callback(queue_metrics.close)
     admin = make_admin(
         settings,
         broker=broker,
@@ -185,6 +188,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         incarnations=usage_incarnations(settings, cell.store),
         enforced=enforced,
         key_uses=key_uses,
+        queue_metrics=queue_metrics,
         links=SignInLinks(cell.store, wall_ms),
     )
     node.serve_admin(admin)

@@ -32,6 +32,7 @@ from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
+from quaymaster.net.routing.queue_metrics_client import OneLeader
 from quaymaster.net.rpc import RPCServer
 from quaymaster.node.console_child import prepare_console
 from quaymaster.node.consoles import console_of_server
@@ -96,6 +97,7 @@ async def start_server(node: Node) -> None:
     )
     broker = spread_over(own, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
+    watch = QueueWatch(settings.node_name, own.all)
     admin = make_admin(
         settings,
         broker=broker,
@@ -106,6 +108,7 @@ async def start_server(node: Node) -> None:
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
         links=SignInLinks(store, wall_ms),
+        queue_metrics=OneLeader(watch.ask),
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
@@ -134,16 +137,15 @@ async def start_server(node: Node) -> None:
     console = await prepare_console(node, sockets, address, has_workers=False)
     node.metrics.others = console.metrics
     if console.address is not None:
-        await tell_console(node, own, sockets)
+        await tell_console(node, watch, sockets)
     node.greet = partial(greet, node, address, console.address)
 
 
-async def tell_console(node: Node, own: OwnJournals, sockets: Path) -> None:
+async def tell_console(node: Node, watch: QueueWatch, sockets: Path) -> None:
     """Let the console of this server ask how the queues are."""
     settings = node.settings
     tasks = BrokerTasks(node.fail)
     node.stack.push_async_callback(tasks.close)
-    watch = QueueWatch(settings.node_name, own.all)
     server = RPCServer(
         QueueWatchCalls(watch, tasks).handlers,
         Hello(settings.cell, BROKER_ROLE, settings.node_name),

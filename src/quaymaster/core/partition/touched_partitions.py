@@ -121,12 +121,13 @@ class TouchedPartitions:
                 partition.note_touch()  # for the next page
                 continue
             if not partition.alive:
-                rows.append(row_of(partition, journal_id, epoch, 0, 0))
+                rows.append(row_of(partition, journal_id, epoch, 0, 0, 0))
                 continue
             if partition.is_behind(now_ms):
                 partition.advance(now_ms, left)
             in_flight, delayed = partition.hidden(now_ms)
-            rows.append(row_of(partition, journal_id, epoch, in_flight, delayed))
+            noisy = partition.order.noisy_groups(now_ms, in_flight) if in_flight else 0
+            rows.append(row_of(partition, journal_id, epoch, in_flight, delayed, noisy))
             if in_flight or delayed:
                 self._note_due(partition, key)
         return rows
@@ -166,7 +167,7 @@ def share_of(partition: Partition, now_ms: int) -> Share:
 
 
 def row_of(
-    partition: Partition, journal_id: int, epoch: int, in_flight: int, delayed: int
+    partition: Partition, journal_id: int, epoch: int, in_flight: int, delayed: int, noisy_groups: int
 ) -> QueueMetricsRow:
     """Return what those who watch queues are told of a partition by the leader of an epoch."""
     alive = partition.alive
@@ -192,4 +193,6 @@ def row_of(
         totals.dead_lettered,
         totals.expired,
         totals.wait_ms,
+        partition.counted_from,
+        noisy_groups,
     )

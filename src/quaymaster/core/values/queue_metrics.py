@@ -53,6 +53,10 @@ class QueueMetricsRow(msgspec.Struct, array_like=True, gc=False):
     expired: int = 0
     wait_ms: int = 0
     """How long messages waited from their sending to their first delivery, added up."""
+    counted_from: int = 0
+    """The journal's offset from which on `sent` and `deleted` were counted; 0: from the first."""
+    noisy_groups: int = 0
+    """Tenants of a standard queue that are held back for the others."""
 
 
 class GonePartition(msgspec.Struct, array_like=True, gc=False):

@@ -48,6 +48,7 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.net.routing.queue_metrics_client import QueueMetricsClient
 from quaymaster.protocol.admin.operation import API
 from quaymaster.settings import Settings
 
@@ -140,13 +141,14 @@ def common_routes(
     key_uses: KeyUses | None,
     sign_in: SignInAdmin,
     now_ms: Callable[[], int],
+    queue_metrics: QueueMetricsClient | None = None,
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
     # Only opens messages; those who send have ciphers of their own.
     cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
     return {
         **sign_in.routes(),
-        **QueueAdmin(broker, metadata, cipher).routes(),
+        **QueueAdmin(broker, metadata, cipher, queue_metrics).routes(),
         **PartitionAdmin(broker, metadata).routes(),
         **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
         **AccessTrial(
@@ -177,6 +179,7 @@ def make_admin(
     enforced: Enforced | None = None,
     key_uses: KeyUses | None = None,
     links: Links | None = None,
+    queue_metrics: QueueMetricsClient | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
@@ -184,11 +187,11 @@ def make_admin(
     `now_ms` is the wall clock; `incarnations` are of front ends that record usage; `key_uses` are noted of requests
     here too, and shown; `links`: where links that sign in are kept. `wait_for_front_ends` returns once all others know
     of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of the authorization
-    floor.
+    floor. `queue_metrics` tells of many queues at once; without it they are asked for one by one.
     """
     sign_in = _sign_in(settings, metadata, links, now_ms)
     routes = {
-        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms),
+        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, queue_metrics),
         **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
         **IssuerAdmin(metadata.issuers).routes(),
     }

@@ -7,7 +7,7 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from quaymaster.core.values.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
+from quaymaster.core.values.commands import Peek, PeekedMessage, PeekOutcome, QueueCounts
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.values.partition_tables import read_partitions
@@ -17,8 +17,10 @@ from quaymaster.frontend.actions.message_actions import uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
+from quaymaster.frontend.admin.queue_figures import QueueFigures
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.net.routing.queue_metrics_client import QueueMetricsClient
 from quaymaster.protocol.admin import queues as shapes
 from quaymaster.protocol.rpc.metadata_messages import DeleteQueue, ListQueues
 
@@ -41,7 +43,15 @@ class QueueMetadata(Protocol):
 class QueueAdmin:
     """Answers requests about queues. `cipher` opens messages."""
 
-    def __init__(self, broker: BrokerClient, metadata: QueueMetadata, cipher: MessageCipher) -> None:
+    def __init__(
+        self,
+        broker: BrokerClient,
+        metadata: QueueMetadata,
+        cipher: MessageCipher,
+        queue_metrics: QueueMetricsClient | None = None,
+    ) -> None:
+        """`queue_metrics` tells of many queues at once; without it each is asked for by itself."""
+        self._figures = QueueFigures(broker, queue_metrics)
         self._broker = broker
         self._queues = metadata.queues
         self._find_queue = metadata.find_queue
@@ -63,14 +73,12 @@ class QueueAdmin:
     async def _list_queues(self, call: AdminCall, given: shapes.ListQueuesAdminRequest) -> shapes.QueueList:
         request = ListQueues(call.owner, given.prefix, given.limit, given.next_token or None)
         page = await self._queues.list_page(request)
-        views = []
-        for definition in page.queues:
-            try:
-                counts = await ask(self._broker, CountMessages(definition.queue_id))
-            except QueueDoesNotExist:
-                continue  # deleted since it was listed
-            assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
-            views.append(_queue_view(definition, counts))
+        counted = await self._figures.counts(page.queues)
+        views = [
+            _queue_view(definition, counts)
+            for definition, counts in zip(page.queues, counted, strict=True)
+            if counts is not None
+        ]
         return shapes.QueueList(queues=views, next_token=page.next_token)
 
     async def _delete_queue(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.DeletedQueue:

@@ -29,6 +29,7 @@ from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.net.listener import bind_all
+from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.console_child import prepare_console
@@ -123,6 +124,8 @@ async def start_with_workers(node: Node, count: int) -> None:
         _brief(settings, number, count, journals, sockets, listen.port, edge) for number in range(count)
     ]
     crew = Crew(briefs, connect, pass_fds=() if edge is None else (edge.fileno(),))
+    queue_metrics = AllLeaders(router.table, lambda address: asking.connect(address, BROKER_ROLE))
+    stack.push_async_callback(queue_metrics.close)
     admin = make_admin(
         settings,
         broker=broker,
@@ -133,6 +136,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         wait_for_front_ends=behind_front_ends.wait,
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
+        queue_metrics=queue_metrics,
         links=SignInLinks(store, wall_ms),
     )
     node.serve_admin(admin)
