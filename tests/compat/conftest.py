@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from botocore.exceptions import ClientError
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint, HTTPAnswer
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, eventually
 
-from .support import unique
+from .support import cloudwatch_of, unique
 
 StartServer = Callable[..., Endpoint]
 MakeQueue = Callable[..., str]
@@ -74,6 +76,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         settings={"authentication": "signed", "purge_interval_s": "0", "queue_name_reuse_s": "0"},
     )
     yield from _served_by(process)
+
+
+@pytest.fixture(scope="session")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """A server whose console answers, with a queue `orders` that has five messages."""
+    process = QuaymasterProcess(
+        tmp_path_factory.mktemp("cloudwatch") / "data",
+        settings={"authentication": "signed", "console": "on", "console_listen": "127.0.0.1:0"},
+    )
+    with contextmanager(_served_by)(process) as endpoint:
+        client = endpoint.client()
+        queue = client.create_queue(QueueName="orders")["QueueUrl"]
+        for number in range(5):
+            client.send_message(QueueUrl=queue, MessageBody=str(number))
+        eventually(lambda: _has_metrics(endpoint))
+        yield endpoint
+
+
+def _has_metrics(endpoint: Endpoint) -> bool:
+    """Tell whether the console answers, and has heard of the queue."""
+    try:
+        return bool(cloudwatch_of(endpoint).list_metrics(Namespace="AWS/SQS")["Metrics"])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "ServiceUnavailable":
+            raise
+        return False
 
 
 def _served_by(process: QuaymasterProcess) -> Iterator[Endpoint]:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import boto3
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError
+from harness.sqs import Endpoint
 from harness.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -167,3 +170,15 @@ def in_parallel(calls: Iterable[Callable[[], T]], *, timeout_s: float = PATIENCE
     """Run the calls at the same time and return their results in order."""
     running = [Background(call) for call in calls]
     return [background.result(timeout_s) for background in running]
+
+
+def cloudwatch_of(endpoint: Endpoint) -> Any:
+    """Return a client of boto3 for a server's metrics, alarms and dashboards."""
+    return boto3.client(
+        "cloudwatch",
+        endpoint_url=endpoint.url,
+        region_name=endpoint.region,
+        aws_access_key_id=endpoint.access_key_id,
+        aws_secret_access_key=endpoint.secret_access_key,
+        config=Config(retries={"total_max_attempts": 3, "mode": "standard"}),
+    )

@@ -1,9 +1,10 @@
-"""CloudWatch of a real server with its console: boto3 in each of its protocols, and the AWS CLI."""
+"""CloudWatch of a real server with its console, asked by boto3, the AWS CLI, Go, JavaScript and as KEDA does."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,16 +12,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.model import ServiceModel
-from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
 from harness.waiting import eventually
 
-from .support import LOOPBACK_ONLY, unique
+from .foreign import Outcomes, build, cached, fetch_or_skip, program_or_skip, run_scenarios
+from .support import LOOPBACK_ONLY, cloudwatch_of, unique
 
 pytestmark = pytest.mark.timeout(600)  # the history of a minute can be read after its end
 
@@ -40,57 +39,13 @@ DASHBOARD = json.dumps(
 )
 
 
-@pytest.fixture(scope="module")
-def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """A server whose console answers, with a queue that has messages."""
-    process = QuaymasterProcess(
-        tmp_path_factory.mktemp("cloudwatch") / "data",
-        settings={"authentication": "signed", "console": "on", "console_listen": "127.0.0.1:0"},
-    )
-    process.start()
-    try:
-        env = process.env()
-        endpoint = Endpoint(
-            process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-        )
-        sqs = client_of(endpoint, "sqs")
-        url = sqs.create_queue(QueueName="orders")["QueueUrl"]
-        for number in range(5):
-            sqs.send_message(QueueUrl=url, MessageBody=str(number))
-        eventually(lambda: is_listed(endpoint))
-        yield endpoint
-    finally:
-        process.stop()
-
-
-def client_of(endpoint: Endpoint, service: str = "cloudwatch") -> Any:
-    return boto3.client(
-        service,
-        endpoint_url=endpoint.url,
-        region_name=endpoint.region,
-        aws_access_key_id=endpoint.access_key_id,
-        aws_secret_access_key=endpoint.secret_access_key,
-        config=Config(retries={"total_max_attempts": 3, "mode": "standard"}),
-    )
-
-
-def is_listed(endpoint: Endpoint) -> bool:
-    """Tell whether the console has heard of the queue."""
-    try:
-        return bool(client_of(endpoint).list_metrics(Namespace="AWS/SQS")["Metrics"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "ServiceUnavailable":
-            raise
-        return False
-
-
 @pytest.fixture(params=PROTOCOLS)
 def cloudwatch(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, monitored: Endpoint
 ) -> Iterator[Any]:
     """A client that speaks one of the protocols; by itself boto3 takes JSON."""
     monkeypatch.setattr(ServiceModel, "resolved_protocol", request.param)
-    client = client_of(monitored)
+    client = cloudwatch_of(monitored)
     yield client
     client.close()
 
@@ -210,3 +165,83 @@ def test_the_aws_cli_lists_metrics(monitored: Endpoint) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["Metrics"]
+
+
+GO = Path(__file__).parent / "go_cloudwatch"
+JAVASCRIPT = Path(__file__).parent / "javascript_cloudwatch"
+JAVASCRIPT_SCENARIOS = (
+    "speaks JSON by itself, and CBOR",
+    "lists the metrics of a queue",
+    "reads statistics with their times",
+    "reads statistics in CBOR",
+    "learns that a dashboard does not exist",
+    "is refused with a wrong secret",
+)
+GO_SCENARIOS = (
+    "speaks CBOR",
+    "lists the metrics of a queue",
+    "reads statistics with their times",
+    "scales by KEDA's query",
+    "scales by KEDA's dimensions",
+    "catches an error of the service by its class",
+    "keeps a dashboard",
+    "is refused with a wrong secret",
+)
+
+
+@pytest.fixture(scope="module")
+def go_outcomes(monitored: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    go = program_or_skip("go")
+    environment = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+
+    def make(directory: Path) -> None:
+        lock_is_wrong = ("SECURITY ERROR", "missing go.sum entry", "updates to go.mod needed")
+        fetch_or_skip([go, "mod", "download"], GO, environment, faults=lock_is_wrong)
+        binary = str(directory / "client")
+        build([go, "build", "-mod=readonly", "-buildvcs=false", "-o", binary, "."], GO, environment)
+
+    version = build([go, "version"], GO, environment)
+    program = cached(
+        "go-cloudwatch", [*(GO / name for name in ("main.go", "go.mod", "go.sum")), version], make
+    )
+    return _run([str(program / "client")], monitored, tmp_path_factory.mktemp("go-cloudwatch"))
+
+
+@pytest.fixture(scope="module")
+def javascript_outcomes(monitored: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    node, npm = program_or_skip("node"), program_or_skip("npm")
+    files = [JAVASCRIPT / name for name in ("package.json", "package-lock.json", ".npmrc")]
+
+    def install(directory: Path) -> None:
+        for file in files:
+            shutil.copy(file, directory)
+        fetch_or_skip([npm, "ci", "--ignore-scripts"], directory, faults=("EUSAGE", "EINTEGRITY"))
+
+    version = build([node, "--version"], JAVASCRIPT)
+    packages = cached("javascript-cloudwatch", [*files, version], install) / "node_modules"
+    # Node looks for packages next to the program.
+    directory = tmp_path_factory.mktemp("javascript-cloudwatch")
+    shutil.copy(JAVASCRIPT / "main.mjs", directory)
+    (directory / "node_modules").symlink_to(packages)
+    return _run([node, "main.mjs"], monitored, directory)
+
+
+def _run(command: list[str], server: Endpoint, directory: Path) -> Outcomes:
+    return run_scenarios(command, server, directory, {"AWS_ENDPOINT_URL_CLOUDWATCH": server.url})
+
+
+@pytest.mark.parametrize("scenario", GO_SCENARIOS)
+def test_go_sdk(go_outcomes: Outcomes, scenario: str) -> None:
+    go_outcomes.check(scenario)
+
+
+@pytest.mark.parametrize("scenario", JAVASCRIPT_SCENARIOS)
+def test_javascript_sdk(javascript_outcomes: Outcomes, scenario: str) -> None:
+    javascript_outcomes.check(scenario)
+
+
+def test_every_scenario_of_the_programs_is_a_test(
+    go_outcomes: Outcomes, javascript_outcomes: Outcomes
+) -> None:
+    assert go_outcomes.scenarios == set(GO_SCENARIOS)
+    assert javascript_outcomes.scenarios == set(JAVASCRIPT_SCENARIOS)
