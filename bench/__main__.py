@@ -3,7 +3,7 @@
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
-        invoices | limit_fairness | limit_shares | partitions | workers [its options]
+        invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -24,6 +24,7 @@ from bench import (
     close,
     commit_turns,
     compare,
+    console,
     depth,
     engines,
     fleet,
@@ -72,6 +73,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "limit_shares": limit_shares.main,
     "partitions": partitions.main,
     "workers": workers.main,
+    "console": console.main,
 }
 
 

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.request import urlopen
 
+import boto3
 import pytest
 from harness.process import QuaymasterProcess
 from harness.waiting import eventually
@@ -79,3 +83,101 @@ def test_a_console_ends_when_its_server_is_killed(tmp_path: Path) -> None:
         eventually(lambda: answers(process))
     finally:
         process.stop()
+
+
+def client_of(process: QuaymasterProcess, service: str) -> Any:
+    known = process.env()
+    return boto3.client(
+        service,
+        endpoint_url=known.endpoint_url,
+        region_name=known.region,
+        aws_access_key_id=known.access_key_id,
+        aws_secret_access_key=known.secret_access_key,
+    )
+
+
+class Counted(NamedTuple):
+    """What happened to a queue, by the metrics of CloudWatch."""
+
+    sent: float
+    received: float
+    deleted: float
+
+
+METRICS = ("NumberOfMessagesSent", "NumberOfMessagesReceived", "NumberOfMessagesDeleted")
+
+
+def counted(cloudwatch: Any) -> Counted:
+    """Return the sums of the queue's history so far."""
+    now_s = time.time()
+    answer = cloudwatch.get_metric_data(
+        MetricDataQueries=[
+            {
+                "Id": f"m{number}",
+                "MetricStat": {
+                    "Metric": {
+                        "Namespace": "AWS/SQS",
+                        "MetricName": metric,
+                        "Dimensions": [{"Name": "QueueName", "Value": "orders"}],
+                    },
+                    "Period": 60,
+                    "Stat": "Sum",
+                },
+            }
+            for number, metric in enumerate(METRICS)
+        ],
+        StartTime=now_s - 3_600,
+        EndTime=now_s + 60,
+    )
+    return Counted(*(sum(result["Values"]) for result in answer["MetricDataResults"]))
+
+
+def has_sent(cloudwatch: Any, count: int) -> bool:
+    return counted(cloudwatch).sent >= count
+
+
+def test_the_history_equals_what_was_sent_and_deleted_also_when_the_console_is_killed(tmp_path: Path) -> None:
+    """One server is a process alone, the other has workers."""
+    servers = [
+        QuaymasterProcess(
+            tmp_path / f"data-{workers}",
+            settings={"console": "on", "console_listen": "127.0.0.1:0", "workers": str(workers)},
+        )
+        for workers in (1, 2)
+    ]
+    for server in servers:
+        server.start()
+    try:
+        for server in servers:
+            sqs = client_of(server, "sqs")
+            url = sqs.create_queue(QueueName="orders")["QueueUrl"]
+
+            def send(count: int, sqs: Any = sqs, url: str = url) -> None:
+                for number in range(count):
+                    sqs.send_message(QueueUrl=url, MessageBody=f"order {number}")
+
+            send(7)
+            eventually(partial(answers, server))
+            [console] = consoles_of(server)
+            send(4)
+            os.kill(console, signal.SIGKILL)
+            send(2)
+            for message in sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"][:5]:
+                sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            eventually(partial(answers, server))
+
+        for server in servers:
+            cloudwatch = client_of(server, "cloudwatch")
+            eventually(partial(has_sent, cloudwatch, 13))
+            found = counted(cloudwatch)
+            assert (found.sent, found.deleted) == (13, 5)
+            assert found.received >= 5
+            listed = cloudwatch.list_metrics(Namespace="AWS/SQS", MetricName="NumberOfMessagesSent")[
+                "Metrics"
+            ]
+            assert {"Name": "QueueName", "Value": "orders"} in [one["Dimensions"][0] for one in listed]
+            with urlopen(f"{server.admin_url}/metrics/queues?prefix=orders", timeout=60) as answer:
+                assert b'quaymaster_queue_messages{account="000000000000",queue="orders"' in answer.read()
+    finally:
+        for server in servers:
+            server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -87,7 +88,7 @@ class KnownQueues:
         target = definition.redrive_policy
         queue = KnownQueue(
             definition.queue_id,
-            definition.account_id,
+            sys.intern(definition.account_id),
             definition.name,
             definition.is_fifo,
             definition.is_log,

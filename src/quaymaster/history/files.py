@@ -96,6 +96,8 @@ class HistoryFiles:
         self._state: sqlite3.Connection | None = None
         self._readers: dict[Path, sqlite3.Connection] = {}
         self._closed_s = 0
+        self._prepared: set[Path] = set()
+        """Files of days that have their tables."""
         self.set_aside: list[str] = []
         """Sentences on files that were damaged."""
 
@@ -149,7 +151,9 @@ class HistoryFiles:
         schemas = {path: f"day{number}" for number, path in enumerate(paths)}
         try:
             for path, schema in schemas.items():
-                _prepare(path, int(path.parent.name))
+                if path not in self._prepared or not path.exists():
+                    _prepare(path, int(path.parent.name))
+                    self._prepared.add(path)
                 state.execute(f"ATTACH ? AS {schema}", (str(path),))
             state.execute("BEGIN IMMEDIATE")
             self._write_minutes(state, closing, schemas)
@@ -278,7 +282,8 @@ class HistoryFiles:
                     self._delete(path)
         today = day_file(self._directory, LEVELS[0], now_s)
         for path in [*self._asides(), *(path for level in LEVELS for path in self._days(level))]:
-            if self.bytes() - _free_bytes_in(today) <= self._bytes_max:
+            taken = self.bytes()
+            if taken <= self._bytes_max or taken - _free_bytes_in(today) <= self._bytes_max:
                 return
             if path == today:
                 self._delete_hours(path)
@@ -320,6 +325,7 @@ class HistoryFiles:
         return Restored(rows, seen_ms)
 
     def _set_aside(self, path: Path, error: Exception) -> None:
+        self._prepared.discard(path)
         self._close_readers()
         if self._state is not None and path.name == STATE_FILE:
             self._state.close()

@@ -55,8 +55,9 @@ NOT_THE_CONSOLES: Final[dict[str, Any]] = {
     "vault_url": None,
     "vault_token_file": None,
     "tls_directory": None,
+    "loop_watch_ms": 0,
 }
-"""Settings of secrets that a console has not, and of a cell, of which it is no part."""
+"""Settings of secrets that a console has not, of a cell, of which it is no part, and of what costs it at rest."""
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -19,12 +19,29 @@ from quaymaster.node.node import Node
 
 END_S: Final = 1
 """So long requests may take to end; live pages have no end of their own."""
+TICK_S: Final = 1.0
 KEPT_ALIVE_S: Final = 75
 CONNECTIONS_MAX: Final = 4_096
 
 
 class _PageServer(uvicorn.Server):
-    """Signals are the node's."""
+    """Signals are the node's, and nothing is looked at ten times a second while nobody asks."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Take no more requests; `serve` returns when those that there are have ended, or soon after."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Keep the date of answers right until the end."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._ending.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,7 +79,7 @@ async def serve_pages(node: Node, site: Site, key: bytes, bound: Sequence[socket
     serving = supervise(asyncio.create_task(server.serve(sockets=list(bound)), name="pages"))
 
     async def end() -> None:
-        server.should_exit = True
+        server.end()
         await asyncio.gather(serving, return_exceptions=True)
 
     node.stack.push_async_callback(end)

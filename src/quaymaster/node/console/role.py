@@ -67,6 +67,8 @@ ZLIB_LEVEL: Final = 1
 BEFORE_S: Final = 15.0
 """So long the console of a start before is waited for, which ends when it has noticed that its server is gone."""
 BEFORE_LOOK_S: Final = 0.1
+STORE_POLL_MS: Final = 1_000
+"""How often the console of a server looks for what others wrote into the store."""
 FREE_TIMES: Final = 4
 """So many times the space must be free below which sends are refused: history must not be why."""
 
@@ -147,7 +149,7 @@ async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
     data = settings.data_directory.absolute()
     store: Coordination
     if settings.coordination == "sqlite":
-        store = await SQLiteCoordination.open(data / SQLITE_FILE, on_stopped=node.fail)
+        store = await SQLiteCoordination.open(data / SQLITE_FILE, on_stopped=node.fail, poll_ms=STORE_POLL_MS)
     else:
         store = open_etcd(settings)
     stack.push_async_callback(store.close)
