@@ -266,7 +266,7 @@ def test_of_one_day_the_oldest_hours_go_first_and_their_space_is_used_again(tmp_
         files.write(closing(at_s, *(minute(at_s, queue_id, sent=1_000_000) for queue_id in range(3_000))))
     whole = files.bytes()
     files.close()
-    small = HistoryFiles(tmp_path, bytes_max=whole - 100_000)
+    small = HistoryFiles(tmp_path, bytes_max=whole - 20_000)
     small.open()
 
     small.trim(NOON_S + 7_200)
