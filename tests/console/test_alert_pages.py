@@ -101,12 +101,43 @@ def test_mail_address_is_confirmed_by_an_act_and_not_by_its_link_alone() -> None
     assert (wrong.status, forged.status) == (404, 403)
 
 
+def test_user_who_may_not_see_destinations_sees_alerts() -> None:
+    site = furnished_site()
+
+    def refuse(_: object) -> object:
+        raise APIError("AccessDenied", "You may not list destinations.", 403)
+
+    site.api.answers["GET /admin/v1/destinations"] = refuse
+    client = browser(site, OPERATORS)
+
+    page = client.get("/alerts").text
+
+    assert "orders-old" in page
+    assert "You may not list destinations." in page
+    assert "Add destination" not in page
+    assert client.get("/alerts/new").status == 200
+
+
+def test_destination_is_tested_and_a_webhooks_secret_is_shown() -> None:
+    site = furnished_site()
+    site.api.answers["POST /admin/v1/destinations/ops/test"] = lambda _: {"outcome": "retry"}
+    site.api.answers["GET /admin/v1/destinations/ops/secret"] = lambda _: {"secret": "whsec_c2VjcmV0"}
+    client = browser(site, OPERATORS)
+
+    tested = act(client, "/alerts", act="test", destination="ops")
+    secret = act(client, "/alerts", act="secret", destination="ops")
+
+    assert "An alert would be tried again." in client.get(tested.headers["location"]).text
+    assert "whsec_c2VjcmV0" in secret.text
+    assert "whsec_" not in client.get("/alerts").text
+
+
 def test_destinations_are_made_and_deleted() -> None:
     site = furnished_site()
     client = browser(site, OPERATORS)
 
     act(client, "/alerts", name="new", kind="webhook", target="https://a.example")
-    act(client, "/alerts", delete="a/b")
+    act(client, "/alerts", act="delete", destination="a/b")
 
     assert site.api.asked[-2].given == {"name": "new", "kind": "webhook", "target": "https://a.example"}
     assert site.api.asked[-1].name == "DELETE /admin/v1/destinations/a%2Fb"

@@ -77,6 +77,22 @@ def test_calls_are_signed_as_the_user_and_name_the_browser() -> None:
     asyncio.run(run())
 
 
+def test_customers_ask_the_port_of_sqs_and_paths_are_sent_as_they_are_encoded() -> None:
+    async def run() -> None:
+        async with calling((200, {})) as (customers, front_end), calling() as (operators, at_admin_port):
+            api = APIClient(
+                customers._sqs_url, operators._admin_url, region="us-east-1", now_ms=lambda: 1_800_000_000_000
+            )
+            await api.admin(CALLER._replace(is_operator=False), "DELETE", "/admin/v1/users/a%2Fb%40c")
+            await api.close()
+
+            [(request, _)] = front_end.asked
+            assert request.raw_path == "/admin/v1/users/a%2Fb%40c"
+            assert at_admin_port.asked == []
+
+    asyncio.run(run())
+
+
 def test_a_sign_in_gives_a_session_and_only_keys_sign() -> None:
     answer = {
         "access_key_id": "QMSESSION",
@@ -86,21 +102,24 @@ def test_a_sign_in_gives_a_session_and_only_keys_sign() -> None:
         "arn": "arn:aws:iam::000000000000:root",
         "name": "root",
         "is_operator": True,
+        "is_read_only": True,
         "expires_ms": 1_800_000_000_000,
     }
 
     async def run() -> None:
         async with calling(*[(200, answer)] * 3) as (api, front_end):
-            signed_in = await api.sign_in(AccessKeySignIn("QMKEY", "secret"), "192.0.2.7")
+            signed_in = await api.sign_in(AccessKeySignIn("QMKEY", "secret", True), "192.0.2.7")
             await api.sign_in(PasswordSignIn("111111111111", "ada", "pass"), "192.0.2.7")
             await api.sign_in(LinkSignIn("once"), "192.0.2.7")
 
             assert signed_in.credentials == Credentials("QMSESSION", "s", "t")
             assert signed_in.is_operator
-            (by_key, _), (by_password, password), (by_link, link) = front_end.asked
+            assert signed_in.is_read_only
+            (by_key, key), (by_password, password), (by_link, link) = front_end.asked
             assert "QMKEY" in by_key.headers["Authorization"]
             assert "Authorization" not in by_password.headers
             assert "Authorization" not in by_link.headers
+            assert json.loads(key) == {"read_only": True}
             assert json.loads(password)["user"] == "ada"
             assert json.loads(link) == {"token": "once"}
 

@@ -52,16 +52,18 @@ class APIClient:
     async def sign_in(self, given: SignIn, address: str) -> SignedIn:
         """See `API`."""
         credentials: Credentials | None = None
-        body: dict[str, str] = {}
+        body: dict[str, str | bool] = {}
         match given:
-            case AccessKeySignIn(access_key_id, secret):
+            case AccessKeySignIn(access_key_id, secret, is_read_only):
                 credentials = Credentials(access_key_id, secret, "")
-            case PasswordSignIn(account, user, password):
-                body = {"account_id": account, "user": user, "password": password}
+                body = {"read_only": is_read_only}
+            case PasswordSignIn(account, user, password, is_read_only):
+                body = {"account_id": account, "user": user, "password": password, "read_only": is_read_only}
             case LinkSignIn(token):
                 body = {"token": token}
         answer = await self._ask(
-            *(self._admin_url, "POST", "/admin/v1/sign-in", credentials, address),
+            # Customers have no business at the admin port, and who it is is not known yet.
+            *(self._sqs_url, "POST", "/admin/v1/sign-in", credentials, address),
             body=json.dumps(body).encode(),
             headers={b"content-type": b"application/json"},
         )
@@ -72,6 +74,7 @@ class APIClient:
             answer["name"],
             answer["is_operator"],
             answer["expires_ms"],
+            answer["is_read_only"],
         )
 
     async def admin(
@@ -84,10 +87,11 @@ class APIClient:
         body: Mapping[str, Any] | None = None,
     ) -> Any:
         """See `API`."""
-        target = quote(path, safe="/~") + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+        target = path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         sent = b"" if body is None else json.dumps(body).encode()
+        url = self._admin_url if caller.is_operator else self._sqs_url
         return await self._ask(
-            *(self._admin_url, method, target, caller.credentials, caller.address),
+            *(url, method, target, caller.credentials, caller.address),
             body=sent,
             headers={b"content-type": b"application/json"} if sent else {},
         )
@@ -107,7 +111,7 @@ class APIClient:
         for session in sessions:
             try:
                 answer = await self._ask(
-                    *(self._admin_url, "POST", "/admin/v1/sessions/revoked", session, ""),
+                    *(self._sqs_url, "POST", "/admin/v1/sessions/revoked", session, ""),
                     body=json.dumps({"sessions": asked}).encode(),
                     headers={b"content-type": b"application/json"},
                 )

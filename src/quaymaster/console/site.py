@@ -32,10 +32,14 @@ class Credentials(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """For whom pages call the API: `address` is the browser's, for `aws:SourceIp` and the audit."""
+    """For whom pages call the API: `address` is the browser's, for `aws:SourceIp` and the audit.
+
+    Operators ask the admin port, which has all operations; others the port of SQS, about their own account.
+    """
 
     credentials: Credentials
     address: str
+    is_operator: bool = True
 
 
 class AccessKeySignIn(NamedTuple):

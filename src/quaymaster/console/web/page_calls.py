@@ -117,7 +117,7 @@ class PageCall:
     @property
     def caller(self) -> Caller:
         """For whom the page calls the API."""
-        return Caller(self.session.credentials, self.address)
+        return Caller(self.session.credentials, self.address, self.session.is_operator)
 
     @property
     def scope(self) -> str | None:

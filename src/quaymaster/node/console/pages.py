@@ -15,6 +15,7 @@ from quaymaster.console.web.app import WebOptions, create_app
 from quaymaster.console.web.guards import BadConsoleURL
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
+from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.node.node import Node
 
 END_S: Final = 1
@@ -56,7 +57,13 @@ def sockets_of(descriptors: Sequence[int]) -> list[socket.socket]:
 async def serve_pages(node: Node, site: Site, key: bytes, bound: Sequence[socket.socket]) -> None:
     """Serve the pages until the node ends. Raises OSError when the setting `console_url` cannot be."""
     settings = node.settings
-    options = WebOptions(key, settings.console_url or "", settings.console_live_pages_max)
+    options = WebOptions(
+        key,
+        settings.console_url or "",
+        settings.console_live_pages_max,
+        settings.operators_see_bodies,
+        TrustedProxies(settings.trusted_networks),
+    )
     try:
         app = create_app(site, options)
     except BadConsoleURL as error:

@@ -37,6 +37,7 @@ MISSING: Final = {
 }
 KINDS: Final = {"webhook": "Webhook", "email": "E-mail", "queue": "Queue"}
 DESTINATIONS: Final = "/admin/v1/destinations"
+NOT_BUILT: Final = 501
 _DEFAULTS: Final = {
     "MetricName": "ApproximateAgeOfOldestMessage",
     "Statistic": "Maximum",
@@ -53,17 +54,29 @@ _NUMBERS: Final = ("Period", "EvaluationPeriods", "DatapointsToAlarm")
 
 async def show_list(call: PageCall) -> Response:
     """List alerts, and where notifications go."""
-    destinations = await call.api.admin(call.caller, "GET", DESTINATIONS)
-    return _list(call, destinations, {}, 200)
+    return await _list(call, {}, 200)
 
 
-def _list(call: PageCall, found: Mapping[str, Any], errors: dict[str, str], status: int) -> Response:
+async def _destinations(call: PageCall) -> tuple[list[Mapping[str, Any]], str]:
+    """Return destinations, or why they are not shown: a user may look at alerts without those."""
+    try:
+        found = await call.api.admin(call.caller, "GET", DESTINATIONS)
+    except APIError as error:
+        if error.status >= 500 and error.status != NOT_BUILT:
+            raise
+        return [], error.message
+    return found.get("destinations", []), ""
+
+
+async def _list(call: PageCall, errors: dict[str, str], status: int) -> Response:
+    destinations, reason = await _destinations(call)
     return call.render(
         "alerts.html",
         status,
         alerts=call.site.alerts(call.scope),
         account=call.scope,
-        destinations=found.get("destinations", []),
+        destinations=destinations,
+        reason=reason,
         kinds=KINDS,
         errors=errors,
         given={name: call.field(name) for name in ("name", "kind", "target")},
@@ -71,18 +84,25 @@ def _list(call: PageCall, found: Mapping[str, Any], errors: dict[str, str], stat
 
 
 async def change_destination(call: PageCall) -> Response:
-    """Make a destination, or delete one."""
-    if call.field("delete"):
-        await call.api.admin(call.caller, "DELETE", f"{DESTINATIONS}/{quote(call.field('delete'), safe='')}")
-        return call.redirect("/alerts", done="destination-deleted")
+    """Make a destination; or test one, show its secret, or delete it."""
+    one = quote(call.field("destination"), safe="")
+    match call.field("act"):
+        case "delete":
+            await call.api.admin(call.caller, "DELETE", f"{DESTINATIONS}/{one}")
+            return call.redirect("/alerts", done="destination-deleted")
+        case "test":
+            tested = await call.api.admin(call.caller, "POST", f"{DESTINATIONS}/{one}/test")
+            return call.redirect("/alerts", done=f"destination-{tested.get('outcome', 'failed')}")
+        case "secret":
+            found = await call.api.admin(call.caller, "GET", f"{DESTINATIONS}/{one}/secret")
+            return call.render("secret.html", name=call.field("destination"), secret=found.get("secret", "–"))
     body = {name: call.field(name).strip() for name in ("name", "kind", "target")}
     try:
         await call.api.admin(call.caller, "POST", DESTINATIONS, body=body)
     except APIError as error:
         if error.status >= 500:
             raise
-        found = await call.api.admin(call.caller, "GET", DESTINATIONS)
-        return _list(call, found, refused_field(error, body), 422)
+        return await _list(call, refused_field(error, body), 422)
     return call.redirect("/alerts", done="destination-created")
 
 
@@ -144,7 +164,7 @@ async def show_new(call: PageCall) -> Response:
 
 
 async def _new_form(call: PageCall, errors: dict[str, str], status: int) -> Response:
-    found = await call.api.admin(call.caller, "GET", DESTINATIONS)
+    destinations, _ = await _destinations(call)
     given = {**_DEFAULTS, "pattern": call.query("queue"), "AlarmName": "", "AlarmDescription": ""}
     given |= {name: str(value) for name, value in call.form.items()}
     return call.render(
@@ -152,7 +172,7 @@ async def _new_form(call: PageCall, errors: dict[str, str], status: int) -> Resp
         status,
         given=given,
         errors=errors,
-        destinations=found.get("destinations", []),
+        destinations=destinations,
         chosen=call.form.getlist("action"),
         metrics=METRICS,
         statistics=STATISTICS,
