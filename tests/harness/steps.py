@@ -8,6 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+import pytest
+
+FEW, MANY, MANY_LONG = 100, 30_000, 100_000
+"""So much others have. Many is enough for each walk through it to be noticed; `make soak` has three times as much."""
+MANIES = (MANY, pytest.param(MANY_LONG, marks=pytest.mark.long))
+"""For fixtures."""
+
 
 def calls_of(work: Callable[[], object]) -> int:
     """Return how many functions are called, those written in C too.

@@ -23,7 +23,6 @@ from quaymaster.metadata.store.rows import (
     id_text,
 )
 
-FEW, MANY = 100, 100_000
 ACCOUNTS_OF_OTHERS = 100
 LOGS_EVERY = 10
 """So many queues there are for each that is a log with a consumer group."""
