@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from harness.built_once import built_once
 from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import FrontEnd
 
@@ -28,6 +29,7 @@ THE_27TH = THE_25TH + datetime.timedelta(days=2)
 WORKERS = InProcess()
 
 
+@built_once
 def used(directory: Path) -> tuple[Site, dict[str, FrontEnd]]:
     """Return a site with days of three front ends, closed twice; one of them has blocks in one close only."""
     site = Site(directory)
