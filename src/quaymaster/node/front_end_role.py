@@ -134,6 +134,7 @@ async def serve_sqs(
             enforced=behind.enforced,
             key_uses=behind.key_uses,
             links=SignInLinks(behind.store, wall_ms),
+            console=behind.console,
         ),
     )
     front_end.start()

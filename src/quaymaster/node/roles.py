@@ -177,6 +177,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     key_uses = start_key_uses(node, cell.store, cell.cell_format)
     queue_metrics = AllLeaders(router.table, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(queue_metrics.close)
+    consoles = consoles_of_cell(node, transport, cell.store)
     admin = make_admin(
         settings,
         broker=broker,
@@ -190,10 +191,10 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         key_uses=key_uses,
         queue_metrics=queue_metrics,
         links=SignInLinks(cell.store, wall_ms),
+        console=consoles,
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    consoles = consoles_of_cell(node, transport, cell.store)
     behind = Behind(cell.store, metadata, broker, key_uses, enforced, consoles, behind_front_ends.wait)
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)

@@ -98,6 +98,8 @@ async def start_server(node: Node) -> None:
     broker = spread_over(own, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
     watch = QueueWatch(settings.node_name, own.all)
+    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
+    consoles = console_of_server(node, sockets)
     admin = make_admin(
         settings,
         broker=broker,
@@ -109,6 +111,7 @@ async def start_server(node: Node) -> None:
         key_uses=key_uses,
         links=SignInLinks(store, wall_ms),
         queue_metrics=OneLeader(watch.ask),
+        console=consoles,
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
@@ -128,8 +131,7 @@ async def start_server(node: Node) -> None:
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
-    behind = Behind(store, metadata, broker, key_uses, console=console_of_server(node, sockets))
+    behind = Behind(store, metadata, broker, key_uses, console=consoles)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks)
     ship_left_usage(node, behind, workers=0)

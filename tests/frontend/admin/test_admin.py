@@ -921,9 +921,7 @@ def test_a_user_of_another_account_operates_nothing() -> None:
 def test_what_the_table_has_is_answered() -> None:
     async def scenario() -> None:
         async with administered() as port:
-            declared = {row.name for row in OPERATIONS.values() if row.answered_by == "front end"}
-
-            assert declared == set(port.admin.api._routes)
+            assert set(port.admin.api._routes) == set(OPERATIONS)
 
     asyncio.run(scenario())
 
@@ -932,6 +930,8 @@ def test_handlers_take_and_answer_what_the_table_says() -> None:
     async def scenario() -> None:
         async with administered() as port:
             for name, route in port.admin.api._routes.items():
+                if OPERATIONS[name].answered_by == "console":
+                    continue
                 function = route.handler.func if isinstance(route.handler, partial) else route.handler
                 hints = get_type_hints(function)
                 takes, answers = OPERATIONS[name].request, OPERATIONS[name].answer

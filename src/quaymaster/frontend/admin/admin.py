@@ -18,12 +18,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.monitoring_actions import AsksConsole
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.access_trial import AccessTrial
 from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_calls import AdminRoute
 from quaymaster.frontend.admin.api import AdminAPI, WaitForFrontEnds, no_others
+from quaymaster.frontend.admin.console_admin import ConsoleAdmin
 from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
@@ -50,7 +52,7 @@ from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.queue_metrics_client import QueueMetricsClient
 from quaymaster.protocol.admin.operation import API
-from quaymaster.settings import Settings
+from quaymaster.settings import Address, Settings
 
 _API = API.encode()
 
@@ -141,6 +143,7 @@ def common_routes(
     key_uses: KeyUses | None,
     sign_in: SignInAdmin,
     now_ms: Callable[[], int],
+    console: AsksConsole | None,
     queue_metrics: QueueMetricsClient | None = None,
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
@@ -148,6 +151,7 @@ def common_routes(
     cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
     return {
         **sign_in.routes(),
+        **ConsoleAdmin(console, region=settings.region).routes(),
         **QueueAdmin(broker, metadata, cipher, queue_metrics).routes(),
         **PartitionAdmin(broker, metadata).routes(),
         **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
@@ -180,18 +184,20 @@ def make_admin(
     key_uses: KeyUses | None = None,
     links: Links | None = None,
     queue_metrics: QueueMetricsClient | None = None,
+    console: AsksConsole | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
 
     `now_ms` is the wall clock; `incarnations` are of front ends that record usage; `key_uses` are noted of requests
-    here too, and shown; `links`: where links that sign in are kept. `wait_for_front_ends` returns once all others know
+    here too, and shown; `links`: where links that sign in are kept; `console`: the way to
+    consoles. `wait_for_front_ends` returns once all others know
     of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of the authorization
     floor. `queue_metrics` tells of many queues at once; without it they are asked for one by one.
     """
     sign_in = _sign_in(settings, metadata, links, now_ms)
     routes = {
-        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, queue_metrics),
+        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics),
         **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
         **IssuerAdmin(metadata.issuers).routes(),
     }
@@ -219,12 +225,13 @@ def make_owner_api(
     enforced: Enforced | None = None,
     key_uses: KeyUses | None = None,
     links: Links | None = None,
+    console: AsksConsole | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> AdminAPI:
     """Return the admin API of the SQS port, for owners; the parameters are those of `make_admin`."""
     sign_in = _sign_in(settings, metadata, links, now_ms)
     return AdminAPI(
-        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms),
+        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console),
         authentication=_authentication(settings, metadata, key_uses, now_ms),
         authorization=OwnerAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         floor=metadata.floor,
@@ -244,7 +251,7 @@ def _sign_in(
         metadata.sessions,
         links,
         default_account=settings.account_id,
-        console_url=settings.console_url or f"http://{settings.console_listen_address}",
+        console_url=settings.console_url or f"http://{_reachable(settings.console_listen_address)}",
         now_ms=now_ms,
     )
 
@@ -261,3 +268,8 @@ def _authentication(
         now_ms=now_ms,
         on_use=(lambda access_key_id: None) if key_uses is None else key_uses.note,
     )
+
+
+def _reachable(address: Address) -> Address:
+    """Return an address a browser on this machine can connect to."""
+    return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host), address.port)  # noqa: S104

@@ -29,6 +29,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute, Routes
+from quaymaster.frontend.admin.console_admin import RefusedByConsole
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.sign_in_attempts import SignInAttempts
 from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
@@ -326,8 +327,9 @@ class AdminAPI:
     def _refuse(self, request: HTTPRequest, act: Act | None, error: Exception) -> None:
         field = error.field if isinstance(error, BadMember) else ""
         reported = _reported(request, error)
-        status, headers, body = error_reply(reported, field)
-        self._respond(request, act, wire_error(reported).code, None, status, headers, body)
+        code, status = _shape_of(reported)
+        _, headers, body = error_reply(reported, field)
+        self._respond(request, act, code, None, status, headers, body)
 
     def _respond(
         self,
@@ -361,9 +363,17 @@ def _allow(owner: str, name: str) -> None:
 
 def error_reply(error: CallerError | NotNow, field: str = "") -> tuple[int, bytes, bytes]:
     """Return the reply to a request that is refused. `field`: the member that is why."""
+    code, status = _shape_of(error)
+    content = {"code": code, "message": error.message} | ({"field": field} if field else {})
+    return status, _JSON_HEADERS, msgspec.json.encode({"error": content}) + b"\n"
+
+
+def _shape_of(error: CallerError | NotNow) -> tuple[str, int]:
+    """Return the code and the HTTP status of an error."""
+    if isinstance(error, RefusedByConsole):
+        return error.code, error.status
     row = wire_error(error)
-    content = {"code": row.code, "message": error.message} | ({"field": field} if field else {})
-    return row.status, _JSON_HEADERS, msgspec.json.encode({"error": content}) + b"\n"
+    return row.code, row.status
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

@@ -33,6 +33,7 @@ from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.console_child import prepare_console
+from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, declaring, open_store
 from quaymaster.node.edge_listener import listen_for_workers
@@ -138,6 +139,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         key_uses=key_uses,
         queue_metrics=queue_metrics,
         links=SignInLinks(store, wall_ms),
+        console=console_of_server(node, sockets),
     )
     node.serve_admin(admin)
     health.add_check(crew.why_not_ready)
