@@ -157,6 +157,8 @@ def test_a_command_that_changes_something_leaves_an_event(path: tuple[str, ...])
 
 LOOKS = {
     ("monitoring", "render"),
+    *(("alert", "list"), ("alert", "history")),
+    *(("alert", "destination", "list"), ("alert", "destination", "secret")),
     *(("env",), ("settings",), ("config", "check"), ("policy", "check"), ("doctor",), ("usage",)),
     *(
         ("queue", "list"),

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import boto3
 import pytest
-from harness.process import QuaymasterProcess
-from harness.waiting import eventually
+from harness.mail_server import MailPost, mail_server
+from harness.process import QuaymasterProcess, free_port
+from harness.waiting import PATIENCE_S, eventually
+from standardwebhooks import Webhook
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
@@ -23,13 +32,13 @@ class Receiver:
     """A web server that notes what is posted to it."""
 
     def __init__(self) -> None:
-        self.posts: list[tuple[str, dict[str, str], Any]] = []
+        self.posts: list[tuple[str, dict[str, str], bytes]] = []
         posts = self.posts
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                posts.append((self.path, dict(self.headers), json.loads(body)))
+                posts.append((self.path, dict(self.headers), body))
                 self.send_response(200)
                 self.end_headers()
 
@@ -53,6 +62,65 @@ def receiver() -> Iterator[Receiver]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture
+def post() -> Iterator[MailPost]:
+    """Take mails on a loop of another thread."""
+    loop = asyncio.new_event_loop()
+    ready: list[MailPost] = []
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        async with mail_server() as found:
+            ready.append(found)
+            await ends.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield eventually(lambda: ready)[0]
+    finally:
+        loop.call_soon_threadsafe(ends.set)
+        thread.join()
+        loop.close()
+
+
+class Commands:
+    """Runs `quaymaster alert` against a server."""
+
+    def __init__(self, process: QuaymasterProcess) -> None:
+        self._data = process.data
+
+    def __call__(self, *words: str) -> Any:
+        command = [sys.executable, "-m", "quaymaster.cli.main", "alert", *words]
+        done = subprocess.run(
+            [*command, "--data", str(self._data), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def confirm(post: MailPost) -> None:
+    """Open the link of the mail that came first, and press the button."""
+    text = eventually(lambda: post.mails)[0].text
+    link = next(line for line in text.splitlines() if line.startswith("http"))
+    browser = build_opener(HTTPCookieProcessor(CookieJar()))
+    page = browser.open(link, timeout=PATIENCE_S).read().decode()
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', page))
+    place = link.partition("?")[0]
+    origin = place.removesuffix("/alerts/confirm")
+    request = Request(place, urlencode(fields).encode(), {"Origin": origin})
+    assert "Alerts for mail come here" in browser.open(request, timeout=PATIENCE_S).read().decode()
+
+
+def hook_arn(name: str) -> str:
+    """Return the ARN of a destination."""
+    return f"arn:aws:sns:{REGION}:{ACCOUNT}:{name}"
 
 
 @contextmanager
@@ -95,26 +163,43 @@ def alarm(name: str, *actions: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_queue_that_fills_is_told_to_a_queue_and_to_alertmanager(
-    tmp_path: Path, receiver: Receiver
+def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertmanager(
+    tmp_path: Path, receiver: Receiver, post: MailPost
 ) -> None:
-    with serving(tmp_path / "data", alertmanager_url=f"{receiver.url}/am") as process:
+    settings = {
+        "alertmanager_url": f"{receiver.url}/am",
+        "smtp_url": f"smtp://127.0.0.1:{post.port}?from=alerts@example.org",
+        "console_listen": f"127.0.0.1:{free_port()}",
+    }
+    with serving(tmp_path / "data", **settings) as process:
         sqs, cloudwatch = clients(process)
         orders = sqs.create_queue(QueueName="orders")["QueueUrl"]
         told = sqs.create_queue(QueueName="told")["QueueUrl"]
-        cloudwatch.put_metric_alarm(**alarm("orders-wait", f"arn:aws:sqs:{REGION}:{ACCOUNT}:told"))
+        sqs.create_queue(QueueName="foreign")
+        run = Commands(process)
+        run("destination", "add", "hook", "--kind", "webhook", "--target", f"{receiver.url}/hook")
+        run("destination", "add", "mail", "--kind", "email", "--target", "on-call@example.com")
+        confirm(post)
+        secret = run("destination", "secret", "hook")["secret"]
+        actions = [f"arn:aws:sqs:{REGION}:{ACCOUNT}:told", hook_arn("hook"), hook_arn("mail")]
+        cloudwatch.put_metric_alarm(**alarm("orders-wait", *actions))
 
         sqs.send_message(QueueUrl=orders, MessageBody="hello")
 
         got = eventually(lambda: sqs.receive_message(QueueUrl=told, WaitTimeSeconds=5).get("Messages"))
+        assert len(got) == 1
         body = json.loads(got[0]["Body"])
         assert (body["AlarmName"], body["NewStateValue"]) == ("orders-wait", "ALARM")
-        assert len(got) == 1
+        [(_, headers, raw)] = eventually(lambda: [one for one in receiver.posts if one[0] == "/hook"])
+        lower = {name.lower(): value for name, value in headers.items()}
+        assert Webhook(secret).verify(raw, lower)["TransitionId"] == body["TransitionId"]
+        mail = eventually(lambda: post.mails[1:])[0]
+        assert mail.message["Subject"] == "ALARM: orders-wait"
         [found] = cloudwatch.describe_alarms()["MetricAlarms"]
         assert found["StateValue"] == "ALARM"
 
         def names() -> set[str]:
-            return {alert["labels"]["alertname"] for path, _, alerts in receiver.posts for alert in alerts}
+            posted = [json.loads(raw) for path, _, raw in receiver.posts if path == "/am/api/v2/alerts"]
+            return {alert["labels"]["alertname"] for alerts in posted for alert in alerts}
 
         eventually(lambda: {"QuaymasterWatchdog", "orders-wait"} <= names())
-        assert {path for path, _, _ in receiver.posts} == {"/am/api/v2/alerts"}

@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "identity": "quaymaster.cli.admin.identity:app",
     "key": "quaymaster.cli.admin.key:app",
     "limit": "quaymaster.cli.admin.limit:app",
+    "alert": "quaymaster.cli.admin.alert:app",
     "oidc": "quaymaster.cli.admin.oidc:app",
     "kms": "quaymaster.cli.admin.kms:app",
     "profile": "quaymaster.cli.host.profile:app",

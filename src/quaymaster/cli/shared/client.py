@@ -32,10 +32,12 @@ from quaymaster.core.values.attributes import (
 from quaymaster.net.http.client import HTTPClient, HTTPReply, HTTPRequestFailed
 from quaymaster.protocol.admin.operations import OPERATIONS
 from quaymaster.protocol.admin.requests import prepare
+from quaymaster.protocol.cloudwatch.json_form import TARGET_PREFIX as TARGET_PREFIX_OF_CLOUDWATCH
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
+MONITORING = "monitoring"
 COUNTS = {"visible": VISIBLE_MESSAGES, "in_flight": MESSAGES_IN_FLIGHT, "delayed": DELAYED_MESSAGES}
 TIMEOUT_MS = 30_000
 """On top of the time a call may take by itself: a long poll's wait, a backup."""
@@ -44,7 +46,9 @@ TIMEOUT_MS = 30_000
 class SignedChannel:
     """One address, and the credentials that sign what goes there."""
 
-    def __init__(self, base_url: str, connection: ServerConnection) -> None:
+    def __init__(self, base_url: str, connection: ServerConnection, service: str = "sqs") -> None:
+        """`service`: whose name is signed."""
+        self._service = service
         try:
             self._http = HTTPClient(base_url)
         except ValueError as error:
@@ -82,6 +86,7 @@ class SignedChannel:
             credentials.secret_access_key,
             credentials.region,
             credentials.session_token,
+            self._service,
         )
         every = [(b"host", self._host.encode()), *(headers or {}).items()]
         request = UnsignedRequest(method.encode(), (self._path + path).encode(), query.encode(), every, body)
@@ -168,6 +173,38 @@ class SQSClient:
             if not token:
                 return
             fields["NextToken"] = token
+
+
+class CloudWatchClient:
+    """Calls operations of CloudWatch by name, with the members that its service model gives them."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._channel = SignedChannel(connection.endpoint_url, connection, MONITORING)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def call(self, operation: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of the operation's output. Raises as `SQSClient.call`."""
+        answer = self._channel.exchange(
+            "POST",
+            "/",
+            headers={
+                b"content-type": JSON_TYPE,
+                b"x-amz-target": TARGET_PREFIX_OF_CLOUDWATCH + operation.encode(),
+            },
+            body=json.dumps(members).encode(),
+            is_reading=operation.startswith("Describe"),
+        )
+        if answer.status != 200:
+            raise _sqs_error(answer)
+        result: dict[str, Any] = json.loads(answer.body or b"{}")
+        return result
 
 
 class AdminClient:

@@ -19,12 +19,14 @@ class Operation(StrEnum):
     CREATE_ACCOUNT = "CreateAccount"
     CREATE_BACKUP = "CreateBackup"
     CREATE_CONSUMER_GROUP = "CreateConsumerGroup"
+    CREATE_DESTINATION = "CreateDestination"
     CREATE_KMS_KEY = "CreateKMSKey"
     CREATE_ROLE = "CreateRole"
     CREATE_SESSION = "CreateSession"
     CREATE_USER = "CreateUser"
     DELETE_ACCESS_KEY = "DeleteAccessKey"
     DELETE_ACCOUNT = "DeleteAccount"
+    DELETE_DESTINATION = "DeleteDestination"
     DELETE_KMS_ALIAS = "DeleteKMSAlias"
     DELETE_OIDC_ISSUER = "DeleteOIDCIssuer"
     DELETE_QUEUE = "DeleteQueue"
@@ -40,6 +42,7 @@ class Operation(StrEnum):
     ENABLE_ACCOUNT = "EnableAccount"
     ENABLE_KMS_KEY = "EnableKMSKey"
     GET_BACKUP = "GetBackup"
+    GET_DESTINATION_SECRET = "GetDestinationSecret"  # noqa: S105 -- an operation
     GET_KMS_KEY = "GetKMSKey"
     GET_LIMITS = "GetLimits"
     GET_PAUSES = "GetPauses"
@@ -51,6 +54,7 @@ class Operation(StrEnum):
     LIST_ACCESS_KEYS = "ListAccessKeys"
     LIST_ACCOUNTS = "ListAccounts"
     LIST_CONSUMER_GROUPS = "ListConsumerGroups"
+    LIST_DESTINATIONS = "ListDestinations"
     LIST_FRONT_ENDS = "ListFrontEnds"
     LIST_KMS_KEYS = "ListKMSKeys"
     LIST_LIMITS = "ListLimits"
@@ -81,6 +85,7 @@ class Operation(StrEnum):
     SET_OIDC_ISSUER = "SetOIDCIssuer"
     SET_USER_PASSWORD = "SetUserPassword"  # noqa: S105 -- a name
     SPLIT_QUEUE = "SplitQueue"
+    TEST_DESTINATION = "TestDestination"
     UPDATE_ROLE = "UpdateRole"
 
 

@@ -18,6 +18,7 @@ from typing import Final
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import DirectoryInUse
+from quaymaster.console.alerts.destination_operations import DestinationOperations
 from quaymaster.console.alerts.history_series import HistorySeries
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.dashboard_operations import DashboardOperations
@@ -287,6 +288,7 @@ async def _start(node: Node, around: Surroundings) -> Console:
         is_alone=around.is_alone,
     )
     dispatch.add("cloudwatch", dict.fromkeys(alerts.alarms.operations, alerts.alarms.answer))
+    dispatch.add("admin", DestinationOperations(alerts.book, alerts.delivery).handlers)
     api = APIClient(
         around.sqs_url,
         around.admin_url,

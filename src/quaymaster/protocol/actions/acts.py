@@ -94,6 +94,10 @@ ACTS: Final = {
         OperatorAct("CreateSignInLink", 117, ("admin",)),
         OperatorAct("SetUserPassword", 118, ("admin",)),
         OperatorAct("DeleteUserPassword", 119, ("admin",)),
+        OperatorAct("CreateDestination", 120, ("admin",)),
+        OperatorAct("DeleteDestination", 121, ("admin",)),
+        OperatorAct("TestDestination", 122, ("admin",)),
+        OperatorAct("GetDestinationSecret", 123, ("admin",), is_change=False),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quaymaster.protocol.admin.accounts import ACCOUNTS_OPERATIONS, KEYS_OPERATIONS
+from quaymaster.protocol.admin.alerts import ALERTS_OPERATIONS
 from quaymaster.protocol.admin.identities import IDENTITIES_OPERATIONS
 from quaymaster.protocol.admin.kms import KMS_OPERATIONS
 from quaymaster.protocol.admin.operation import AdminOperation
@@ -34,6 +35,7 @@ OPERATIONS: Final = {
         *IDENTITIES_OPERATIONS,
         *KMS_OPERATIONS,
         *QUEUES_OPERATIONS,
+        *ALERTS_OPERATIONS,
     )
 }
 """By name."""
