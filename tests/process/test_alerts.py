@@ -19,6 +19,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from harness.mail_server import MailPost, mail_server
 from harness.process import QuaymasterProcess, free_port
 from harness.waiting import PATIENCE_S, eventually
@@ -146,6 +147,15 @@ def clients(process: QuaymasterProcess) -> tuple[Any, Any]:
     return boto3.client("sqs", **given), boto3.client("cloudwatch", **given)
 
 
+def answers(cloudwatch: Any) -> bool:
+    """Tell whether a console answers."""
+    try:
+        cloudwatch.describe_alarms()
+    except ClientError:
+        return False
+    return True
+
+
 def alarm(name: str, *actions: str) -> dict[str, Any]:
     """Return an alarm that fires with the first message in orders."""
     return {
@@ -177,6 +187,7 @@ def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertman
         told = sqs.create_queue(QueueName="told")["QueueUrl"]
         sqs.create_queue(QueueName="foreign")
         run = Commands(process)
+        eventually(lambda: answers(cloudwatch))  # the console comes after its server
         run("destination", "add", "hook", "--kind", "webhook", "--target", f"{receiver.url}/hook")
         run("destination", "add", "mail", "--kind", "email", "--target", "on-call@example.com")
         confirm(post)
