@@ -189,6 +189,66 @@ def test_each_page_of_a_real_server_loads(console: RealConsole) -> None:
     assert console.context.problems == []
 
 
+def test_customer_signs_in_sees_only_the_own_account_and_acts_in_it(
+    console: RealConsole, chromium: Browser
+) -> None:
+    console.go("/accounts")
+    console.page.fill("[name=name]", "shop")
+    console.page.get_by_role("button", name="Create account").click()
+    key = console.page.locator("#key-id").text_content()
+    secret = console.page.locator("#key-secret").text_content()
+    create_queue(console, "of-operators")
+    context = WatchedContext(chromium)
+    page = context.page()
+    page.goto(f"{console.url}/sign-in")
+    page.fill("[name=access_key_id]", key or "")
+    page.fill("[name=secret]", secret or "")
+    page.click("button.primary")
+    page.wait_for_url(f"{console.url}/")
+
+    page.goto(f"{console.url}/queues/new")
+    page.fill("[name=QueueName]", "of-the-shop")
+    page.get_by_role("button", name="Create queue").click()
+    page.goto(f"{console.url}/queues")
+    eventually(lambda: page.reload() is not None and page.get_by_text("of-the-shop").count() > 0)
+    context.problems.clear()
+    page.get_by_role("link", name="of-the-shop").click()
+    page.get_by_role("link", name="Messages").click()
+    page.fill("[name=MessageBody]", "a customer's")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("details.message summary")).to_contain_text("a customer's")
+    for path in ("/", "/alerts", "/dashboards", "/usage", "/audit", "/users"):
+        page.goto(f"{console.url}{path}")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.goto(f"{console.url}/queues?account=000000000000")
+
+    assert page.get_by_text("of-operators").count() == 0
+    assert context.problems == []
+    context.context.close()
+
+
+def test_session_that_only_looks_is_refused_what_changes(console: RealConsole, chromium: Browser) -> None:
+    path = create_queue(console, "only-looked-at")
+    known = console.process.env()
+    context = WatchedContext(chromium)
+    page = context.page()
+    page.goto(f"{console.url}/sign-in")
+    page.fill("[name=access_key_id]", known.access_key_id)
+    page.fill("[name=secret]", known.secret_access_key)
+    page.check("[name=read_only]")
+    page.click("button.primary")
+    page.wait_for_url(f"{console.url}/")
+    page.goto(f"{console.url}{path}/messages")
+    page.fill("[name=MessageBody]", "refused")
+
+    page.get_by_role("button", name="Send").click()
+
+    expect(page.get_by_role("alert")).to_contain_text("not authorized")
+    page.goto(f"{console.url}{path}/messages")
+    expect(page.locator("details.message")).to_have_count(0)
+    context.context.close()
+
+
 def test_queue_is_deleted_by_its_name(console: RealConsole) -> None:
     page = console.page
     path = create_queue(console, "gone")
