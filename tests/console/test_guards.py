@@ -70,6 +70,15 @@ def test_form_without_length_or_beyond_the_largest_message_is_refused() -> None:
     assert client.post("/sign-in", {}, content_length="5000000").status == 413
 
 
+def test_error_page_of_a_signed_in_user_still_leads_to_all_pages() -> None:
+    inside = browser(FakeSite(), OPERATORS).get("/none")
+    outside = browser(FakeSite()).get("/none")
+
+    assert (inside.status, outside.status) == (404, 404)
+    assert 'href="/queues"' in inside.text
+    assert 'href="/queues"' not in outside.text
+
+
 def test_session_that_asks_too_often_is_told_to_wait() -> None:
     app = create_app(FakeSite(), WebOptions(KEY))
     client = ASGIClient(app)

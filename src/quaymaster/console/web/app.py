@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -24,7 +23,7 @@ from starlette.routing import Route
 from quaymaster.console.site import Site
 from quaymaster.console.web.guards import Doors, Guards
 from quaymaster.console.web.live import Hub
-from quaymaster.console.web.page_calls import PageCall, Pages, WebOptions, WebState, error_page
+from quaymaster.console.web.page_calls import Pages, WebOptions, WebState, error_page
 from quaymaster.console.web.pages import PAGES, topics
 from quaymaster.console.web.templating import STATIC, Templates, file_hash
 from quaymaster.console.web.views.queue_list import QueueOrders
@@ -46,6 +45,7 @@ def create_app(site: Site, options: WebOptions) -> Starlette:
     orders = QueueOrders()
     hub = Hub(site, topics.renderer(site, templates, orders), options.live_pages_max)
     state = WebState(site, options, templates, hub, orders)
+    pages = Pages(state)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -59,13 +59,13 @@ def create_app(site: Site, options: WebOptions) -> Starlette:
 
     async def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
-        call = PageCall(state, request, None, FormData())
+        call = pages.call(request)
         return error_page(
             call, status, "There is no such page", "Look at the address, or begin at the overview."
         )
 
     app = Starlette(
-        routes=[*Pages(state).routes(PAGES), Route("/static/{name}", _static_files(), methods=["GET"])],
+        routes=[*pages.routes(PAGES), Route("/static/{name}", _static_files(), methods=["GET"])],
         middleware=[
             Middleware(Guards, doors=doors),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),

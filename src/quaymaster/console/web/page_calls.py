@@ -229,6 +229,10 @@ class Pages:
         """Return the routes of pages."""
         return [route for page in pages for route in self._routes_of(page)]
 
+    def call(self, request: Request) -> PageCall:
+        """Return a request with the session that its cookie holds."""
+        return PageCall(self._state, request, self._session_of(request), FormData())
+
     def _routes_of(self, page: Page) -> list[Route]:
         routes = []
         if page.show is not None:
@@ -241,7 +245,7 @@ class Pages:
         self, page: Page, handler: Handler, *, is_act: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            call = PageCall(self._state, request, self._session_of(request), FormData())
+            call = self.call(request)
             refusal = self._refusal(page, call)
             if refusal is not None:
                 return refusal
@@ -298,7 +302,8 @@ def new_csrf() -> str:
 
 def error_page(call: PageCall, status: int, title: str, text: str) -> Response:
     """Return a page that says what went wrong; status 429 and 503 tell the browser to come back."""
-    response = call.render("error.html", status, title=title, text=text, status=status)
+    template = "error.html" if call._session is None else "error_inside.html"
+    response = call.render(template, status, title=title, text=text, status=status)
     if status in (429, 503):
         response.headers["Retry-After"] = "1"
     return response

@@ -13,7 +13,8 @@ from quaymaster.console.web.page_calls import Page, PageCall
 
 USAGE: Final = "/admin/v1/usage"
 AUDIT: Final = "/admin/v1/audit"
-NOT_THERE: Final = frozenset((404, 501))
+NO_SUCH_OPERATION: Final = 404
+NOT_THERE: Final = frozenset((NO_SUCH_OPERATION, 501))
 DAYS_SHOWN: Final = 30
 SEARCHES: Final = ("from", "to", "principal", "action", "resource", "outcome")
 
@@ -70,7 +71,10 @@ async def _ask(call: PageCall, path: str, query: Mapping[str, str]) -> tuple[dic
     except APIError as error:
         if error.status not in NOT_THERE:
             raise
-        return {}, error.message
+        return (
+            {},
+            "This server does not answer for them." if error.status == NO_SUCH_OPERATION else error.message,
+        )
 
 
 PAGES = (

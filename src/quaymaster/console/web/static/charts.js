@@ -5,6 +5,9 @@ const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 184;
 // Steps of an axis of durations: such that people count in.
 const STEPS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+// Steps of an axis of times: no value is of less than a minute.
+const STEPS_OF_TIME_S = [60, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 1209600];
+const DATES_FROM_S = 2 * 86400;
 const drawn = new Map();
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -23,6 +26,11 @@ function short(value, unit) {
   }
   if (value >= 1e6) return `${+(value / 1e6).toFixed(1)}M`;
   return value >= 1e4 ? `${+(value / 1e3).toFixed(1)}k` : `${+value.toFixed(2)}`;
+}
+
+function timeText(s, times) {
+  const text = new Date(s * 1000).toISOString();
+  return times.at(-1) - times[0] > DATES_FROM_S ? text.slice(5, 10) : text.slice(11, 16);
 }
 
 function readTable(figure) {
@@ -69,7 +77,7 @@ function draw(figure) {
     tzDate: (s) => uPlot.tzDate(new Date(s * 1000), "UTC"),
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.1 : 1] } },
     axes: [
-      { ...axis, size: 28, values: (_, ticks) => ticks.map((s) => new Date(s * 1000).toISOString().slice(11, 16)) },
+      { ...axis, size: 28, incrs: STEPS_OF_TIME_S, values: (_, ticks) => ticks.map((s) => timeText(s, data[0])) },
       { ...axis, size: 56, ...(unit === "Seconds" ? { incrs: STEPS_S } : {}), values: (_, ticks) => ticks.map((value) => short(value, unit)) },
     ],
     series: [{}, ...labels.map((label, index) => ({
