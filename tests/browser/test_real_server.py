@@ -167,6 +167,45 @@ def test_policy_is_set_explained_and_tried(console: RealConsole) -> None:
     assert console.context.problems == []
 
 
+def test_alert_and_its_destination_are_made_and_shown(console: RealConsole) -> None:
+    page = console.page
+    create_queue(console, "alerted")
+    create_queue(console, "alerts-come-here")
+    console.go("/alerts")
+    page.fill("[name=name]", "to-a-queue")
+    page.select_option("[name=kind]", "queue")
+    page.fill("[name=target]", "arn:aws:sqs:us-east-1:000000000000:alerts-come-here")
+    page.get_by_role("button", name="Add destination").click()
+    expect(page.get_by_role("status").first).to_contain_text("The destination is made.")
+
+    console.go("/alerts/new")
+    page.fill("[name=AlarmName]", "alerted-old")
+    page.fill("[name=pattern]", "alerted")
+    page.check("[name=action]")
+    page.get_by_role("button", name="Create alert").click()
+    expect(page.get_by_role("status").first).to_contain_text("The alert is made.")
+    expect(page.locator("#alerts")).to_contain_text("alerted-old")
+
+    page.get_by_role("link", name="alerted-old").click()
+    expect(page.locator("main")).to_contain_text("ApproximateAgeOfOldestMessage Maximum > 300")
+    expect(page.locator("main")).to_contain_text("to-a-queue")
+    assert console.context.problems == []
+
+
+def test_dashboard_of_a_queue_is_made_and_drawn(console: RealConsole) -> None:
+    page = console.page
+    create_queue(console, "drawn")
+    console.go("/dashboards/new")
+    page.fill("[name=DashboardName]", "mine")
+    body = page.input_value("[name=DashboardBody]").replace('"QUEUE"', '"drawn"')
+    page.fill("[name=DashboardBody]", body)
+    page.get_by_role("button", name="Save").click()
+
+    expect(page.get_by_role("heading", level=1)).to_have_text("mine")
+    expect(page.locator("figure.chart figcaption")).to_contain_text("Messages sent")
+    assert console.context.problems == []
+
+
 def test_each_page_of_a_real_server_loads(console: RealConsole) -> None:
     path = create_queue(console, "looked-at")
 
