@@ -37,6 +37,8 @@ from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Append, Mismatch
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.spread.parts import Part
+from quaymaster.core.spread.sends import SpreadSend, key_of
 from quaymaster.core.structures.committed_runs import CommittedRuns
 from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.values.commands import (
@@ -53,6 +55,7 @@ from quaymaster.core.values.commands import (
     MoveIn,
     MoveInOutcome,
     MoveMessage,
+    NewMessage,
     Receive,
     Send,
     SentOutcome,
@@ -63,6 +66,7 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
+from quaymaster.core.values.partition_tables import taking
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
@@ -456,7 +460,7 @@ class _StaleSnapshot(Replica):
 
 @plant("log-cut-early", "the log moves up to the new snapshot before that is durable", "snapshots")
 class _LogCutEarly(Replica):
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: Snapshot, end: int = 0) -> None:
         older = self.disk.snapshot
         super()._publish(snapshot)
         if self.disk.snapshot is not older:
@@ -1065,3 +1069,36 @@ class _RetryIsNew(Client):
 class _AnswersMixedUp(Client):
     def is_answer(self, number: int) -> bool:
         return True
+
+
+# Partitions that change
+
+
+@plant("elsewhere-early", "a sealed partition sends on before its seal is committed", "partitions")
+class _ElsewhereEarly(QueueStates):
+    def _send_to_sealed(
+        self, partition: Partition, command: Send, now_ms: int, epoch: int, *, may_be_late: bool
+    ) -> tuple[Decided, Wait]:
+        decided, _ = super()._send_to_sealed(partition, command, now_ms, epoch, may_be_late=may_be_late)
+        return decided, Wait.NOTHING
+
+
+@plant("seal-not-replayed", "a start from a snapshot with a newer table forgets seals", "partitions")
+class _SealNotReplayed(QueueStates):
+    def _follow_definition(
+        self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
+    ) -> None:
+        if self.definitions[definition.queue_id] is definition:
+            super()._follow_definition(partition, definition, time_ms, applied)
+
+
+@plant(
+    "child-first",
+    "a send goes to the newest partition of its key, not to the oldest that takes it",
+    "partitions",
+)
+class _ChildFirst(SpreadSend):
+    def _target(self, message: NewMessage, before: Part | None) -> int | None:
+        key = key_of(self._definition, message, self._messages[0])
+        numbers = [entry.number for entry in taking(self._definition, key)]
+        return numbers[-1] if before is None else super()._target(message, before)

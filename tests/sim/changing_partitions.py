@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from harness.replica_host import identity, message, queue
 
 from quaymaster.core.queues.repeats import as_repeat
+from quaymaster.core.spread.sends import SpreadSend
 from quaymaster.core.values.commands import (
     AskPartition,
     CountMessages,
@@ -48,7 +49,6 @@ from quaymaster.core.values.partition_tables import (
     journals_of,
     parents_of_new,
     read_partitions,
-    taking,
     with_children,
     with_children_open,
     with_new_dropped,
@@ -70,7 +70,11 @@ WINDOW_MS = 20_000
 ATTEMPTS_MAX = 6
 PRODUCERS = 3
 CONSUMERS = 3
-KEYS = 1 << 64
+GOLDEN = 0x9E3779B97F4A7C15F39CC0605CEDC835
+REPEATED_US = 3 * SECOND
+"""So late some sends are repeated: a change may have come between."""
+REPEATED = 0.2
+"""So many of those that were answered are repeated."""
 
 Place = tuple[int, int]
 """Partition and sequence."""
@@ -117,6 +121,10 @@ class PartitionChecker:
         """The row is another one: by compare-and-swap, so there is one at a time."""
         self.row = definition
         self.journals.update((entry.number, entry.journal_id) for entry in definition.partitions)
+
+    def sent_elsewhere(self, partition: int, now_us: int) -> None:
+        """A partition says that it does not take a message: it never takes any again."""
+        self.sealed_us.setdefault(partition, now_us)
 
     def send_asked(self, number: int, now_us: int) -> None:
         """A send begins."""
@@ -291,42 +299,50 @@ def send_some(client: Client, *, gap_us: int) -> Script:
             known = checker.table
         number = cell.next_number()
         checker.send_asked(number, cell.kernel.now_us)
-        new = message(number, retry=identity(number), may_be_retry=random.random() < 0.5)
-        key = random.randrange(KEYS)
-        outcome, known = yield from _sent(client, known, key, Send(CHANGING, 0, [new]))
-        if isinstance(outcome, NotNow) and random.random() < 0.5:
+        new = message(number, retry=_spread_identity(number), may_be_retry=random.random() < 0.5)
+        outcome, known = yield from _sent(client, known, Send(CHANGING, 0, [new]))
+        # An SDK repeats what it has no answer of, also where the answer was lost on its way.
+        if random.random() < (0.5 if isinstance(outcome, NotNow) else REPEATED):
+            yield random.randint(0, REPEATED_US)
             repeat = as_repeat(Send(CHANGING, 0, [new]))
             assert isinstance(repeat, Send), "a repeated send is one"
-            _, known = yield from _sent(client, checker.table, key, repeat)
+            _, known = yield from _sent(client, checker.table, repeat)
         yield random.randint(0, 2 * gap_us)
     cell.producers_left -= 1
 
 
+def _spread_identity(number: int) -> bytes:
+    """Return 16 bytes that stand for a number, and whose first ones, the message's key, are anywhere."""
+    return identity(number * GOLDEN % (1 << 128))
+
+
 def _sent(
-    client: Client, known: QueueDefinition, key: int, command: Send
+    client: Client, known: QueueDefinition, command: Send
 ) -> Generator[Wish, object, tuple[object, QueueDefinition]]:
-    """Send to the oldest partition of the key, and on to younger ones; return the last outcome and the newest table."""
+    """Send as front ends do (`core/spread/sends`); return the last outcome and the newest table."""
     cell, checker = client.cell, client.cell.partition_checker
     number = int.from_bytes(command.messages[0].message_id, "big")
     outcome: object = NotNow()
-    after = -1
+    spread = cell.bugs.variant(SpreadSend)(known, command.messages)
+    parts = spread.begin()
     for _ in range(ATTEMPTS_MAX):
-        entry = next((entry for entry in taking(known, key) if entry.number > after), None)
-        if entry is None:
-            known = checker.table
-            continue
+        if not parts:
+            break
+        (part,) = parts
         asked_us = cell.kernel.now_us
-        outcome = yield Send(CHANGING, entry.number, command.messages)
+        outcome = yield part.command
         if isinstance(outcome, Sent):
             is_new = not outcome.duplicates
-            checker.send_acked(number, entry.number, outcome.places[0], asked_us, is_new=is_new)
+            checker.send_acked(number, part.number, outcome.places[0], asked_us, is_new=is_new)
             break
         if isinstance(outcome, Elsewhere):
-            after = entry.number
+            checker.sent_elsewhere(part.number, cell.kernel.now_us)
             known = max(known, outcome.definition, key=lambda table: table.table_version)
+            parts = spread.on_outcome(part, outcome, known)
         elif isinstance(outcome, CallerError):  # the partition is not there yet, or no more
             known = checker.table
             yield 20 * MS
+            parts = spread.again(part, known)
         else:
             break
     return outcome, known

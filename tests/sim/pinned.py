@@ -4,7 +4,10 @@ from __future__ import annotations
 
 CAUGHT_BY: dict[str, int] = {
     "sealed-takes-sends": 0,
-    "seal-forgotten": 2,
+    "seal-forgotten": 0,
+    "child-first": 1,
+    "elsewhere-early": 6,
+    "seal-not-replayed": 2,
     "earlyack": 0,
     "softpromise": 9,
     "reuse": 9,

@@ -99,6 +99,8 @@ class Profile:
     groups: int = 4
     carelessness: float = 0.2
     snapshot_records: int = 400
+    snapshot_us: int = 0
+    """So long at most a snapshot takes, in which partitions that come later have newer definitions; 0: no time."""
     compaction_us: int = 0
     """How far apart the compactions of a replica are on average; 0: there are none."""
     rebuild_us: int = 0
@@ -320,6 +322,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
             profile.intervals_us.pop(fault, None)
     if hunt == "partitions":  # each change takes as long as ids are known
         profile.fire_us = 80 * SECOND
+        profile.snapshot_us = SECOND
     if hunt == "stale":
         profile.gap_us = 200 * MS
         profile.disk.has_stale = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -162,6 +163,8 @@ class Replica:
         self._hashed_end = base
         self._snapshot_at = base
         self._snapshot_wanted: Snapshot | None = None
+        self._snapshot_end = 0
+        """Up to where what is in it must be committed."""
         self._is_compacting = False
         self._was_leading = False
         self._tasks = TaskMoves(self) if cell.faults.has_redrives else None
@@ -666,25 +669,49 @@ class Replica:
         """Encode the queues as they are, which is ahead; it is published when all in it is committed."""
         end = self.log.end
         self._snapshot_at = end.end
-        blobs = [
-            (encode_key(key), b"".join(encode_partition(partition, end.end)))
-            for key, partition in self.journal.queues.partitions.items()
-        ]
-        self._snapshot_wanted = Snapshot(end.end, end.chain, end.epoch, self.journal.last_time_ms, blobs)
+        keys = list(self.journal.queues.partitions)
+        slow_us = self.cell.faults.snapshot_us
+        now = self._random.randint(0, len(keys)) if slow_us else len(keys)
+        blobs = self._encoded(keys[:now])
+        snapshot = Snapshot(end.end, end.chain, end.epoch, self.journal.last_time_ms, blobs)
+        if now == len(keys):
+            self._snapshot_taken(snapshot)
+        else:
+            self._kernel.after(
+                self._random.randint(MS, slow_us), self._go_on, snapshot, keys[now:], self.log.truncations
+            )
+
+    def _go_on(self, snapshot: Snapshot, keys: list[int], truncations: int) -> None:
+        """Add partitions as they are by now: those that went since are in what is replayed, as are those that began."""
+        if not self.is_open or truncations != self.log.truncations or not self.may_take_snapshot():
+            return
+        there = [key for key in keys if key in self.journal.queues.partitions]
+        blobs = [*snapshot.blobs, *self._encoded(there)]
+        self._snapshot_taken(replace(snapshot, blobs=blobs, last_time_ms=self.journal.last_time_ms))
+
+    def _encoded(self, keys: list[int]) -> list[tuple[bytes, bytes]]:
+        partitions, end = self.journal.queues.partitions, self.log.end.end
+        return [(encode_key(key), b"".join(encode_partition(partitions[key], end))) for key in keys]
+
+    def _snapshot_taken(self, snapshot: Snapshot) -> None:
+        self._snapshot_wanted = snapshot
+        self._snapshot_end = self.log.end.end
         self._publish_if_committed()
 
     def _publish_if_committed(self) -> None:
         wanted = self._snapshot_wanted
-        if wanted is not None and wanted.base_offset <= self.commit:
+        if wanted is not None and self._snapshot_end <= self.commit:
             self._snapshot_wanted = None
-            self._kernel.after(self._random.randint(MS, 20 * MS), self._publish, wanted)
+            self._kernel.after(self._random.randint(MS, 20 * MS), self._publish, wanted, self._snapshot_end)
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: Snapshot, end: int = 0) -> None:
         if not self.is_open or self.writer.is_stopped:
             return
         disk = self.disk
         older = disk.snapshot
-        if snapshot.base_offset > disk.fsynced_end or (older and older.base_offset >= snapshot.base_offset):
+        if max(snapshot.base_offset, end) > disk.fsynced_end or (
+            older and older.base_offset >= snapshot.base_offset
+        ):
             return
         disk.snapshot = snapshot
         if older is not None:
@@ -720,7 +747,7 @@ class Replica:
             answer = self._places(asked, answer)
         elif isinstance(answer, SentElsewhere):
             assert not any(answer.results), "a send of one message is found, or goes elsewhere"
-            answer = Elsewhere(answer.definition)
+            answer = Elsewhere(answer.definition, [None] * len(answer.results))
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
         self._answer(asked, answer)
