@@ -20,7 +20,9 @@ OPERATIONS = {row.name: row for row in ALERTS_OPERATIONS}
 
 async def ask(operations: DestinationOperations, operation: str, /, **given: Any) -> Any:
     """Return the answer of an operation, which is as the table says."""
-    call = MonitoringCall("admin", operation, ACCOUNT, "arn:aws:iam::0:root", REGION, encode_members(given), "id")
+    call = MonitoringCall(
+        "admin", operation, ACCOUNT, "arn:aws:iam::0:root", REGION, encode_members(given), "id"
+    )
     return msgspec.convert(await operations.handlers[operation](call), OPERATIONS[operation].answer)
 
 

@@ -11,17 +11,21 @@ from quaymaster.console.site import APIError, QueueNow
 from quaymaster.console.web.page_calls import Page, PageCall
 from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue_path, queue_url, render_tab
 from quaymaster.console.web.views.policy_words import explain_policy
+from quaymaster.core.access.permissions import Permission
 
 POLICY: Final = "Policy"
-TRIED: Final = (
-    "SendMessage",
-    "ReceiveMessage",
-    "DeleteMessage",
-    "ChangeMessageVisibility",
-    "GetQueueAttributes",
-    "SetQueueAttributes",
-    "PurgeQueue",
-    "DeleteQueue",
+TRIED: Final = tuple(
+    permission.value
+    for permission in (
+        Permission.SEND_MESSAGE,
+        Permission.RECEIVE_MESSAGE,
+        Permission.DELETE_MESSAGE,
+        Permission.CHANGE_MESSAGE_VISIBILITY,
+        Permission.GET_QUEUE_ATTRIBUTES,
+        Permission.SET_QUEUE_ATTRIBUTES,
+        Permission.PURGE_QUEUE,
+        Permission.DELETE_QUEUE,
+    )
 )
 """Actions that a page offers to try."""
 
