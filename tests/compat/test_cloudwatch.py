@@ -7,16 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 from botocore.exceptions import ClientError
 from botocore.model import ServiceModel
 from harness.sqs import Endpoint
 from harness.waiting import eventually
+from prometheus_client.parser import text_string_to_metric_families
+
+from quaymaster.protocol.sqs.metrics_password import metrics_password
 
 from .foreign import Outcomes, build, cached, fetch_or_skip, program_or_skip, run_scenarios
 from .support import LOOPBACK_ONLY, cloudwatch_of, unique
@@ -122,6 +128,62 @@ def test_dashboards_are_kept(cloudwatch: Any) -> None:
     with pytest.raises(ClientError) as gone:
         cloudwatch.get_dashboard(DashboardName=name)
     assert gone.value.response["Error"]["Code"] == "ResourceNotFound"
+
+
+def test_alarms_are_kept_with_their_tags_and_history(cloudwatch: Any) -> None:
+    name = unique("alarm")
+    cloudwatch.put_metric_alarm(
+        AlarmName=name,
+        AlarmDescription="Old messages <in orders>",
+        Namespace="AWS/SQS",
+        MetricName="ApproximateAgeOfOldestMessage",
+        Dimensions=[{"Name": "QueueName", "Value": "orders"}],
+        Statistic="Maximum",
+        Period=60,
+        EvaluationPeriods=3,
+        Threshold=300.5,
+        ComparisonOperator="GreaterThanThreshold",
+        TreatMissingData="notBreaching",
+        Tags=[{"Key": "team", "Value": "a"}],
+    )
+
+    (alarm,) = cloudwatch.describe_alarms(AlarmNames=[name])["MetricAlarms"]
+    assert (alarm["Threshold"], alarm["AlarmDescription"]) == (300.5, "Old messages <in orders>")
+    assert isinstance(alarm["StateUpdatedTimestamp"], datetime)
+    assert cloudwatch.list_tags_for_resource(ResourceARN=alarm["AlarmArn"])["Tags"] == [
+        {"Key": "team", "Value": "a"}
+    ]
+    cloudwatch.set_alarm_state(AlarmName=name, StateValue="ALARM", StateReason="a test")
+    history = cloudwatch.describe_alarm_history(AlarmName=name, HistoryItemType="StateUpdate")
+    assert history["AlarmHistoryItems"]
+    cloudwatch.disable_alarm_actions(AlarmNames=[name])
+    assert not cloudwatch.describe_alarms(AlarmNames=[name])["MetricAlarms"][0]["ActionsEnabled"]
+    cloudwatch.delete_alarms(AlarmNames=[name])
+    assert cloudwatch.describe_alarms(AlarmNames=[name])["MetricAlarms"] == []
+
+
+def test_prometheus_scrapes_with_its_password(monitored: Endpoint) -> None:
+    def scraped(password: str) -> str:
+        text = f"{monitored.access_key_id}:{password}".encode()
+        request = Request(f"{monitored.url}/monitoring/metrics")
+        request.add_header("Authorization", f"Basic {b64encode(text).decode()}")
+        with build_opener(ProxyHandler({})).open(request) as answer:
+            return str(answer.read().decode())
+
+    def values() -> dict[str, float]:
+        text = scraped(metrics_password(monitored.secret_access_key))
+        return {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.labels["queue"] == "orders" and sample.labels.get("state", "visible") == "visible"
+        }
+
+    eventually(lambda: values().get("quaymaster_queue_messages") == 5)
+    assert values()["quaymaster_queue_sent_total"] == 5
+    with pytest.raises(HTTPError) as refused:
+        scraped(metrics_password("wrong"))
+    assert refused.value.code == 403
 
 
 def test_wrong_requests_are_refused_by_the_console_and_before(cloudwatch: Any) -> None:
