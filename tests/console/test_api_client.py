@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from quaymaster.console.api_client import APIClient
+from quaymaster.console.exchange import APIPlace
 from quaymaster.console.site import (
     AccessKeySignIn,
     APIError,
@@ -18,7 +20,9 @@ from quaymaster.console.site import (
     LinkSignIn,
     PasswordSignIn,
 )
+from quaymaster.protocol.proxy_header import parse_proxy_header
 
+AWAY = APIPlace("http://127.0.0.1:1")
 CREDENTIALS = Credentials("QMSESSION", "secret", "token")
 CALLER = Caller(CREDENTIALS, "192.0.2.7")
 
@@ -47,11 +51,10 @@ async def calling(*answers: tuple[int, Any]) -> AsyncIterator[tuple[APIClient, F
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = APIClient(url, url, region="us-east-1", now_ms=lambda: 1_800_000_000_000)
+    api = APIClient(APIPlace(url), APIPlace(url), region="us-east-1", now_ms=lambda: 1_800_000_000_000)
     try:
         yield api, front_end
     finally:
-        await api.close()
         await runner.cleanup()
 
 
@@ -81,10 +84,12 @@ def test_customers_ask_the_port_of_sqs_and_paths_are_sent_as_they_are_encoded() 
     async def run() -> None:
         async with calling((200, {})) as (customers, front_end), calling() as (operators, at_admin_port):
             api = APIClient(
-                customers._sqs_url, operators._admin_url, region="us-east-1", now_ms=lambda: 1_800_000_000_000
+                customers._sqs_place,
+                operators._admin_place,
+                region="us-east-1",
+                now_ms=lambda: 1_800_000_000_000,
             )
             await api.admin(CALLER._replace(is_operator=False), "DELETE", "/admin/v1/users/a%2Fb%40c")
-            await api.close()
 
             [(request, _)] = front_end.asked
             assert request.raw_path == "/admin/v1/users/a%2Fb%40c"
@@ -162,12 +167,11 @@ def test_what_the_api_refuses_is_told(
 
 def test_a_front_end_that_is_away_is_told_as_such() -> None:
     async def run() -> None:
-        api = APIClient("http://127.0.0.1:1", "http://127.0.0.1:1", region="us-east-1", now_ms=lambda: 0)
+        api = APIClient(AWAY, AWAY, region="us-east-1", now_ms=lambda: 0)
         with pytest.raises(APIError) as caught:
             await api.admin(CALLER, "POST", "/admin/v1/queues", body={"a": 1})
         assert caught.value.status == 503
         assert await api.ended([CREDENTIALS]) == [False]
-        await api.close()
 
     asyncio.run(run())
 
@@ -185,3 +189,29 @@ def test_sessions_that_have_ended_are_found_even_where_the_first_may_not_ask() -
             assert await api.ended(sessions) == [True, True, True]
 
     asyncio.run(run())
+
+
+def test_a_server_is_asked_by_its_unix_socket_and_told_for_which_browser(tmp_path: Path) -> None:
+    received: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readuntil(b"\r\n\r\n{}"))
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        place = APIPlace("http://127.0.0.1:9324", tmp_path / "sqs.sock")
+        server = await asyncio.start_unix_server(answer, place.socket)
+        api = APIClient(place, place, region="us-east-1", now_ms=lambda: 1_800_000_000_000)
+        assert await api.sqs(CALLER, "ListQueues", {}) == {}
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())
+
+    header = parse_proxy_header(received[0])
+    assert header is not None
+    assert header.address == CALLER.address
+    assert b"\r\nhost: 127.0.0.1:9324\r\n" in received[0]
+    assert b"x-forwarded-for" not in received[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from console.monitored import ACCOUNT, CUSTOMER, NOON_MS, Monitored, definition, monitored
 from quaymaster.console.api_client import APIClient
+from quaymaster.console.exchange import APIPlace
 from quaymaster.console.metric_operations import MetricOperations
 from quaymaster.console.server_site import ServerSite
 from quaymaster.console.site import AlertNow, CellNow, Problem, QueueNow
@@ -18,7 +19,10 @@ PROBLEM = Problem("critical", "JournalLeaderless", "journal 3", NOON_MS, "/cell"
 
 def site_of(found: Monitored) -> ServerSite:
     api = APIClient(
-        "http://127.0.0.1:1", "http://127.0.0.1:2", region="us-east-1", now_ms=lambda: found.now_ms
+        APIPlace("http://127.0.0.1:1"),
+        APIPlace("http://127.0.0.1:2"),
+        region="us-east-1",
+        now_ms=lambda: found.now_ms,
     )
     return ServerSite(
         found.monitor,

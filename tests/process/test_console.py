@@ -1,5 +1,6 @@
 """The console next to a real server: it comes and goes with it, and is started again when it is killed."""
 
+import asyncio
 import os
 import signal
 import time
@@ -12,6 +13,10 @@ import boto3
 import pytest
 from harness.process import QuaymasterProcess
 from harness.waiting import eventually
+
+from quaymaster.console.api_client import APIClient
+from quaymaster.console.exchange import APIPlace
+from quaymaster.console.site import AccessKeySignIn, Caller
 
 NICE_MAX = 19
 CONSOLE = "quaymaster.node.console.process"
@@ -46,6 +51,23 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+async def sign_in_by_sockets(process: QuaymasterProcess) -> dict[str, Any]:
+    """Sign in as pages do, by the sockets of the server, and return who that is to the admin port."""
+    known, run = process.env(), process.data / "run"
+    api = APIClient(
+        APIPlace(process.endpoint_url, run / "sqs.sock"),
+        APIPlace(process.admin_url, run / "admin.sock"),
+        region=known.region,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    given = AccessKeySignIn(known.access_key_id, known.secret_access_key)
+    signed_in = await api.sign_in(given, "192.0.2.7")
+    caller: dict[str, Any] = await api.admin(
+        Caller(signed_in.credentials, "192.0.2.7"), "GET", "/admin/v1/me"
+    )
+    return caller
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
     tmp_path: Path, workers: int
@@ -60,6 +82,8 @@ def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
         assert os.getpriority(os.PRIO_PROCESS, first) == min(of_server + 10, NICE_MAX)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: first not in consoles_of(process) and answers(process))
+        signed_in = asyncio.run(sign_in_by_sockets(process))
+        assert signed_in["is_operator"]
         [second] = consoles_of(process)
     finally:
         process.stop()

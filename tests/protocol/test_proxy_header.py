@@ -15,6 +15,7 @@ from quaymaster.protocol.proxy_header import (
     MalformedProxyHeader,
     ProxyHeader,
     parse_proxy_header,
+    render_proxy_header,
 )
 
 V4 = header_v2("192.0.2.7")
@@ -114,3 +115,16 @@ def test_any_bytes_are_refused_read_or_waited_for_however_they_are_cut(data: byt
         if whole.address is not None:
             family = socket.AF_INET6 if ":" in whole.address else socket.AF_INET
             assert socket.inet_pton(family, whole.address)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_a_header_that_is_written_names_the_client(address: str) -> None:
+    written = render_proxy_header(address)
+
+    assert parse_proxy_header(written + b"GET") == ProxyHeader(address, False, len(written))
+
+
+def test_a_header_without_an_address_names_nobody() -> None:
+    written = render_proxy_header("")
+
+    assert parse_proxy_header(written) == ProxyHeader(None, False, len(written))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from quaymaster.console.exchange import APIPlace, Exchanges, NoAnswer
 from quaymaster.console.site import (
     AccessKeySignIn,
     APIError,
@@ -19,12 +20,6 @@ from quaymaster.console.site import (
 )
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
-if TYPE_CHECKING:
-    import aiohttp
-
-TIMEOUT_S: Final = 30.0
-CONNECTIONS_MAX: Final = 100
-REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 SQS_TARGET: Final = "AmazonSQS"
 CLOUDWATCH_TARGET: Final = "GraniteServiceVersion20100801"
 _AWS_JSON: Final = b"application/x-amz-json-1.0"
@@ -32,22 +27,17 @@ _REFUSED: Final = frozenset({401, 403})
 
 
 class APIClient:
-    """Calls the front end that `sqs_url` names, and for operators its admin port. `now_ms` is the wall clock.
+    """Calls the front end that `sqs` names, and for operators its admin port. `now_ms` is the wall clock.
 
     `region` is the one that signatures name.
     """
 
-    def __init__(self, sqs_url: str, admin_url: str, *, region: str, now_ms: Callable[[], int]) -> None:
-        self._sqs_url = sqs_url
-        self._admin_url = admin_url
+    def __init__(self, sqs: APIPlace, admin: APIPlace, *, region: str, now_ms: Callable[[], int]) -> None:
+        self._sqs_place = sqs
+        self._admin_place = admin
         self._region = region
         self._now_ms = now_ms
-        self._session: aiohttp.ClientSession | None = None
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        self._exchanges = Exchanges()
 
     async def sign_in(self, given: SignIn, address: str) -> SignedIn:
         """See `API`."""
@@ -63,7 +53,7 @@ class APIClient:
                 body = {"token": token}
         answer = await self._ask(
             # Customers have no business at the admin port, and who it is is not known yet.
-            *(self._sqs_url, "POST", "/admin/v1/sign-in", credentials, address),
+            *(self._sqs_place, "POST", "/admin/v1/sign-in", credentials, address),
             body=json.dumps(body).encode(),
             headers={b"content-type": b"application/json"},
         )
@@ -89,9 +79,9 @@ class APIClient:
         """See `API`."""
         target = path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         sent = b"" if body is None else json.dumps(body).encode()
-        url = self._admin_url if caller.is_operator else self._sqs_url
+        place = self._admin_place if caller.is_operator else self._sqs_place
         return await self._ask(
-            *(url, method, target, caller.credentials, caller.address),
+            *(place, method, target, caller.credentials, caller.address),
             body=sent,
             headers={b"content-type": b"application/json"} if sent else {},
         )
@@ -111,7 +101,7 @@ class APIClient:
         for session in sessions:
             try:
                 answer = await self._ask(
-                    *(self._sqs_url, "POST", "/admin/v1/sessions/revoked", session, ""),
+                    *(self._sqs_place, "POST", "/admin/v1/sessions/revoked", session, ""),
                     body=json.dumps({"sessions": asked}).encode(),
                     headers={b"content-type": b"application/json"},
                 )
@@ -128,7 +118,7 @@ class APIClient:
         self, caller: Caller, service: str, target: str, members: Mapping[str, Any]
     ) -> dict[str, Any]:
         answer = await self._ask(
-            *(self._sqs_url, "POST", "/", caller.credentials, caller.address),
+            *(self._sqs_place, "POST", "/", caller.credentials, caller.address),
             body=json.dumps(members).encode(),
             headers={b"content-type": _AWS_JSON, b"x-amz-target": target.encode()},
             service=service,
@@ -138,7 +128,7 @@ class APIClient:
 
     async def _ask(
         self,
-        url: str,
+        place: APIPlace,
         method: str,
         target: str,
         credentials: Credentials | None,
@@ -149,17 +139,17 @@ class APIClient:
         service: str = "sqs",
     ) -> Any:
         path, _, query = target.partition("?")
-        host = url.partition("://")[2].encode()
-        every = [(b"host", host), *headers.items()]
-        if address:
-            every.append((b"x-forwarded-for", address.encode()))
+        every = [(b"host", place.url.partition("://")[2].encode()), *headers.items()]
         request = UnsignedRequest(method.encode(), path.encode(), query.encode(), every, body)
         fields = every
         if credentials is not None:
             token = credentials.session_token or None
             signer = Signer(credentials.access_key_id, credentials.secret, self._region, token, service)
             fields = sign(request, signer, now_ms=self._now_ms())
-        status, reply = await self._exchange(method, url + target, fields, body)
+        try:
+            status, reply = await self._exchanges.ask(place, method, target, fields, body, address)
+        except NoAnswer as error:
+            raise APIError("ServiceUnavailable", f"The service cannot be reached: {error}.", 503) from None
         try:
             answer = json.loads(reply) if reply else {}
         except ValueError:
@@ -167,27 +157,6 @@ class APIClient:
         if status >= 400:
             raise _failure(status, answer)
         return answer
-
-    async def _exchange(
-        self, method: str, url: str, fields: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> tuple[int, bytes]:
-        import aiohttp  # 10 MB, which a console that nobody opens does not need
-        from yarl import URL
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            )
-        headers = {name.decode(): value.decode() for name, value in fields}
-        try:
-            async with self._session.request(
-                method, URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
-            ) as answer:
-                return answer.status, await answer.content.read(REPLY_BYTES_MAX)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise APIError("ServiceUnavailable", f"The service cannot be reached: {error}", 503) from None
 
 
 def _failure(status: int, answer: Any) -> APIError:

@@ -27,10 +27,11 @@ from quaymaster.net.console_key import make_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.children import Child, read_first_line
+from quaymaster.node.edge_listener import listen_for_console
 from quaymaster.node.from_settings import plain_values
 from quaymaster.node.lifeline import HURRY
 from quaymaster.node.node import Node
-from quaymaster.node.sockets import CONSOLE_SOCKET, unix_address
+from quaymaster.node.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, unix_address
 from quaymaster.node.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.protocol.rpc.console_calls import (
     METRICS,
@@ -144,6 +145,7 @@ async def prepare_console(
     console = ServerConsole(address, child, client)
     if child is not None:
         node.metrics.queues = console.queue_metrics
+        listen_for_console(node, node.admin, sockets / ADMIN_SOCKET)
     node.stack.push_async_callback(console.end)
     node.on_serving.append(console.start)
     if child is not None:

@@ -93,3 +93,10 @@ def _go_without(node: Node, place: Path | Address, error: OSError) -> None:
             f"cannot listen on {node.settings.edge_listen} (setting 'edge_listen'): {reason}"
         ) from error
     log_event(log, logging.INFO, "no socket for a proxy", path=str(place), reason=reason)
+
+
+def listen_for_console(node: Node, server: HTTPServer, socket_path: Path) -> None:
+    """Let a server take requests that the console makes for browsers, until the node ends. Raises OSError."""
+    listener = ProxiedListener(server)
+    listener.start_unix(socket_path)
+    node.stack.push_async_callback(listener.drain)

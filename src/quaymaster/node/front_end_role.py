@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from quaymaster.broker.replica.clock import wall_ms
@@ -49,7 +50,7 @@ from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.console_client import ConsoleClient
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.node.data.client_file import CLIENT_FILE
-from quaymaster.node.edge_listener import listen_for_proxies, share_proxies
+from quaymaster.node.edge_listener import listen_for_console, listen_for_proxies, share_proxies
 from quaymaster.node.file_limit import sqs_limits
 from quaymaster.node.node import Node, listen_on
 from quaymaster.node.pools import POOL_USED
@@ -100,10 +101,12 @@ async def serve_sqs(
     blocks: BuiltBlocks | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
     shared: Shared | None = None,
+    for_console: Path | None = None,
 ) -> Address:
     """Start a front end, what records its requests and those of operators, and its port; return the address.
 
-    Without `admin` operators ask another process. `shared`: of a worker.
+    Without `admin` operators ask another process. `shared`: of a worker. `for_console`: a Unix socket for requests that
+    the console of this server makes for browsers.
     """
     settings, stack, metrics = node.settings, node.stack, node.metrics
     feed = await _start_recording(node, behind.store, None if shared is None else shared.front_end)
@@ -156,6 +159,8 @@ async def serve_sqs(
         await listen_for_proxies(node, server)
     else:
         await share_proxies(node, server, shared.edge)
+    if for_console is not None and settings.console == "on":
+        listen_for_console(node, server, for_console)
     node.health.add_room_check(server.why_not_ready)
     metrics.add_source(
         lambda: [

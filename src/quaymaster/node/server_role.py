@@ -57,7 +57,14 @@ from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
-from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, make_sockets, unix_address
+from quaymaster.node.sockets import (
+    ADMIN_SOCKET,
+    CONSOLE_SOCKET,
+    SERVER_SOCKET,
+    SQS_SOCKET,
+    make_sockets,
+    unix_address,
+)
 from quaymaster.node.transport import BROKER_ROLE
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address, Settings
@@ -98,7 +105,7 @@ async def start_server(node: Node) -> None:
     broker = spread_over(own, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
     watch = QueueWatch(settings.node_name, own.all)
-    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET])
+    sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET, ADMIN_SOCKET])
     consoles = console_of_server(node, sockets)
     admin = make_admin(
         settings,
@@ -133,7 +140,7 @@ async def start_server(node: Node) -> None:
         await metadata.load_queues_file(settings.queues_file, note=note)
     behind = Behind(store, metadata, broker, key_uses, console=consoles)
     blocks = start_building(node, behind, registry.queues.active_logs)
-    address = await serve_sqs(node, behind, admin, blocks=blocks)
+    address = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
     console = await prepare_console(node, sockets, address, has_workers=False)

@@ -18,6 +18,9 @@ CONSOLE_SOCKET: Final = "console.sock"
 """Where a server's console answers it and its front ends."""
 SERVER_SOCKET: Final = "server.sock"
 """Where a server without workers answers its console."""
+SQS_SOCKET: Final = "sqs.sock"
+ADMIN_SOCKET: Final = "admin.sock"
+"""Where a server takes requests of its console, which names the browsers (PROXY protocol)."""
 
 
 def make_sockets(node: Node, names: Iterable[str]) -> Path:

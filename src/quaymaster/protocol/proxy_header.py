@@ -20,7 +20,7 @@ Source: HAProxy, doc/proxy-protocol.txt, section 2.2.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
 
 SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
@@ -81,6 +81,17 @@ def parse_proxy_header(data: bytes) -> ProxyHeader | None:
     if len(payload) < address_bytes:
         raise MalformedProxyHeader(f"The addresses in the PROXY protocol header need {address_bytes} bytes.")
     return ProxyHeader(_address(family, payload), _used_tls(payload[address_bytes:]), size)
+
+
+def render_proxy_header(address: str) -> bytes:
+    """Return a header that names a client by its IP address; any other text: none is named."""
+    try:
+        client = ip_address(address)
+    except ValueError:
+        return SIGNATURE + bytes([_LOCAL, 0, 0, 0])
+    family, nobody = (_TCP4, bytes(4)) if client.version == 4 else (_TCP6, bytes(16))
+    payload = client.packed + nobody + bytes(4)  # two ports
+    return SIGNATURE + bytes([_PROXY, family]) + len(payload).to_bytes(2) + payload
 
 
 def _address(family: int, payload: bytes) -> str | None:

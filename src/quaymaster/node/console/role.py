@@ -23,6 +23,7 @@ from quaymaster.console.alerts.history_series import HistorySeries
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.dashboard_operations import DashboardOperations
 from quaymaster.console.dispatch import Dispatch
+from quaymaster.console.exchange import APIPlace
 from quaymaster.console.known_queues import KnownQueues
 from quaymaster.console.metric_operations import MetricOperations
 from quaymaster.console.metric_text import ScrapeRefused, render_queues, select_queues, told_queues
@@ -50,7 +51,7 @@ from quaymaster.node.data.stores import SQLITE_FILE, open_etcd
 from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.membership import Membership
 from quaymaster.node.node import Node, Role, cannot_listen
-from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, unix_address
+from quaymaster.node.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, SERVER_SOCKET, SQS_SOCKET, unix_address
 from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.protocol.rpc.console_calls import (
     METRICS,
@@ -76,13 +77,13 @@ FREE_TIMES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a console stands on, wherever it runs. `sqs_url`, `admin_url`: of a front end, for pages."""
+    """What a console stands on, wherever it runs. `sqs`, `admin`: of a front end, for pages."""
 
     key: bytes
     store: Coordination
     leaders: QueueMetricsClient
-    sqs_url: str
-    admin_url: str
+    sqs: APIPlace
+    admin: APIPlace
     cell: Callable[[QueueMonitor], Callable[[], CellNow]]
     is_alone: bool
     """Whether there is no other console."""
@@ -122,14 +123,15 @@ async def start_console(node: Node, cell: Membership) -> None:
         key = await asyncio.to_thread(read_console_key, settings.tls_directory)
     transport = Transport(settings, CONSOLE_ROLE, node.rpc)
     leaders, table = await _all_leaders(node, transport, cell.store)
-    url = settings.public_url or f"http://{settings.listen}"
+    sqs = APIPlace(settings.public_url or f"http://{settings.listen}")
+    admin = APIPlace(f"http://{settings.admin_listen}")
     state = CellState(cell.store, table, settings.cell)
     await state.start()
     stack.push_async_callback(state.close)
     console = await _start(
         node,
         Surroundings(
-            *(key, cell.store, leaders, url, f"http://{settings.admin_listen}", lambda _: state.now),
+            *(key, cell.store, leaders, sqs, admin, lambda _: state.now),
             is_alone=False,
         ),
     )
@@ -167,8 +169,8 @@ async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
         key,
         store,
         leaders,
-        f"http://{Address(*brief.endpoint)}",
-        f"http://{Address(*brief.admin)}",
+        APIPlace(f"http://{Address(*brief.endpoint)}", Path(brief.sockets) / SQS_SOCKET),
+        APIPlace(f"http://{Address(*brief.admin)}", Path(brief.sockets) / ADMIN_SOCKET),
         lambda monitor: partial(server_now, settings.cell, monitor),
         is_alone=True,
     )
@@ -290,12 +292,11 @@ async def _start(node: Node, around: Surroundings) -> Console:
     dispatch.add("cloudwatch", dict.fromkeys(alerts.alarms.operations, alerts.alarms.answer))
     dispatch.add("admin", DestinationOperations(alerts.book, alerts.delivery).handlers)
     api = APIClient(
-        around.sqs_url,
-        around.admin_url,
+        around.sqs,
+        around.admin,
         region=settings.region,
         now_ms=wall_ms,
     )
-    stack.push_async_callback(api.close)
     site = ServerSite(
         monitor,
         operations,

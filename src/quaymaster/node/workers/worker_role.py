@@ -49,6 +49,7 @@ from quaymaster.node.left_usage import note_in_use
 from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
+from quaymaster.node.sockets import SQS_SOCKET
 from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
 from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_address, worker_of
@@ -145,7 +146,13 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     await asyncio.to_thread(note_in_use, node.data)
     edge = None if brief.edge < 0 else socket.socket(fileno=brief.edge)
     await serve_sqs(
-        node, behind, None, blocks=blocks, on_log_read=recent.note, shared=Shared(brief.front_end, edge)
+        node,
+        behind,
+        None,
+        blocks=blocks,
+        on_log_read=recent.note,
+        shared=Shared(brief.front_end, edge),
+        for_console=Path(brief.sockets) / SQS_SOCKET if brief.number == 0 else None,
     )
 
 
