@@ -214,3 +214,26 @@ def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertman
             return {alert["labels"]["alertname"] for alerts in posted for alert in alerts}
 
         eventually(lambda: {"QuaymasterWatchdog", "orders-wait"} <= names())
+
+
+def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    with serving(tmp_path / "data", outbound_networks="10.0.0.0/8") as process:
+        _, cloudwatch = clients(process)
+        run = Commands(process)
+        eventually(lambda: answers(cloudwatch))
+        run("destination", "add", "private", "--kind", "webhook", "--target", receiver.url)
+        assert run("destination", "test", "private")["outcome"] == "failed"
+    with serving(tmp_path / "other", outbound_networks="127.0.0.0/8") as process:
+        _, cloudwatch = clients(process)
+        run = Commands(process)
+        eventually(lambda: answers(cloudwatch))
+        run(
+            "destination", "add", "own", "--kind", "webhook", "--target", f"{process.admin_url}/admin/v1/keys"
+        )
+        run("destination", "add", "other", "--kind", "webhook", "--target", f"{receiver.url}/hook")
+        assert run("destination", "test", "own")["outcome"] == "failed"
+        assert run("destination", "test", "other")["outcome"] == "delivered"
+
+    assert [path for path, _, _ in receiver.posts] == ["/hook"]
