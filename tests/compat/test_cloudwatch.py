@@ -1,4 +1,4 @@
-"""CloudWatch of a real server with its console, asked by boto3, the AWS CLI, Go, JavaScript and as KEDA does."""
+"""CloudWatch of a real server with its console, asked by boto3, the AWS CLI, Go, Java, JavaScript and as KEDA does."""
 
 from __future__ import annotations
 
@@ -239,6 +239,14 @@ JAVASCRIPT_SCENARIOS = (
     "learns that a dashboard does not exist",
     "is refused with a wrong secret",
 )
+JAVA = Path(__file__).parent / "java_cloudwatch"
+JAVA_SCENARIOS = (
+    "speaks CBOR",
+    "lists the metrics of a queue",
+    "reads statistics with their times",
+    "learns that a dashboard does not exist",
+    "is refused with a wrong secret",
+)
 GO_SCENARIOS = (
     "speaks CBOR",
     "lists the metrics of a queue",
@@ -288,6 +296,27 @@ def javascript_outcomes(monitored: Endpoint, tmp_path_factory: pytest.TempPathFa
     return _run([node, "main.mjs"], monitored, directory)
 
 
+@pytest.fixture(scope="module")
+def java_outcomes(monitored: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    java, javac, mvn = program_or_skip("java"), program_or_skip("javac"), program_or_skip("mvn")
+    sources = [
+        Path(__file__).parent / "java/src/main/java/quaymaster/Report.java",
+        JAVA / "src/main/java/quaymaster/Metrics.java",
+    ]
+
+    def make(directory: Path) -> None:
+        copy = [mvn, "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={directory / 'lib'}"]
+        fetch_or_skip(copy, JAVA, faults=("Non-parseable POM", "is missing"))
+        strict = ["-Xlint:all,-processing", "-Werror"]
+        build([javac, *strict, "-cp", "lib/*", "-d", "classes", *map(str, sources)], directory)
+
+    version = build([javac, "-version"], JAVA)
+    folder = cached("java-cloudwatch", [JAVA / "pom.xml", *sources, version], make)
+    classpath = os.pathsep.join([f"{folder}/classes", f"{folder}/lib/*"])
+    command = [java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classpath, "quaymaster.Metrics"]
+    return _run(command, monitored, tmp_path_factory.mktemp("java-cloudwatch"))
+
+
 def _run(command: list[str], server: Endpoint, directory: Path) -> Outcomes:
     return run_scenarios(command, server, directory, {"AWS_ENDPOINT_URL_CLOUDWATCH": server.url})
 
@@ -302,8 +331,14 @@ def test_javascript_sdk(javascript_outcomes: Outcomes, scenario: str) -> None:
     javascript_outcomes.check(scenario)
 
 
+@pytest.mark.parametrize("scenario", JAVA_SCENARIOS)
+def test_java_sdk(java_outcomes: Outcomes, scenario: str) -> None:
+    java_outcomes.check(scenario)
+
+
 def test_every_scenario_of_the_programs_is_a_test(
-    go_outcomes: Outcomes, javascript_outcomes: Outcomes
+    go_outcomes: Outcomes, javascript_outcomes: Outcomes, java_outcomes: Outcomes
 ) -> None:
+    assert java_outcomes.scenarios == set(JAVA_SCENARIOS)
     assert go_outcomes.scenarios == set(GO_SCENARIOS)
     assert javascript_outcomes.scenarios == set(JAVASCRIPT_SCENARIOS)
