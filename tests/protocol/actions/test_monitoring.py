@@ -68,7 +68,7 @@ def test_scraped_metrics_are_answered_as_text() -> None:
 
 
 def test_body_longer_than_any_input_is_refused_unread() -> None:
-    body = b"[" * (monitoring.INPUT_BYTES_MAX + 1)
-
-    with pytest.raises(RequestEntityTooLarge):
-        monitoring.decode_request(WireForm.CLOUDWATCH_JSON, LIST, body, {})
+    for action in (LIST, ACTIONS["PutDashboard"]):
+        body = b"[" * (monitoring.operation_of(action).bytes_max + 1)
+        with pytest.raises(RequestEntityTooLarge):
+            monitoring.decode_request(WireForm.CLOUDWATCH_JSON, action, body, {})

@@ -149,6 +149,19 @@ def test_every_tag_but_that_of_times_is_refused_unread() -> None:
     assert read == [1]
 
 
+def test_more_items_than_an_input_has_are_refused_before_they_are_made() -> None:
+    empty = b"\xa1\x6aAlarmNames\x9a\x00\x07\xff\xff" + b"\x80" * 0x7FFFF
+
+    with pytest.raises(MalformedInput, match="more than 10000 values"):
+        cbor_form.decode_request(BY_NAME["DeleteAlarms"], empty)
+
+
+def test_bytes_of_long_texts_are_no_items() -> None:
+    given = {"DashboardName": "a", "DashboardBody": "\u7532" * 100_000}
+
+    assert cbor_form.decode_request(BY_NAME["PutDashboard"], cbor2.dumps(given)) == given
+
+
 def test_cbor_of_indefinite_length_is_read() -> None:
     body = b"\xbf\x69NextToken\x7f\x61a\x61b\xff\xff"
 

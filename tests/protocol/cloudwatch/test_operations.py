@@ -20,7 +20,7 @@ from quaymaster.protocol.cloudwatch.kinds import (
     Time,
     Whole,
 )
-from quaymaster.protocol.cloudwatch.operations import OPERATIONS, Operation
+from quaymaster.protocol.cloudwatch.operations import OPERATIONS, SCRAPE, Operation
 
 OWN_LIMITS = {"DashboardNames": 100}
 """Lists that have no limit in the model, and one here."""
@@ -78,6 +78,11 @@ def test_members_are_those_of_the_model(operation: Operation) -> None:
     else:
         assert model.output_shape is not None
         compare(operation.output, model.output_shape, of_input=False)
+
+
+def test_operations_take_the_permission_of_their_name_and_scrapes_that_of_reading_metrics() -> None:
+    assert BY_NAME["PutDashboard"].asks_for == "PutDashboard"
+    assert SCRAPE.asks_for == "GetMetricData"
 
 
 def test_no_operation_is_sent_compressed() -> None:

@@ -20,9 +20,6 @@ from quaymaster.protocol.cloudwatch.operations import OPERATIONS, SCRAPE, Monito
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 
-INPUT_BYTES_MAX: Final = 512 * 1024
-"""Of a request. The body of a dashboard is the largest there is."""
-
 SCRAPE_ACTION: Final = MONITORING_ACTIONS[SCRAPE.name]
 _ACTION_BY_NAME: Final = {each.name: MONITORING_ACTIONS[each.name] for each in OPERATIONS}
 _ACTION_BY_TARGET: Final = {
@@ -80,9 +77,9 @@ def decode_request(
 
     Raises MalformedInput, RequestEntityTooLarge, and what CloudWatch says of members that are missing or wrong.
     """
-    if len(body) > INPUT_BYTES_MAX:
-        raise RequestEntityTooLarge(INPUT_BYTES_MAX)
     operation = operation_of(action)
+    if len(body) > operation.bytes_max:
+        raise RequestEntityTooLarge(operation.bytes_max)
     if form is WireForm.CLOUDWATCH_JSON:
         members = json_form.decode_request(operation, body)
     elif form is WireForm.CLOUDWATCH_CBOR:

@@ -29,6 +29,8 @@ CLOUDWATCH: Final = "cloudwatch"
 TAGS: Final = "Tags"
 """The member by which an input gives tags to a resource."""
 ARN_SEGMENTS: Final = 6
+INPUT_BYTES_MAX: Final = 256 * 1024
+DASHBOARD_BYTES_MAX: Final = 512 * 1024
 _EVERY: Final = "*"
 
 
@@ -51,6 +53,8 @@ class Operation(NamedTuple):
     resource: ResourceKind = "all"
     named_by: str = ""
     read_only: bool = False
+    bytes_max: int = INPUT_BYTES_MAX
+    """How long its input may be, in any form."""
     permission: str = ""
     """What it takes, where that is not called as itself."""
 
@@ -130,6 +134,7 @@ OPERATIONS: Final = (
         members.PUT_DASHBOARD_OUTPUT,
         resource="dashboard",
         named_by="DashboardName",
+        bytes_max=DASHBOARD_BYTES_MAX,
     ),
     Operation(
         *(111, "GetDashboard"),
