@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import cbor2
 import msgspec
 from harness.checker import check
 from harness.load import Load, SQSConnection
@@ -37,6 +38,7 @@ from process.strangers import resident_bytes
 from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import find_connection
 from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS, STS_ACTIONS
+from quaymaster.protocol.cloudwatch.operations import OPERATIONS
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 FUZZERS: Final = 3
@@ -165,6 +167,8 @@ class Nonsense:
             return self._rendered(port, "GET", path, query, [], b"")
         if random.random() < 0.1:
             return self._sts_request(port)
+        if random.random() < 0.1:
+            return self._cloudwatch_request(port)
         action = random.choice(tuple(SQS_ACTIONS))
         if random.random() < 0.7:
             fields = json.dumps(self._fields(action)).encode()
@@ -202,6 +206,30 @@ class Nonsense:
         headers = [("content-type", "application/x-www-form-urlencoded")]
         return self._rendered(port, "POST", "/", "", headers, text, service="sts")
 
+    def _cloudwatch_request(self, port: int) -> bytes:
+        random = self._random
+        operation = random.choice(OPERATIONS)
+        names = list(operation.input.members)
+        given = {name: random.choice(VALUES) for name in names if random.random() < 0.5}
+        form = random.choice(["json", "cbor", "query", "metrics"])
+        if form == "metrics":
+            text = f"{self._environment.access_key_id}:{random.choice(['', 'x', '0' * 64])}".encode()
+            headers = [("authorization", f"Basic {b64encode(text).decode()}")]
+            return self._rendered(port, "GET", "/monitoring/metrics", "", headers, b"", is_signed=False)
+        if form == "json":
+            path, body = "/", json.dumps(given).encode()
+            headers = [("x-amz-target", f"GraniteServiceVersion20100801.{operation.name}")]
+        elif form == "cbor":
+            path = f"/service/GraniteServiceVersion20100801/operation/{operation.name}"
+            body, headers = cbor2.dumps(given), [("smithy-protocol", "rpc-v2-cbor")]
+        else:
+            path, headers = "/", [("content-type", "application/x-www-form-urlencoded")]
+            parts = [f"{name}{random.choice(['', '.member.1', '.member.1.Name'])}=x" for name in given]
+            body = "&".join([f"Action={operation.name}&Version=2010-08-01", *parts]).encode()
+        if random.random() < 0.5:
+            body = self.mutated(body)
+        return self._rendered(port, "POST", path, "", headers, body, service="monitoring")
+
     def _fields(self, action: str) -> dict[str, Any]:
         random = self._random
         url = f"{self._environment.endpoint_url}/{self._environment.account_id}/{QUEUE}"
@@ -223,13 +251,14 @@ class Nonsense:
         body: bytes,
         *,
         service: str = "sqs",
+        is_signed: bool = True,
     ) -> bytes:
         random = self._random
         every = [
             (b"host", b"127.0.0.1:%d" % port),
             *((name.encode(), value.encode()) for name, value in headers),
         ]
-        if random.random() < 0.8:
+        if is_signed and random.random() < 0.8:
             every = list(
                 sign(
                     UnsignedRequest(method.encode(), path.encode(), query.encode(), every, body),
