@@ -66,6 +66,8 @@ class RoleProcess:
             "admin_listen": f"127.0.0.1:{self.admin_port}",
             listen: f"127.0.0.1:{self.port}",
         }
+        if role == "console":
+            self.settings["console_rpc_listen"] = f"127.0.0.1:{free_port()}"
         self.child: Program | None = None
 
     @property

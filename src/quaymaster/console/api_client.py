@@ -39,6 +39,11 @@ class APIClient:
         self._now_ms = now_ms
         self._exchanges = Exchanges()
 
+    def move(self, sqs: APIPlace, admin: APIPlace) -> None:
+        """Call another front end from now on."""
+        self._sqs_place = sqs
+        self._admin_place = admin
+
     async def sign_in(self, given: SignIn, address: str) -> SignedIn:
         """See `API`."""
         credentials: Credentials | None = None

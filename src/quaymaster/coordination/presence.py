@@ -35,7 +35,7 @@ def alive_key(role: str, node: str = "") -> str:
 
 
 class PresenceRow(msgspec.Struct, frozen=True):
-    """A running process, and the formats that it reads. `address`: where it answers, if it is found by this."""
+    """A running process, and the formats that it reads. `address`, `admin`: where it answers, if so found."""
 
     role: str
     node: str
@@ -44,6 +44,7 @@ class PresenceRow(msgspec.Struct, frozen=True):
     format_max: int = FORMAT_MAX
     zone: str = ""
     address: str = ""
+    admin: str = ""
 
     @property
     def key(self) -> str:

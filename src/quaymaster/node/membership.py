@@ -5,6 +5,8 @@ coordination (etcd) ─▶ witness: has it gone back? ─▶ member of the cell:
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ from quaymaster.node.transport import (
     MANAGER_ROLE,
     METADATA_ROLE,
 )
+from quaymaster.settings import Address
 
 
 class Membership(NamedTuple):
@@ -65,6 +68,13 @@ async def join_cell(node: Node) -> Membership:
     if node.role == CONSOLE_ROLE:
         row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
         lease_ms = SHORT_LEASE_MS
+    elif node.role == FRONT_END_ROLE:
+        own = await asyncio.to_thread(own_address)
+        row = msgspec.structs.replace(
+            row,
+            address=str(within_reach(node.settings.listen_address, own)),
+            admin=str(within_reach(node.settings.admin_address, own)),
+        )
     presence = Presence(store, row, lease_ms=lease_ms)
     member = CellMember(
         store,
@@ -88,6 +98,20 @@ async def look_again(node: Node, cell: Membership) -> None:
             await witness.look()
     if witness.problem is not None:
         on_store_problem(node, witness, StoreUnusable(witness.problem))
+
+
+def own_address() -> str:
+    """Return the address of this host, as its name says; its name where that says none. Blocks."""
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return name
+
+
+def within_reach(address: Address, own: str) -> Address:
+    """Return an address that others can connect to: one that listens everywhere is reached at `own`."""
+    return Address(own, address.port) if address.host in ("0.0.0.0", "::") else address  # noqa: S104 -- what it means
 
 
 def on_store_problem(node: Node, witness: StoreWitness, problem: StoreUnusable) -> None:

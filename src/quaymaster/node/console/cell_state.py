@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Final
 
 from quaymaster.console.queue_monitor import QueueMonitor
@@ -22,12 +23,15 @@ LOOK_S: Final = 5.0
 class CellState:
     """Looks every few seconds, from `start` to `close`."""
 
-    def __init__(self, store: Coordination, table: LeaderTable, name: str) -> None:
+    def __init__(self, store: Coordination, table: LeaderTable, name: str, zone: str) -> None:
         self._store = store
         self._table = table
         self._name = name
+        self._zone = zone
         self._alive: list[PresenceRow] = []
         self._at_ms: int | None = None
+        self.on_front_end: Callable[[PresenceRow], None] = lambda row: None
+        """Called with a front end that is there, at each look."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -45,7 +49,14 @@ class CellState:
             with contextlib.suppress(NotNow, *UNREADABLE):
                 self._alive = await list_alive(self._store)
                 self._at_ms = time.time_ns() // 1_000_000
+                self._tell_front_end()
             await asyncio.sleep(LOOK_S)
+
+    def _tell_front_end(self) -> None:
+        found = [row for row in self._alive if row.role == "frontend" and row.address]
+        if found:
+            # One of its zone first, and the same as long as it is there.
+            self.on_front_end(min(found, key=lambda row: (row.zone != self._zone, row.node)))
 
     def now(self) -> CellNow:
         """Return the state of the cell."""

@@ -32,6 +32,7 @@ from quaymaster.console.server_site import ServerSite
 from quaymaster.console.site import CellNow
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.leader_watch import LeaderWatch
+from quaymaster.coordination.presence import PresenceRow
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.history.files import HistoryFiles
@@ -125,9 +126,7 @@ async def start_console(node: Node, cell: Membership) -> None:
     leaders, table = await _all_leaders(node, transport, cell.store)
     sqs = APIPlace(settings.public_url or f"http://{settings.listen}")
     admin = APIPlace(f"http://{settings.admin_listen}")
-    state = CellState(cell.store, table, settings.cell)
-    await state.start()
-    stack.push_async_callback(state.close)
+    state = CellState(cell.store, table, settings.cell, settings.zone)
     console = await _start(
         node,
         Surroundings(
@@ -135,6 +134,9 @@ async def start_console(node: Node, cell: Membership) -> None:
             is_alone=False,
         ),
     )
+    state.on_front_end = partial(_move, console.site.api, settings.public_url)
+    await state.start()
+    stack.push_async_callback(state.close)
     node.metrics.queues = console.scrape
     await transport.listen(stack, settings.console_rpc_listen_address, console.handlers(), FRONT_END_ROLE)
     wanted = settings.console_listen_address
@@ -143,6 +145,11 @@ async def start_console(node: Node, cell: Membership) -> None:
     except OSError as error:
         raise cannot_listen(wanted, "console_listen", error) from error
     await serve_pages(node, console.site, key, bound)
+
+
+def _move(api: APIClient, public_url: str | None, front_end: PresenceRow) -> None:
+    """Let pages ask a front end that is there; by the URL of clients, which may have TLS, where there is one."""
+    api.move(APIPlace(public_url or f"http://{front_end.address}"), APIPlace(f"http://{front_end.admin}"))
 
 
 async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
