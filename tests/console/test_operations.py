@@ -5,12 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from console.monitored import ACCOUNT, CUSTOMER, NOON_MS, NOON_S, Monitored, definition, monitored, until
 from quaymaster.console.dashboard_operations import DashboardOperations
 from quaymaster.console.dispatch import Dispatch
 from quaymaster.console.metric_operations import MetricOperations
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.queue_metrics import QueueMetricsRow
+from quaymaster.protocol.admin.queues import TIME_MS_MAX, QueueHistory
 from quaymaster.protocol.rpc.monitoring_calls import (
     SCRAPE_METRICS,
     MonitoringAnswer,
@@ -162,6 +165,38 @@ def test_a_customers_scrape_has_its_own_queues_only(tmp_path: Path) -> None:
             found.now_ms += 60_000
             stale = (await ask(dispatch, SCRAPE_METRICS, account=CUSTOMER)).returned["Body"]
             assert CUSTOMER not in stale
+
+    asyncio.run(run())
+
+
+def test_the_admin_api_shows_the_history_of_a_queue(tmp_path: Path) -> None:
+    given = {
+        "name": "orders",
+        "statistic": "Sum",
+        "period_s": 60,
+        "start_ms": NOON_MS - 60_000,
+        "end_ms": NOON_MS + 60_000,
+    }
+
+    async def run() -> None:
+        async with monitored(tmp_path, ORDERS) as found:
+            await after_a_minute(found)
+            dispatch = Dispatch()
+            dispatch.add("admin", MetricOperations(found.monitor).admin_handlers)
+
+            async def history(metric: str, **more: Any) -> MonitoringAnswer:
+                return await ask(
+                    dispatch, "GetQueueHistory", service="admin", metric=metric, **{**given, **more}
+                )
+
+            shown = (await history("NumberOfMessagesSent")).returned
+            assert convert(shown, QueueHistory).values == [None, 5.0]
+            assert shown["times_ms"] == [NOON_MS - 60_000, NOON_MS]
+            late = (await history("NumberOfMessagesSent", start_ms=0, end_ms=TIME_MS_MAX)).returned
+            assert set(late["values"]) == {None}
+            assert code_of(await history("NoSuchMetric")) == "InvalidParameterValue"
+            assert code_of(await history("NumberOfMessagesSent", statistic="Mode")) == "InvalidParameterValue"
+            assert code_of(await history("SentMessageSize", statistic="Maximum")) == "InvalidParameterValue"
 
     asyncio.run(run())
 

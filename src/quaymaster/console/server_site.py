@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.known_queues import KnownQueue
-from quaymaster.console.metric_operations import MetricOperations
+from quaymaster.console.metric_operations import MetricOperations, times_of
 from quaymaster.console.queue_monitor import QueueMonitor
 from quaymaster.console.site import (
     AlertNow,
@@ -20,17 +20,14 @@ from quaymaster.console.site import (
     QueueNow,
     Series,
 )
-from quaymaster.core.monitoring.metric_requests import Need
 from quaymaster.core.monitoring.minutes import VALUES
-from quaymaster.core.monitoring.periods import Span, align, by_period
 from quaymaster.core.monitoring.queue_book import STALE_MS
-from quaymaster.core.monitoring.queue_statistics import METRICS, Kept, evaluate, is_statistic, percentile_of
+from quaymaster.core.monitoring.queue_statistics import METRICS, is_statistic
 
 CHART_MINUTES: Final = 180
 """The overview's charts."""
 ACCOUNTS_MAX: Final = 1_000
 """Accounts that have charts of their own in memory."""
-PERIODS_MAX: Final = 10_000
 _VISIBLE, _IN_FLIGHT = VALUES.index("visible"), VALUES.index("in_flight")
 _AGE = VALUES.index("oldest_age_s")
 _SENT, _RECEIVED, _DELETED = (VALUES.index(name) for name in ("sent", "received", "deleted"))
@@ -120,17 +117,16 @@ class ServerSite:
         period_s: int,
     ) -> Sequence[Series]:
         """See `Site`."""
-        span = align(start_ms / 1000, end_ms / 1000, period_s, self.now_ms() / 1000)
-        if span.periods > PERIODS_MAX:
-            span = span._replace(start_s=span.end_s - PERIODS_MAX * period_s)
-        need = Need(name, span)
-        has_samples = any(percentile_of(statistic) is not None for _, statistic in metrics)
-        known = await self._operations.read(account, [need], has_samples=has_samples)
-        parts = dict(by_period(span, known[need]))
-        return [
-            _series(metric, statistic, span, parts)
+        asked = [
+            (metric, statistic)
             for metric, statistic in metrics
             if metric in METRICS and is_statistic(statistic)
+        ]
+        span, series = await self._operations.history(account, name, asked, start_ms, end_ms, period_s)
+        times_ms = [at_s * 1000 for at_s in times_of(span)]
+        return [
+            Series(f"{metric} {statistic}", METRICS[metric].unit, times_ms, values)
+            for (metric, statistic), values in zip(asked, series, strict=True)
         ]
 
     def overview(self, account: str | None) -> Overview:
@@ -238,10 +234,3 @@ class ServerSite:
                         *(total[place] for place in (_VISIBLE, _IN_FLIGHT, _AGE, _SENT, _RECEIVED, _DELETED)),
                     )
                 )
-
-
-def _series(metric: str, statistic: str, span: Span, parts: Mapping[int, Sequence[Kept]]) -> Series:
-    row = METRICS[metric]
-    times = range(span.start_s, span.start_s + span.periods * span.period_s, span.period_s)
-    values = [evaluate(row, statistic, parts.get(at_s, ())) for at_s in times]
-    return Series(f"{metric} {statistic}", row.unit, [at_s * 1000 for at_s in times], values)

@@ -224,9 +224,11 @@ class HistoryFiles:
         """Return what is kept of queues in some periods, in order of time; `has_samples`: minutes only."""
         level = LEVELS[0] if has_samples else level_for(span)
         found: list[Kept] = []
-        end_s = span.start_s + span.periods * span.period_s
+        # Of times that nothing can be kept of no file is looked for.
+        end_s = min(span.start_s + span.periods * span.period_s, self._closed_s + 60)
+        start_s = max(span.start_s, (self._closed_s // DAY_S - NAMES_DAYS) * DAY_S)
         for queue_id in queue_ids:
-            found += self._read_levels(queue_id, span.start_s, end_s, level)
+            found += self._read_levels(queue_id, start_s, end_s, level)
         found.sort(key=lambda kept: kept.at_s)
         return found
 

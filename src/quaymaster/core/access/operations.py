@@ -46,6 +46,7 @@ class Operation(StrEnum):
     GET_KMS_KEY = "GetKMSKey"
     GET_LIMITS = "GetLimits"
     GET_PAUSES = "GetPauses"
+    GET_QUEUE_HISTORY = "GetQueueHistory"
     GET_QUEUE_POLICY = "GetQueuePolicy"
     GET_ROLE = "GetRole"
     GET_SETTINGS = "GetSettings"

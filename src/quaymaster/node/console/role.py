@@ -285,6 +285,7 @@ async def _start(node: Node, around: Surroundings) -> Console:
     operations = MetricOperations(monitor)
     dispatch = Dispatch()
     dispatch.add("cloudwatch", operations.handlers)
+    dispatch.add("admin", operations.admin_handlers)
     dispatch.add("cloudwatch", DashboardOperations(around.store, now_ms=wall_ms).handlers)
     alerts = await start_alerts(
         node,

@@ -259,7 +259,48 @@ class SetGroupOffsetRequest(OfAccount, frozen=True, kw_only=True):
     partition: PartitionNumber = 0
 
 
+TIME_MS_MAX: Final = 253_402_300_799_000
+"""The end of the year 9999."""
+TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class QueueHistoryRequest(OfAccount, frozen=True, kw_only=True):
+    name: QueueName
+    metric: Annotated[
+        str, Meta(max_length=255, description="As CloudWatch names it: `NumberOfMessagesSent`.")
+    ]
+    statistic: Annotated[str, Meta(max_length=20, description="`Sum`, `Average`, `Maximum`, `p99`, ...")] = (
+        "Sum"
+    )
+    start_ms: TimeMs
+    end_ms: TimeMs
+    period_s: Annotated[int, Meta(ge=60, le=86_400, multiple_of=60)] = 60
+
+
+class QueueHistory(AdminAnswer, frozen=True, kw_only=True):
+    """A metric of a queue, the oldest value first, at most 10,000 of them: those of the end."""
+
+    account_id: str
+    name: str
+    metric: str
+    statistic: str
+    unit: str
+    period_s: int
+    times_ms: Annotated[list[int], Meta(description="When the periods began.")]
+    values: Annotated[list[float | None], Meta(description="Null: nothing is known of the period.")]
+
+
 QUEUES_OPERATIONS: Final = (
+    row(
+        "GET",
+        "queues/{name}/history",
+        Operation.GET_QUEUE_HISTORY,
+        QueueHistoryRequest,
+        QueueHistory,
+        "Shows a metric of a queue over time. One that was deleted is found by the name that it had.",
+        who="owner",
+        answered_by="console",
+    ),
     row(
         "GET",
         "queues",
