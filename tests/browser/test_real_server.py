@@ -288,6 +288,13 @@ def test_session_that_only_looks_is_refused_what_changes(console: RealConsole, c
     context.context.close()
 
 
+def test_pages_of_tables_that_are_empty_say_what_fills_them(console: RealConsole) -> None:
+    for path in ("/usage", "/audit"):
+        console.go(path)
+        expect(console.page.locator("main")).to_contain_text("quaymaster pipeline run")
+    assert console.context.problems == []
+
+
 def test_queue_is_deleted_by_its_name(console: RealConsole) -> None:
     page = console.page
     path = create_queue(console, "gone")

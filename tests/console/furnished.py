@@ -424,24 +424,25 @@ def _answer_accounts_and_reports(site: FakeSite) -> None:
             "queue": "orders",
             "action": action,
             "requests": 100_000 * day,
+            "messages": 250_000 * day,
             "bytes": 2**20 * day * 40,
-            "cost": 0.04 * day,
+            "errors": day % 3,
         }
         for day in range(17, 13, -1)
         for action in ("SendMessage", "ReceiveMessage")
     ]
     events = [
         {
-            "at_ms": NOW_MS - number * HOUR_MS,
+            "time": f"2026-11-18T0{9 - number}:06:40.123Z",
             "account_id": OPERATORS,
             "principal": f"arn:aws:iam::{OPERATORS}:user/ada",
             "action": action,
-            "resource": "orders",
+            "queue": "orders",
             "address": "10.0.0.7",
-            "outcome": outcome,
+            "error": error,
         }
-        for number, (action, outcome) in enumerate(
-            (("PurgeQueue", "OK"), ("DeleteQueue", "AccessDenied"), ("PeekMessages", "OK"))
+        for number, (action, error) in enumerate(
+            (("PurgeQueue", ""), ("DeleteQueue", "AccessDenied"), ("PeekMessages", ""))
         )
     ]
     new_key = {
@@ -460,7 +461,7 @@ def _answer_accounts_and_reports(site: FakeSite) -> None:
             "POST /admin/v1/keys/AKIAROOT/rotate": lambda _: new_key,
             "GET /admin/v1/accounts": lambda _: {"accounts": accounts, "next_token": None},
             "POST /admin/v1/accounts": lambda _: new_key,
-            "GET /admin/v1/usage": lambda _: {"rows": usage, "currency": "EUR", "as_of_ms": NOW_MS - HOUR_MS},
-            "GET /admin/v1/audit": lambda _: {"events": events, "next_token": "older"},
+            "GET /admin/v1/usage": lambda _: {"rows": usage, "has_more": True},
+            "GET /admin/v1/audit": lambda _: {"events": events, "has_more": True},
         }
     )

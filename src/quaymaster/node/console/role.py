@@ -28,6 +28,7 @@ from quaymaster.console.known_queues import KnownQueues
 from quaymaster.console.metric_operations import MetricOperations
 from quaymaster.console.metric_text import ScrapeRefused, render_queues, select_queues, told_queues
 from quaymaster.console.queue_monitor import QueueMonitor
+from quaymaster.console.reports import ReportOperations
 from quaymaster.console.server_site import ServerSite
 from quaymaster.console.site import CellNow
 from quaymaster.coordination.interface import Coordination
@@ -299,6 +300,9 @@ async def _start(node: Node, around: Surroundings) -> Console:
     )
     dispatch.add("cloudwatch", dict.fromkeys(alerts.alarms.operations, alerts.alarms.answer))
     dispatch.add("admin", DestinationOperations(alerts.book, alerts.delivery).handlers)
+    reports = ReportOperations(settings.data_directory.absolute() if around.is_alone else None)
+    stack.push_async_callback(reports.close)
+    dispatch.add("admin", reports.handlers)
     api = APIClient(
         around.sqs,
         around.admin,

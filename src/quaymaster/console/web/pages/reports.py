@@ -1,4 +1,4 @@
-"""Usage with its cost, and audit search. Both read tables of the usage pipeline, which may not be there."""
+"""Usage, and audit search. Both read tables of the usage pipeline, which may not be there."""
 
 from __future__ import annotations
 
@@ -13,68 +13,53 @@ from quaymaster.console.web.page_calls import Page, PageCall
 
 USAGE: Final = "/admin/v1/usage"
 AUDIT: Final = "/admin/v1/audit"
-NO_SUCH_OPERATION: Final = 404
-NOT_THERE: Final = frozenset((NO_SUCH_OPERATION, 501))
+UNSUPPORTED: Final = "UnsupportedOperation"
+NOT_NOW: Final = 503
 DAYS_SHOWN: Final = 30
-SEARCHES: Final = ("from", "to", "principal", "action", "resource", "outcome")
+SEARCHES: Final = ("from", "to", "principal", "action", "queue")
 
 
 async def show_usage(call: PageCall) -> Response:
-    """Show usage by day, queue and action."""
+    """Show what an account used, by day, queue and action."""
     today = datetime.datetime.fromtimestamp(call.site.now_ms() / 1_000, datetime.UTC).date()
     first = today - datetime.timedelta(days=DAYS_SHOWN - 1)
     asked = {"from": call.query("from") or str(first), "to": call.query("to") or str(today)}
-    query = {**asked, **({"account_id": call.scope} if call.scope else {})}
-    found, reason = await _ask(call, USAGE, query)
-    rows: list[Mapping[str, Any]] = found.get("rows", [])
+    account = call.scope or call.session.account
+    found, reason = await _ask(call, USAGE, {**asked, "account_id": account})
     return call.render(
         "usage.html",
         asked=asked,
-        account=call.scope,
-        rows=rows,
-        currency=found.get("currency", ""),
-        as_of_ms=found.get("as_of_ms"),
-        total=_total(rows),
+        account=account,
+        rows=found.get("rows", []),
+        has_more=found.get("has_more", False),
         reason=reason,
     )
 
 
-def _total(rows: list[Mapping[str, Any]]) -> float | None:
-    """Return what all rows cost; None where one of them has no price."""
-    costs = [row.get("cost") for row in rows]
-    return sum(float(cost) for cost in costs if cost is not None) if None not in costs else None
-
-
 async def show_audit(call: PageCall) -> Response:
-    """Search audit events."""
+    """Search audit events of an account."""
     asked = {name: call.query(name).strip() for name in SEARCHES}
+    account = call.scope or call.session.account
     query = {name: value for name, value in asked.items() if value}
-    if call.scope:
-        query["account_id"] = call.scope
-    if call.query("next"):
-        query["next_token"] = call.query("next")
-    found, reason = await _ask(call, AUDIT, query)
+    found, reason = await _ask(call, AUDIT, {**query, "account_id": account})
     return call.render(
         "audit.html",
         asked=asked,
-        account=call.scope,
+        account=account,
         events=found.get("events", []),
-        next_token=found.get("next_token"),
+        has_more=found.get("has_more", False),
         reason=reason,
     )
 
 
 async def _ask(call: PageCall, path: str, query: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return an answer, or why there is none: tables need the usage pipeline."""
+    """Return an answer, or why there is none now: tables need the usage pipeline, and some seconds to be read."""
     try:
         return await call.api.admin(call.caller, "GET", path, query=query), ""
     except APIError as error:
-        if error.status not in NOT_THERE:
+        if not error.code.endswith(UNSUPPORTED) and error.status != NOT_NOW:
             raise
-        return (
-            {},
-            "This server does not answer for them." if error.status == NO_SUCH_OPERATION else error.message,
-        )
+        return {}, error.message
 
 
 PAGES = (

@@ -1,0 +1,185 @@
+"""The admin API's operations on tables of the usage pipeline.
+
+The `quaymaster` command reads them, in a process of its own: the libraries that it needs take more memory than a
+console has, and may not be installed.
+
+    operation ─▶ already read, or being read? ─▶ `quaymaster usage --json` ─▶ rows
+                    └── not within WAIT_S: NotNow, and the next request finds it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from quaymaster.core.values.errors import NotNow, UnsupportedOperation
+from quaymaster.protocol.admin.reports import EVENTS_MAX, ROWS_MAX
+from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall
+
+WAIT_S: Final = 4.0
+"""Front ends wait 5 s for an answer."""
+READ_S_MAX: Final = 120.0
+KEPT_S: Final = 60.0
+READINGS_MAX: Final = 32
+COMMAND: Final = ("-P", "-c", "from quaymaster.cli.main import main; main()")
+NOWHERE: Final = (
+    "The tables are not next to this console: `quaymaster usage` and `quaymaster audit` read them."
+)
+BEING_READ: Final = "The tables are being read. Ask again in a moment."
+
+Run = Callable[[Sequence[str]], Awaitable[Any]]
+"""Runs a command that prints JSON, and returns that. Raises UnsupportedOperation with what it says where it fails."""
+Handler = Callable[[MonitoringCall], Awaitable[Mapping[str, Any]]]
+
+
+class ReportOperations:
+    """Answers the operations. `data`: the server's data directory, in which the warehouse is; None: there is none."""
+
+    def __init__(
+        self, data: Path | None, *, run: Run | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._data = data
+        self._run = run or run_command
+        self._clock = clock
+        self._readings: dict[tuple[str, ...], tuple[float, asyncio.Task[Any]]] = {}
+        self._turn = asyncio.Lock()
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The operations, by name."""
+        return {"GetUsage": self._usage, "SearchAudit": self._audit}
+
+    async def close(self) -> None:
+        """End what is being read."""
+        tasks = [task for _, task in self._readings.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _usage(self, call: MonitoringCall) -> Mapping[str, Any]:
+        given = call.given
+        lines = await self._read(
+            "usage", call.account, f"{_day(given['from'])}T00", f"{_day_after(given['to'])}T00"
+        )
+        return usage_by_day(lines)
+
+    async def _audit(self, call: MonitoringCall) -> Mapping[str, Any]:
+        given = call.given
+        first, last = given.get("from"), given.get("to")
+        options = [f"--limit={EVENTS_MAX}"]
+        # Texts of users are values of options, and never options themselves.
+        options += [f"--{name}={given[name]}" for name in ("principal", "action", "queue") if given.get(name)]
+        found = await self._read(
+            "audit",
+            call.account,
+            f"{_day(first)}T00:00" if first else "",
+            f"{_day_after(last)}T00:00" if last else "",
+            *options,
+        )
+        events = [_event(one) for one in found]
+        return {"events": events, "has_more": len(events) >= EVENTS_MAX}
+
+    async def _read(self, command: str, account: str, since: str, until: str, *options: str) -> Any:
+        """Return what a command prints; NotNow while it is still at it."""
+        if self._data is None:
+            raise UnsupportedOperation(NOWHERE)
+        times = [f"--{name}={text}" for name, text in (("since", since), ("until", until)) if text]
+        key = (command, f"--data={self._data}", f"--account={account}", *times, *options, "--json")
+        task = self._reading(key)
+        done, _ = await asyncio.wait({task}, timeout=WAIT_S)
+        if not done:
+            raise NotNow(BEING_READ)
+        return task.result()
+
+    def _reading(self, key: tuple[str, ...]) -> asyncio.Task[Any]:
+        now_s = self._clock()
+        old = [
+            name for name, (at_s, task) in self._readings.items() if task.done() and now_s - at_s >= KEPT_S
+        ]
+        for name in old:
+            del self._readings[name]
+        known = self._readings.get(key)
+        if known is not None:
+            return known[1]
+        if len(self._readings) >= READINGS_MAX:
+            raise NotNow(BEING_READ)
+        task = asyncio.create_task(self._run_in_turn(key))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._readings[key] = (now_s, task)
+        return task
+
+    async def _run_in_turn(self, key: tuple[str, ...]) -> Any:
+        async with self._turn:
+            return await self._run(key)
+
+
+def usage_by_day(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the hours that the command prints as days, the newest first."""
+    sums: dict[tuple[str, str, str, str], list[int]] = {}
+    for line in lines:
+        key = (line["hour"][:10], line["account"], line["queue"] or "", line["action"])
+        counts = sums.setdefault(key, [0, 0, 0, 0])
+        for at, name in enumerate(("requests", "messages", "bytes", "errors")):
+            counts[at] += line[name]
+    days = sorted(sums.items(), key=lambda one: (one[0][0], one[1][0]), reverse=True)
+    rows = [
+        {
+            **dict(zip(("day", "account_id", "queue", "action"), key, strict=True)),
+            **dict(zip(("requests", "messages", "bytes", "errors"), counts, strict=True)),
+        }
+        for key, counts in days[:ROWS_MAX]
+    ]
+    return {"rows": rows, "has_more": len(days) > ROWS_MAX}
+
+
+async def run_command(arguments: Sequence[str]) -> Any:
+    """Run the `quaymaster` command; see `Run`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *COMMAND, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(READ_S_MAX):
+            printed, said = await process.communicate()
+    except TimeoutError:
+        raise UnsupportedOperation("The tables are too large to be read here.") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+        raise UnsupportedOperation(lines[-1][:500] if lines else "The command that reads the tables failed.")
+    return json.loads(printed)
+
+
+def _event(given: Mapping[str, Any]) -> dict[str, str]:
+    names = {
+        "time": "event_time",
+        "account_id": "recipient_account_id",
+        "principal": "principal_id",
+        "action": "event_name",
+        "queue": "queue_name",
+        "address": "source_ip_address",
+        "error": "error_code",
+    }
+    return {name: str(given.get(column) or "") for name, column in names.items()}
+
+
+def _day(text: str) -> str:
+    try:
+        return str(datetime.date.fromisoformat(text))
+    except ValueError:
+        raise UnsupportedOperation(f"{text} is no day.") from None
+
+
+def _day_after(text: str) -> str:
+    return str(datetime.date.fromisoformat(_day(text)) + datetime.timedelta(days=1))

@@ -1,0 +1,153 @@
+"""Operations on tables of the usage pipeline: read by a command, once, and waited for not too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quaymaster.console import reports
+from quaymaster.console.reports import ReportOperations, run_command, usage_by_day
+from quaymaster.core.values.errors import NotNow, UnsupportedOperation
+from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall, encode_members
+
+ACCOUNT = "111111111111"
+DAYS = {"from": "2026-11-01", "to": "2026-11-30"}
+
+
+def call(operation: str, **members: str) -> MonitoringCall:
+    return MonitoringCall("admin", operation, ACCOUNT, "arn", "us-east-1", encode_members(members), "id")
+
+
+def line(hour: str, requests: int, queue: str | None = "orders") -> dict[str, Any]:
+    counts = {"requests": requests, "messages": 1, "bytes": 2, "chunks": 3, "errors": 0}
+    return {"account": ACCOUNT, "queue": queue, "action": "SendMessage", "hour": hour, **counts}
+
+
+def test_usage_is_read_for_whole_days_of_the_account_alone() -> None:
+    ran: list[Sequence[str]] = []
+
+    async def run(arguments: Sequence[str]) -> Any:
+        ran.append(arguments)
+        return [
+            line("2026-11-01T10:00:00Z", 3),
+            line("2026-11-01T11:00:00Z", 4),
+            line("2026-11-02T00:00:00Z", 5),
+        ]
+
+    async def scenario() -> None:
+        operations = ReportOperations(Path("/data"), run=run)
+        answer = await operations.handlers["GetUsage"](call("GetUsage", **DAYS))
+        again = await operations.handlers["GetUsage"](call("GetUsage", **DAYS))
+
+        assert [(row["day"], row["requests"]) for row in answer["rows"]] == [
+            ("2026-11-02", 5),
+            ("2026-11-01", 7),
+        ]
+        assert again == answer
+        since, until = "--since=2026-11-01T00", "--until=2026-12-01T00"
+        assert ran == [("usage", "--data=/data", f"--account={ACCOUNT}", since, until, "--json")]
+
+    asyncio.run(scenario())
+
+
+def test_what_users_type_is_never_an_option_of_the_command() -> None:
+    ran: list[Sequence[str]] = []
+
+    async def run(arguments: Sequence[str]) -> Any:
+        ran.append(arguments)
+        return [{"event_time": "2026-11-01T10:00:00Z", "event_name": "PurgeQueue", "error_code": None}]
+
+    async def scenario() -> None:
+        operations = ReportOperations(Path("/data"), run=run)
+        asked = call("SearchAudit", principal="--data=/etc", action="PurgeQueue", to="2026-11-30")
+        answer = await operations.handlers["SearchAudit"](asked)
+
+        assert answer["events"][0]["error"] == ""
+        assert answer["events"][0]["action"] == "PurgeQueue"
+        assert not answer["has_more"]
+
+    asyncio.run(scenario())
+    assert "--principal=--data=/etc" in ran[0]
+    assert "--until=2026-12-01T00:00" in ran[0]
+    assert [argument for argument in ran[0] if argument.startswith("--data")] == ["--data=/data"]
+
+
+def test_reading_that_takes_long_is_told_and_found_by_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reports, "WAIT_S", 0.01)
+
+    async def scenario() -> None:
+        may_end = asyncio.Event()
+        ran: list[Sequence[str]] = []
+
+        async def run(arguments: Sequence[str]) -> Any:
+            ran.append(arguments)
+            await may_end.wait()
+            return []
+
+        operations = ReportOperations(Path("/data"), run=run)
+        with pytest.raises(NotNow):
+            await operations.handlers["GetUsage"](call("GetUsage", **DAYS))
+        may_end.set()
+        await asyncio.gather(*(task for _, task in operations._readings.values()))
+
+        assert (await operations.handlers["GetUsage"](call("GetUsage", **DAYS)))["rows"] == []
+        assert len(ran) == 1
+        await operations.close()
+
+    asyncio.run(scenario())
+
+
+def test_tables_are_read_again_after_a_minute_and_readings_are_bounded() -> None:
+    now_s = 0.0
+    ran: list[Sequence[str]] = []
+
+    async def run(arguments: Sequence[str]) -> Any:
+        ran.append(arguments)
+        return []
+
+    async def scenario() -> None:
+        nonlocal now_s
+        operations = ReportOperations(Path("/data"), run=run, clock=lambda: now_s)
+        for number in range(reports.READINGS_MAX):
+            await operations.handlers["SearchAudit"](call("SearchAudit", action=f"a{number}"))
+        with pytest.raises(NotNow):
+            await operations.handlers["SearchAudit"](call("SearchAudit", action="one more"))
+        now_s = reports.KEPT_S
+        await operations.handlers["SearchAudit"](call("SearchAudit", action="a0"))
+
+        assert len(ran) == reports.READINGS_MAX + 1
+
+    asyncio.run(scenario())
+
+
+def test_console_without_tables_says_where_they_are_read_and_a_wrong_day_is_told() -> None:
+    async def scenario() -> None:
+        with pytest.raises(UnsupportedOperation, match="not next to this console"):
+            await ReportOperations(None).handlers["GetUsage"](call("GetUsage", **DAYS))
+        asked = call("GetUsage", **{"from": "2026-13-01", "to": "2026-11-30"})
+        with pytest.raises(UnsupportedOperation, match="is no day"):
+            await ReportOperations(Path("/data")).handlers["GetUsage"](asked)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_command_says_of_its_failure_is_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(UnsupportedOperation) as refused:
+            await run_command(("usage", f"--data={tmp_path / 'none'}", "--json"))
+        assert str(refused.value)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_named_no_queue_are_summed_up_too() -> None:
+    answer = usage_by_day([line("2026-11-01T10:00:00Z", 3, None)])
+
+    assert answer["rows"][0]["queue"] == ""
+    assert not answer["has_more"]
