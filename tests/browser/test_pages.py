@@ -25,6 +25,7 @@ PAGES = (
     f"{ORDERS}/purge",
     f"/queues/{OPERATORS}/orders-dlq/dead-letters",
     f"/queues/{OPERATORS}/new-queue",
+    f"/queues/{OPERATORS}/clickstream/groups",
     "/queues/111111111111/webhooks/messages",
     "/alerts",
     "/alerts/new",

@@ -192,6 +192,28 @@ def test_alert_and_its_destination_are_made_and_shown(console: RealConsole) -> N
     assert console.context.problems == []
 
 
+def test_consumer_group_of_a_log_is_made_and_reset(console: RealConsole) -> None:
+    page = console.page
+    console.go("/queues/new")
+    page.fill("[name=QueueName]", "events")
+    page.locator("summary", has_text="Durability and partitions").click()
+    page.select_option("[name=RetentionMode]", "Log")
+    page.get_by_role("button", name="Create queue").click()
+    path = "/queues/000000000000/events/groups"
+    eventually(lambda: (reply := page.goto(f"{console.url}{path}")) is not None and reply.status == 200)
+    console.context.problems.clear()
+    page.fill("form.inset [name=group]", "readers")
+    page.get_by_role("button", name="Create group").click()
+    expect(page.locator("tbody")).to_contain_text("readers")
+
+    page.get_by_role("button", name="Reset readers").click()
+    page.get_by_role("dialog").get_by_label("Type the name of the group").fill("readers")
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+
+    expect(page.get_by_role("status")).to_contain_text("Saved.")
+    assert console.context.problems == []
+
+
 def test_dashboard_of_a_queue_is_made_and_drawn(console: RealConsole) -> None:
     page = console.page
     create_queue(console, "drawn")

@@ -272,6 +272,13 @@ def _answer_messages(site: FakeSite) -> None:
         tasks[0]["Status"] = "CANCELLED"
         return {}
 
+    group = {
+        "group": "reports",
+        "lag": 1_204,
+        "in_flight": 20,
+        "partitions": [{"partition": 0, "start": 0, "end": 1_902_114, "offset": 1_900_910}],
+    }
+    site.api.answers["GET /admin/v1/queues/clickstream/groups"] = lambda _: {"groups": [group]}
     for name in ("orders", "orders-dlq", "payments.fifo", "webhooks", "clickstream"):
         site.api.answers[f"GET /admin/v1/queues/{name}/messages"] = peek
         site.api.answers[f"GET /admin/v1/queues/{name}/policy"] = lambda _: {

@@ -254,6 +254,27 @@ def test_dead_letters_are_redriven_with_their_progress_and_a_redrive_is_cancelle
     }
 
 
+def test_consumer_group_is_made_and_reset_only_by_those_who_type_its_name() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    path = f"/queues/{OPERATORS}/clickstream/groups"
+
+    page = client.get(path).text
+    act(client, path, group="new", start="")
+    refused = act(client, path, act="reset", group="reports", start="earliest", confirm="report")
+    act(client, path, act="reset", group="reports", start="earliest", confirm="reports")
+
+    assert "1,204" in page
+    assert refused.status == 422
+    changes = [one for one in site.api.asked if one.name.startswith("POST ")]
+    assert [one.name for one in changes] == [
+        "POST /admin/v1/queues/clickstream/groups",
+        "POST /admin/v1/queues/clickstream%40reports/reset",
+    ]
+    assert changes[1].given == {"start": "earliest", "account_id": OPERATORS}
+    assert "Consumer groups" not in client.get(ORDERS).text
+
+
 def test_session_that_the_api_refuses_leads_to_sign_in() -> None:
     site = furnished_site()
     site.api.answers["GetQueueAttributes"] = refuse("ExpiredToken", "The token has expired.", status=403)
