@@ -264,3 +264,18 @@ def test_a_peer_that_is_not_listed_any_more_is_passed_by() -> None:
     for answer in (NotLeader(), Elsewhere(PEERS, [None])):
         (then,) = spread.on_outcome(then, answer, queue(entry(1, keys=EVERY), version=5)) or [then]
     assert isinstance(spread.result, Timeout)
+
+
+def test_a_partition_that_was_asked_by_an_old_row_is_not_asked_again() -> None:
+    table = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    known = result(7, duplicate=True)
+    spread = SpreadSend(
+        table, [message(1), message(2), message(KEY_MAX)], asked=(0, Elsewhere(table, [None, known, None]))
+    )
+
+    low, high = spread.begin()
+
+    assert sent([low, high]) == {1: [0], 2: [2]}
+    spread.on_outcome(low, SendOutcome([result(8)]), table)
+    spread.on_outcome(high, SendOutcome([result(9)]), table)
+    assert spread.result == SendOutcome([result(8), known, result(9)])

@@ -44,7 +44,8 @@ class SpreadSend:
     """A Send to a queue of several partitions.
 
     `is_known_sealed(number)`: whether a partition was heard to be sealed, with its seal committed.
-    `may_know(number, dedup)`: whether such a partition may know a deduplication id.
+    `may_know(number, dedup)`: whether such a partition may know a deduplication id. `asked`: a partition that was asked
+    about all messages by an old row, and what it answered.
     """
 
     def __init__(
@@ -53,17 +54,24 @@ class SpreadSend:
         messages: Sequence[NewMessage],
         is_known_sealed: Callable[[int], bool] = lambda number: False,
         may_know: Callable[[int, bytes], bool] = lambda number, dedup: True,
+        asked: tuple[int, Elsewhere] | None = None,
     ) -> None:
         self.result: SendOutcome | Exception | None = None
         self._definition = definition
         self._messages = messages
         self._is_known_sealed = is_known_sealed
         self._may_know = may_know
+        self._asked = asked
         self._results: list[SendResult | Exception | None] = [None] * len(messages)
 
     def begin(self) -> list[Part]:
         """Return a Send to each partition that is asked first."""
-        return self._ask(range(len(self._messages)))
+        everything = range(len(self._messages))
+        if self._asked is None:
+            return self._ask(everything)
+        number, answer = self._asked
+        before = Part(number, Send(self._definition.queue_id, number, [*self._messages]), [*everything])
+        return self.on_outcome(before, answer, self._definition)
 
     def on_outcome(self, part: Part, outcome: Outcome | Exception, definition: QueueDefinition) -> list[Part]:
         """Take an answer. What a sealed partition does not know goes on to younger ones."""

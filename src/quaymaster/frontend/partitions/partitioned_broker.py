@@ -91,6 +91,9 @@ class PartitionedBroker:
         definition = self._tables.find(command.queue_id)  # type: ignore[union-attr]  # see GOES_ON
         if definition is None:
             return self._answer_later(reply, QueueDoesNotExist())
+        if isinstance(command, Send) and isinstance(outcome, Elsewhere):
+            self._tables.note_sealed(command.queue_id, command.partition)
+            return self._spread(definition, command, reply, has_met_change=True, answer=outcome)
         return self._spread(definition, command, reply, has_met_change=isinstance(command, Send))
 
     async def ask(self, command: Command) -> Outcome:
@@ -125,7 +128,9 @@ class PartitionedBroker:
         reply: Reply,
         *,
         has_met_change: bool = False,
+        answer: Elsewhere | None = None,
     ) -> Submitted:
+        """`answer`: what the partition that a Send was for has said."""
         if isinstance(command, WHOLE_COMMANDS):
             return self._run(self._whole_answer(definition, command, reply))
         self._turn += 1
@@ -140,6 +145,7 @@ class PartitionedBroker:
                     command.messages,
                     partial(tables.is_known_sealed, queue_id),
                     partial(tables.may_know, queue_id),
+                    None if answer is None else (command.partition, answer),
                 )
             case Receive() if command.wait_ms > 0:
                 return self._polls.begin(definition, command, reply, self._turn)
