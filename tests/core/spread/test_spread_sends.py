@@ -279,3 +279,18 @@ def test_a_partition_that_was_asked_by_an_old_row_is_not_asked_again() -> None:
     spread.on_outcome(low, SendOutcome([result(8)]), table)
     spread.on_outcome(high, SendOutcome([result(9)]), table)
     assert spread.result == SendOutcome([result(8), known, result(9)])
+
+
+def test_messages_of_groups_that_no_partition_takes_fail_alone() -> None:
+    old = queue(entry(0), is_fifo=True)
+    spread = SpreadSend(old, [message(1), message(KEY_MAX)])
+    (part,) = spread.begin()
+    half = queue(entry(0, "closing"), entry(1, keys=LOW), version=3, is_fifo=True)
+
+    (low,) = spread.on_outcome(part, Elsewhere(half, [None, None]), half)
+    spread.on_outcome(low, SendOutcome([result(4)]), half)
+
+    outcome = spread.result
+    assert isinstance(outcome, SendOutcome)
+    assert outcome.errors[0] is None
+    assert isinstance(outcome.errors[1], Unreachable)
