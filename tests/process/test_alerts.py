@@ -237,3 +237,23 @@ def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
         assert run("destination", "test", "other")["outcome"] == "delivered"
 
     assert [path for path, _, _ in receiver.posts] == ["/hook"]
+
+
+def test_commands_make_list_test_and_delete_alerts(tmp_path: Path, receiver: Receiver) -> None:
+    with serving(tmp_path / "data") as process:
+        _, cloudwatch = clients(process)
+        run = Commands(process)
+        eventually(lambda: answers(cloudwatch))
+        run("destination", "add", "hook", "--kind", "webhook", "--target", f"{receiver.url}/hook")
+        run("create", "old", "--queue", "orders", "--to", "hook", "--breaching", "3")
+        run("create", "dead", "--dead-letter-queues", "--if", ">=", "--threshold", "1")
+
+        assert [alarm["AlarmName"] for alarm in run("list")["alerts"]] == ["dead", "old"]
+        run("test", "old")
+        eventually(lambda: [one for one in receiver.posts if one[0] == "/hook"])
+        eventually(lambda: run("history", "old")["history"][0]["HistoryItemType"] == "Action")
+        assert [one["name"] for one in run("destination", "list")["destinations"]] == ["hook"]
+        run("delete", "old", "dead")
+        run("destination", "remove", "hook")
+        assert run("list") == {"alerts": []}
+        assert run("destination", "list") == {"destinations": []}

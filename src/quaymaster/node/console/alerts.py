@@ -9,8 +9,9 @@ history ─▶ evaluator ─▶ outbox ─▶ delivery ─▶ webhooks, mail ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
@@ -25,8 +26,11 @@ from quaymaster.console.alerts.mail import AlertMails
 from quaymaster.console.alerts.queue_hand import QueueHand
 from quaymaster.console.alerts.series import AlertSeries
 from quaymaster.console.site import AlertNow
+from quaymaster.coordination.cell_keys import BROKERS, decode_registration
 from quaymaster.coordination.interface import Compare, Coordination
 from quaymaster.coordination.leadership import Leadership
+from quaymaster.coordination.presence import ALIVE, decode_presence
+from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.alerts.alerts import Alert, AlertStatus
 from quaymaster.core.alerts.mail_servers import parse_smtp_url
 from quaymaster.core.values.errors import NotNow, ResourceNotFound
@@ -46,7 +50,7 @@ from quaymaster.protocol.rpc.alert_calls import (
     encode_alert_call,
 )
 from quaymaster.protocol.webhooks.confirmations import confirmed_destination
-from quaymaster.settings import Settings
+from quaymaster.settings import Address, Settings, parse_endpoint
 
 LEADER_KEY: Final = "consoles/alerts"
 KEY_PURPOSE: Final = "alerts"
@@ -121,7 +125,8 @@ async def start_alerts(
         alerts_per_account_max=settings.alerts_per_account_max,
     )
     is_leading = _always if is_alone else await _lead(node, store)
-    webhooks = OutboundClient(rules=customer_rules(settings))
+    live = tuple if is_alone else _live_processes(node, store)
+    webhooks = OutboundClient(rules=customer_rules(settings, live_processes=live))
     stack.push_async_callback(webhooks.close)
     hand = QueueHand()
     delivery = AlertDelivery(
@@ -177,6 +182,27 @@ async def _lead(node: Node, store: Coordination) -> Callable[[], bool]:
     _run(node, "console leadership", leadership.run())
     node.stack.push_async_callback(leadership.close)
     return lambda: leadership.is_held
+
+
+def _live_processes(node: Node, store: Coordination) -> Callable[[], Iterable[Address]]:
+    """Return what gives the addresses of the cell's processes: customers' webhooks must not reach them."""
+    addresses: dict[str, Address] = {}
+
+    def note(key: str, value: bytes | None, read: Callable[[bytes], str]) -> None:
+        text = "" if value is None else read(value)
+        if text:
+            addresses[key] = parse_endpoint(text)
+        else:
+            addresses.pop(key, None)
+
+    for prefix, read in (
+        (BROKERS, lambda value: decode_registration(value).address),
+        (ALIVE, lambda value: decode_presence(value).address),
+    ):
+        watch = WatchedPrefix(store, prefix, partial(note, read=read))
+        watch.start()
+        node.stack.push_async_callback(watch.close)
+    return addresses.values
 
 
 def _always() -> bool:
