@@ -103,6 +103,11 @@ CASES: dict[str, Cases] = {
         {f'{HTTP}{{code="RequestThrottled"}}': "0+1x30"},
         ({f'{HTTP}{{code="RequestThrottled"}}': "7x30"},),
     ),
+    "PoolFull": Cases(
+        "20m",
+        {'quaymaster_pool_used_ratio{instance="a",pool="connections"}': "0.95x30"},
+        ({'quaymaster_pool_used_ratio{instance="a",pool="connections"}': "0.5x30"},),
+    ),
     "LoopBlocked": Cases(
         "10m",
         {f'{PAUSE}{{instance="a",part="own"}}': "1.5x20"},

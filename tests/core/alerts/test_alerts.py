@@ -69,6 +69,7 @@ def test_an_alert_that_can_be_is_taken(changes: dict[str, Any]) -> None:
         ({"description": "x" * 1_025}, "AlarmDescription"),
         ({"metric": "CPUUtilization"}, "MetricName"),
         ({"statistic": "p99"}, "Statistic"),
+        ({"metric": "SentMessageSize", "statistic": "Maximum"}, "Statistic"),
         ({"pattern": "a b"}, "QueueName"),
         ({"subject": "prefix", "pattern": "a*b"}, "QueueName"),
         ({"period_s": 30}, "Period"),

@@ -19,7 +19,8 @@ from typing import Any, Final, TypeVar
 from quaymaster.console.alerts.alert_book import AlertBook
 from quaymaster.core.alerts.alerts import Alert, PastChange, State
 from quaymaster.core.alerts.dimensions import dimensions_of, subject_of
-from quaymaster.core.alerts.messages import NAMESPACE, alert_arn
+from quaymaster.core.alerts.messages import alert_arn
+from quaymaster.core.monitoring.queue_statistics import NAMESPACE
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, LimitExceeded, ResourceNotFound
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall

@@ -8,8 +8,8 @@ from typing import Any, Final
 from quaymaster.core.alerts.alerts import SYMBOLS, Alert, Notification
 from quaymaster.core.alerts.dimensions import dimensions_of
 from quaymaster.core.alerts.times import iso_time
+from quaymaster.core.monitoring.queue_statistics import NAMESPACE
 
-NAMESPACE: Final = "AWS/SQS"
 _STATISTICS: Final = {
     "SampleCount": "SAMPLE_COUNT",
     "Average": "AVERAGE",

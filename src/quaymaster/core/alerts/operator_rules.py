@@ -120,6 +120,15 @@ OPERATOR_RULES: Final = (
         "nobody is turned away",
     ),
     OperatorRule(
+        "PoolFull",
+        "quaymaster",
+        "ticket",
+        "max by (instance, pool) (quaymaster_pool_used_ratio) > 0.9",
+        "10m",
+        "More than nine tenths of {{ $labels.pool }} are in use on {{ $labels.instance }}",
+        "nobody is turned away",
+    ),
+    OperatorRule(
         "LoopBlocked",
         "quaymaster",
         "ticket",

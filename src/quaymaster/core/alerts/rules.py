@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from quaymaster.core.alerts.alerts import Alert
+from quaymaster.core.monitoring.queue_statistics import METRICS, STATISTICS, has_statistic
 from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.queue_names import QueueArn, is_queue_name, parse_queue_arn
 
@@ -27,23 +28,6 @@ DAY_S: Final = 86_400
 WEEK_S: Final = 7 * DAY_S
 DESTINATIONS_PER_ACCOUNT_MAX: Final = 100
 MAIL_CHARS_MAX: Final = 254
-
-METRICS: Final = frozenset(
-    {
-        "ApproximateAgeOfOldestMessage",
-        "ApproximateNumberOfGroupsWithInflightMessages",
-        "ApproximateNumberOfMessagesDelayed",
-        "ApproximateNumberOfMessagesNotVisible",
-        "ApproximateNumberOfMessagesVisible",
-        "NumberOfDeduplicatedSentMessages",
-        "NumberOfEmptyReceives",
-        "NumberOfMessagesDeleted",
-        "NumberOfMessagesReceived",
-        "NumberOfMessagesSent",
-        "SentMessageSize",
-    }
-)
-STATISTICS: Final = frozenset({"SampleCount", "Average", "Sum", "Minimum", "Maximum"})
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{0,80}", re.ASCII)
@@ -71,7 +55,9 @@ def check_alert(alert: Alert) -> None:
     if alert.metric not in METRICS:
         raise _wrong("MetricName", "one of " + ", ".join(sorted(METRICS)))
     if alert.statistic not in STATISTICS:
-        raise _wrong("Statistic", "one of " + ", ".join(sorted(STATISTICS)))
+        raise _wrong("Statistic", "one of " + ", ".join(STATISTICS))
+    if not has_statistic(METRICS[alert.metric], alert.statistic):
+        raise _wrong("Statistic", f"one that {alert.metric} has: SampleCount, Average, Sum")
     _check_subject(alert)
     _check_times(alert)
     if not math.isfinite(alert.threshold):
