@@ -1,6 +1,6 @@
 """The rows of alerts and dashboards, which consoles write: here an account that is deleted loses them.
 
-Front ends and metadata nodes keep none of them in memory.
+Front ends keep none of them in memory.
 """
 
 from __future__ import annotations

@@ -40,10 +40,12 @@ class Past:
 
     def __init__(self, *visible: int | None) -> None:
         self.visible = visible
+        self.reads = 0
 
     async def read(self, queue_ids: Iterable[int], span: Span) -> list[Kept]:
         """Return what is kept."""
         assert list(queue_ids) == [1]
+        self.reads += 1
         kept = []
         for number, value in enumerate(self.visible):
             if value is not None:
@@ -79,6 +81,18 @@ def test_periods_end_with_the_minute_that_is_asked_for() -> None:
 
 def test_a_queue_that_there_is_not_has_no_values() -> None:
     assert points(series_of(7), "none", period_s=60, count=2) == [None, None]
+
+
+def test_the_past_of_a_queue_is_read_once_for_all_its_alerts() -> None:
+    past = Past(7, 8)
+    series = HistorySeries(Queues(), past, is_dead_letter_queue=lambda *_: False, now_ms=lambda: 0)
+    asked = [
+        PointsAsked(ACCOUNT, "orders", "ApproximateNumberOfMessagesVisible", statistic, 60, 2, END_S)
+        for statistic in ("Maximum", "Sum", "Average")
+    ]
+
+    assert asyncio.run(series.points(asked)) == [[7.0, 8.0]] * 3
+    assert past.reads == 1
 
 
 def test_a_minute_can_be_read_a_quarter_of_a_minute_after_its_end() -> None:

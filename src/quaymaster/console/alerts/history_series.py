@@ -75,15 +75,19 @@ class HistorySeries:
 
     async def points(self, asked: Sequence[PointsAsked]) -> Sequence[Sequence[float | None]]:
         """See `AlertSeries`."""
-        return [await self._points(one) for one in asked]
+        read: dict[tuple[int, Span], list[Kept]] = {}  # several alerts may watch one queue
+        return [await self._points(one, read) for one in asked]
 
-    async def _points(self, one: PointsAsked) -> list[float | None]:
+    async def _points(self, one: PointsAsked, read: dict[tuple[int, Span], list[Kept]]) -> list[float | None]:
         start_s = one.end_s - one.count * one.period_s
         span = Span(start_s, one.end_s, one.period_s)
         points: list[float | None] = [None] * one.count
         queue = self._queues.find(one.account_id, one.queue)
         if queue is not None:
             metric = METRICS[one.metric]
-            for at_s, kept in by_period(span, await self._history.read([queue.queue_id], span)):
+            place = queue.queue_id, span
+            if place not in read:
+                read[place] = await self._history.read([queue.queue_id], span)
+            for at_s, kept in by_period(span, read[place]):
                 points[(at_s - start_s) // one.period_s] = evaluate(metric, one.statistic, kept)
         return points
