@@ -161,7 +161,8 @@ class AlertRows:
             await self._refresh(mismatch.key)
             raise
         for put in puts:
-            self._written[put.key] = revision
+            if put.key.startswith(ROWS):
+                self._written[put.key] = revision
             self._apply(put.key, put.value, revision)
         for key in deletes:
             self._written.pop(key, None)
