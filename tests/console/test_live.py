@@ -11,9 +11,9 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from console.fake_site import CUSTOMERS, NOW_MS, OPERATORS, FakeSite, signed_in
-from console.furnished import furnished_site
+from console.furnished import SCRIPT, furnished_site
 from console.pages import browser
-from quaymaster.console.site import QueueNow
+from quaymaster.console.site import AlertNow, QueueNow
 from quaymaster.console.web.live import Fragments, Hub, LivePage, TooManyLivePages, Topic
 from quaymaster.console.web.pages.topics import renderer
 from quaymaster.console.web.templating import Templates
@@ -170,6 +170,19 @@ def test_customer_follows_no_topic_of_another_account() -> None:
 
 def test_live_stream_without_a_session_is_refused() -> None:
     assert browser(FakeSite()).get("/admin/v1/live?kind=overview", accept="text/event-stream").status == 401
+
+
+def test_script_in_what_an_alert_says_is_text_on_live_pages_too() -> None:
+    site = furnished_site()
+    site.alerts_now = [AlertNow(OPERATORS, SCRIPT, "ALARM", NOW_MS, SCRIPT, SCRIPT, SCRIPT)]
+
+    async def scenario() -> None:
+        rendered = await renderer(site, Templates(), QueueOrders())(Topic("alerts", None))
+        assert "<script" not in rendered["alerts"]
+        assert "<img" not in rendered["alerts"]
+        assert "&lt;script&gt;" in rendered["alerts"]
+
+    asyncio.run(scenario())
 
 
 def test_each_kind_of_topic_is_rendered() -> None:
