@@ -225,7 +225,7 @@ class FrontEnd:
         if refusal is not None:
             return refusal
         if request.path == METRICS_PATH and request.method == b"GET":
-            return None
+            return None  # it has no body, and a password in place of a signature
         error = self._authentication.judge_head(request)
         if error is None or (
             isinstance(error, MissingAuthenticationToken) and self._may_be_web_identity(request)
