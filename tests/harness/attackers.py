@@ -255,6 +255,18 @@ async def send_web_identities(target: Target) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
+async def send_sign_ins(target: Target) -> None:
+    """Try passwords of users that there may be, from many addresses."""
+    async with target.connected(f"127.0.{random.randrange(PEERS)}.5") as (reader, writer):
+        for _ in range(50):
+            user, password = f"user{random.randrange(1_000)}", "p" * 256
+            body = f'{{"account_id":"000000000000","user":"{user}","password":"{password}"}}'.encode()
+            head = f"POST /admin/v1/sign-in HTTP/1.1\r\nhost: q\r\ncontent-length: {len(body)}\r\n\r\n"
+            await send(writer, head.encode() + body)
+            await read_answer(reader)
+            await asyncio.sleep(PAUSE_S)
+
+
 async def come_by_proxy(target: Target) -> None:
     """Connect as a proxy does for its clients: with a header, half of one, and what is none."""
     async with target.connected(PROXY_ADDRESS) as (reader, writer):
@@ -311,6 +323,7 @@ KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
     "preflights": pipeline_preflights,
     "pipelined-agents": pipeline_agents,
     "web-identities": send_web_identities,
+    "sign-ins": send_sign_ins,
     "garbage": send_garbage,
     "unread": read_nothing,
 }

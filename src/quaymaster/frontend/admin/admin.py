@@ -211,7 +211,6 @@ def make_admin(
         find_queue=metadata.find_queue,
         timeout_s=settings.control_timeout_ms / 1000,
         wait_for_front_ends=wait_for_front_ends,
-        on_stop=sign_in.close,
     )
     return Admin(api, metrics, health)
 
@@ -239,7 +238,6 @@ def make_owner_api(
         find_queue=metadata.find_queue,
         timeout_s=settings.control_timeout_ms / 1000,
         wait_for_front_ends=wait_for_front_ends,
-        on_stop=sign_in.close,
     )
 
 

@@ -87,7 +87,6 @@ class AdminAPI:
         find_queue: Callable[[str, str], QueueDefinition | None],
         timeout_s: float,
         wait_for_front_ends: WaitForFrontEnds = no_others,
-        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._routes = routes
         self._is_starting = is_starting
@@ -98,7 +97,6 @@ class AdminAPI:
         self._find_queue = find_queue
         self._timeout_s = timeout_s
         self.wait_for_front_ends = wait_for_front_ends
-        self._on_stop = on_stop
         self.on_bad: Callable[[HTTPRequest, CallerError], None] = lambda request, error: None
         """Hears of requests that nobody signed as they must be."""
         self._unjudged = Unjudged()
@@ -123,7 +121,6 @@ class AdminAPI:
         """End what is in progress; call after the HTTP server was drained."""
         await self.stop_acts()
         await _cancel(self._looking)
-        self._on_stop()
 
     def judge_head(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request that no key signed, before its body is read."""

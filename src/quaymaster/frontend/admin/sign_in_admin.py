@@ -75,10 +75,6 @@ class SignInAdmin:
         self._now_ms = now_ms
         self._passwords = Passwords()
 
-    def close(self) -> None:
-        """End the thread that hashes."""
-        self._passwords.close()
-
     def routes(self) -> dict[str, AdminRoute]:
         """Return what answers each operation."""
         return {

@@ -1,7 +1,7 @@
 """How often clients that have signed nothing may try to sign in: in all, by address, and by name.
 
 The console counts failures of browsers and names; this is what reaches a front end, from wherever it comes. An attempt
-costs a hash of 0.1 s, or a look into the store.
+costs a hash of 0.2 s, or a look into the store.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from quaymaster.net.http.forwarded import is_of_this_machine
 from quaymaster.net.http.strangers import peer_name
 
 MINUTE_MS: Final = 60_000
-OF_ALL_MAX: Final = 120
+OF_ALL_MAX: Final = 60
 """In a minute: a fifth of one processor."""
-OF_PEER_MAX: Final = 20
+OF_PEER_MAX: Final = 10
 """Of one IPv4 address, or /64 network of IPv6."""
-OF_THIS_MACHINE_MAX: Final = 100
+OF_THIS_MACHINE_MAX: Final = 50
 """A console here, all of whose browsers come from one address."""
 OF_NAME_MAX: Final = 20
 """For one user of an account."""
