@@ -292,7 +292,7 @@ def test_a_body_that_is_not_what_its_sender_was_told_is_found(
         site.run()
 
 
-@pytest.mark.parametrize("seed", [6, 7, 8])
+@pytest.mark.parametrize("seed", [6, *(pytest.param(seed, marks=pytest.mark.long) for seed in (7, 8))])
 def test_each_process_lives_for_a_few_steps(site: Site, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     log = site.server.make("orders", 25, 3)
     commit, write, verify, release = Table.commit, files.write_file, files.verify_file, LiveLogs.release

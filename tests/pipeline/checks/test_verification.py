@@ -92,7 +92,7 @@ def site(tmp_path: Path) -> Site:
 # Nothing was touched
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_nothing_is_broken_after_kills_full_disks_repetitions_and_blocks_out_of_order(
     tmp_path: Path, seed: int
 ) -> None:
