@@ -92,8 +92,11 @@ def test_broker_that_leads_nothing_is_forgotten_with_its_registration() -> None:
 def test_deleted_journal_has_no_leader() -> None:
     table, changes = make_table()
     table.set_configuration(1, configuration(4, "b1@s"))
+    assert table.journals() == [1]
 
     table.set_configuration(1, None)
+
+    assert table.journals() == []
 
     assert table.leader_of(1) is None
     assert not table.is_electing(1)

@@ -32,7 +32,6 @@ SPELLED_BESIDES = {
     # A parameter of STS.
     "quaymaster/protocol/sts/validation.py": {"Policy"},
     # Metrics of CloudWatch, which are called like the attributes that they are of.
-    "quaymaster/core/alerts/rules.py": METRICS_OF_CLOUDWATCH,
     "quaymaster/core/monitoring/queue_statistics.py": METRICS_OF_CLOUDWATCH,
 }
 PAGES = "quaymaster/console/web/pages/"
