@@ -160,6 +160,7 @@ class Container:
         text["PATH"] = text["PATH"].replace("$PATH", os.defpath)
         self.environment = text | {
             "QUAYMASTER_LISTEN": text["QUAYMASTER_LISTEN"].replace("0.0.0.0:9324", f"127.0.0.1:{self.port}"),
+            "QUAYMASTER_CONSOLE_LISTEN": f"127.0.0.1:{free_port()}",
             "QUAYMASTER_ADMIN_LISTEN": text["QUAYMASTER_ADMIN_LISTEN"].replace("9325", str(self.admin_port)),
         }
         [healthcheck] = of("quaymaster", "HEALTHCHECK")
