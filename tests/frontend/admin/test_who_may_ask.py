@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ def example(schema: dict[str, Any]) -> Any:
     if "enum" in schema:
         return schema["enum"][0]
     if "pattern" in schema:
-        return SHOP
+        return next(
+            text for text in (SHOP, "2026-01-01", "SendMessage", "jobs") if re.search(schema["pattern"], text)
+        )
     match schema.get("type"):
         case "integer":
             return schema.get("minimum", 0)

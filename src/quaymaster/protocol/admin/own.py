@@ -9,8 +9,8 @@ from msgspec import Meta
 from quaymaster.protocol.admin.members import AdminAnswer, AdminRequest, Change, Nothing
 from quaymaster.protocol.admin.operation import AdminOperation
 
-SESSIONS_MAX: Final = 256
-"""Sessions of one question: to open a token takes 10 us."""
+SESSIONS_MAX: Final = 1_000
+"""Sessions of one question, as many as a console has live pages. To open a token takes 10 us, once."""
 
 
 class CallerView(AdminAnswer, frozen=True, kw_only=True):
