@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.chromium import WatchedContext
 from harness.process import QuaymasterProcess
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually
 from playwright.sync_api import Browser, Page, expect
 
 ADDRESS = re.compile(r"console=(http://127\.0\.0\.1:\d+)")
@@ -308,6 +310,28 @@ def test_session_that_only_looks_is_refused_what_changes(console: RealConsole, c
     page.goto(f"{console.url}{path}/messages")
     expect(page.locator("details.message")).to_have_count(0)
     context.context.close()
+
+
+def test_link_that_the_command_prints_signs_in_once(console: RealConsole, chromium: Browser) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "quaymaster.cli.main", "open", "--print", "--data", str(console.process.data)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    # Its port is that of the setting, which is 0 here.
+    link = f"{console.url}/sign-in#{printed.stdout.strip().partition('#')[2]}"
+    first, second = WatchedContext(chromium), WatchedContext(chromium)
+    page, late = first.page(), second.page()
+
+    page.goto(link)
+    expect(page).to_have_url(f"{console.url}/")
+    late.goto(link)
+    expect(late.get_by_role("alert")).to_be_visible()
+
+    first.context.close()
+    second.context.close()
 
 
 def test_pages_of_tables_that_are_empty_say_what_fills_them(console: RealConsole) -> None:

@@ -25,7 +25,7 @@ NOW_MS = 1_795_000_000_000
 OPERATORS = "000000000000"
 CUSTOMERS = "111111111111"
 KEY = bytes(range(32))
-LINK_TOKEN = "a-token_of-a-link-that-works-once"
+LINK_TOKEN = "5a1c0f.a-token_of-a-link-that-works-once"
 
 
 class Asked(NamedTuple):

@@ -7,7 +7,7 @@ import { showBodies } from "./bodies.js";
 function signInByLink() {
   const form = document.getElementById("by-link");
   // As `quaymaster open` prints it; anything short is a place on the page.
-  const token = /^#([\w-]{20,})$/.exec(location.hash)?.[1];
+  const token = /^#([\w.-]{20,})$/.exec(location.hash)?.[1];
   if (!form || !token) return;
   // The token works once; it must not stay in the history.
   history.replaceState(null, "", location.pathname);
