@@ -14,11 +14,15 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from harness.operators import operate
 from harness.process import QuaymasterProcess
+from harness.waiting import eventually
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
 from process.support import running
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import NoServer
 from quaymaster.protocol.admin.openapi import make_document
 from quaymaster.protocol.admin.operation import API, AdminOperation
 from quaymaster.protocol.admin.operations import OPERATIONS
@@ -52,10 +56,24 @@ class Signature(requests.auth.AuthBase):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuaymasterProcess]:
-    process = QuaymasterProcess(tmp_path_factory.mktemp("document") / "data")
+    process = QuaymasterProcess(
+        tmp_path_factory.mktemp("document") / "data",
+        settings={"console": "on", "console_listen": "127.0.0.1:0"},
+    )
     with running(process):
+        eventually(lambda: has_console(process), "the console answers")
         yield process
         process.stop()
+
+
+def has_console(process: QuaymasterProcess) -> bool:
+    """Tell whether the server's console answers already."""
+    with AdminClient(find_connection(process.data, None)) as admin:
+        try:
+            admin.call("ListDestinations")
+        except NoServer:
+            return False
+    return True
 
 
 def unsecured(operation: AdminOperation) -> dict[str, Any]:
