@@ -169,6 +169,7 @@ LOOKS = {
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),
     ("key", "metrics-password"),
+    ("top",),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("cell", "decisions"), ("frontend", "list")),
     *(("broker", "list"), ("journal", "list"), ("journal", "show"), ("oidc", "list")),
     *(

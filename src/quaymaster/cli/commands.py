@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "run": "quaymaster.cli.cells.roles:app",
     "env": "quaymaster.cli.host.server:env",
     "open": "quaymaster.cli.admin.open:open_console",
+    "top": "quaymaster.cli.admin.top:top",
     "queue": "quaymaster.cli.queues.queue:app",
     "policy": "quaymaster.cli.queues.policy:app",
     "message": "quaymaster.cli.queues.message:app",
