@@ -49,6 +49,8 @@ class Board(NamedTuple):
     says: str
     of: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
+    chosen_by: str = "instance"
+    """The label by which its panels are filtered: of processes, or `queue`."""
 
 
 def rate(metric: str, by: str = "", **labels: str) -> str:
@@ -69,6 +71,16 @@ def highest(metric: str, by: str = "", **labels: str) -> str:
 def lowest(metric: str) -> str:
     """Return the query of the lowest value that a process has, of each."""
     return f"min by (instance) ({metric}{_selector({})})"
+
+
+def of_queues(figure: str, by: str) -> str:
+    """Return the query of a figure of the chosen queues, by these labels."""
+    return f'sum by ({by}) (quaymaster_queue_{figure}{{queue=~"$queue"}})'
+
+
+def rate_of_queues(counter: str) -> str:
+    """Return the query of how much a counter of the chosen queues grows in a second, by queue."""
+    return f'sum by (queue) (rate(quaymaster_queue_{counter}_total{{queue=~"$queue"}}[$__rate_interval]))'
 
 
 def quantile(q: float, metric: str, by: str = "") -> str:
@@ -98,6 +110,12 @@ LOOP = [
         "s",
         [(highest("quaymaster_event_loop_longest_pause_seconds", "instance, part"), "{{instance}} {{part}}")],
         "The longest of the last minute. `own` is work of ours that held up all else; `wall` has waits for a core too.",
+    ),
+    Panel(
+        "Pools",
+        "percentunit",
+        [(highest("quaymaster_pool_used_ratio", "pool"), "{{pool}}")],
+        "Connections, memory, disk and the like, of the process that has least left.",
     ),
     Panel(
         "Processor",
@@ -151,6 +169,21 @@ FRONT_END = Board(
                     "reqps",
                     [(rate("quaymaster_messages_empty_receives_total"), "empty")],
                     "Many of them: consumers poll without waiting (WaitTimeSeconds).",
+                ),
+                Panel(
+                    "Time by phase, p99",
+                    "s",
+                    [(quantile(0.99, "quaymaster_http_phase_duration_seconds", "phase"), "{{phase}}")],
+                ),
+                Panel(
+                    "Throttled",
+                    "reqps",
+                    [(rate("quaymaster_http_throttled_total", "reason"), "{{reason}}")],
+                ),
+                Panel(
+                    "Signatures that failed",
+                    "reqps",
+                    [(rate("quaymaster_authentication_failures_total", "reason"), "{{reason}}")],
                 ),
                 Panel("Long polls", "short", [(total("quaymaster_long_polls", "instance"), "{{instance}}")]),
             ],
@@ -226,6 +259,13 @@ BROKER = Board(
                     "ops",
                     [(rate("quaymaster_log_append_records_total", "instance"), "{{instance}}")],
                 ),
+                Panel("Commit", "s", quantiles("quaymaster_journal_commit_duration_seconds")),
+                Panel("Turn of a journal", "s", quantiles("quaymaster_broker_turn_duration_seconds")),
+                Panel(
+                    "Commands",
+                    "ops",
+                    [(rate("quaymaster_broker_commands_total", "command, result"), "{{command}} {{result}}")],
+                ),
                 Panel("Journal size", "bytes", [(total("quaymaster_log_bytes", "instance"), "{{instance}}")]),
                 Panel("Free space", "bytes", [(lowest("quaymaster_disk_free_bytes"), "{{instance}}")]),
                 Panel(
@@ -238,6 +278,9 @@ BROKER = Board(
         (
             "Queues",
             [
+                Panel(
+                    "Wait for the first delivery", "s", quantiles("quaymaster_message_wait_duration_seconds")
+                ),
                 Panel("Messages", "short", [(total("quaymaster_queue_messages", "state"), "{{state}}")]),
                 Panel(
                     "Oldest message",
@@ -294,6 +337,26 @@ METADATA = Board(
                     [(highest("quaymaster_metadata_node_age_seconds", "instance"), "{{instance}}")],
                 ),
                 Panel(
+                    "Requests, p99",
+                    "s",
+                    [
+                        (
+                            quantile(0.99, "quaymaster_metadata_request_duration_seconds", "method"),
+                            "{{method}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    "Store, p99",
+                    "s",
+                    [
+                        (
+                            quantile(0.99, "quaymaster_coordination_duration_seconds", "operation"),
+                            "{{operation}}",
+                        )
+                    ],
+                ),
+                Panel(
                     "Rows", "short", [(highest("quaymaster_metadata_node_rows", "instance"), "{{instance}}")]
                 ),
                 Panel(
@@ -321,6 +384,17 @@ MANAGER = Board(
         (
             "Decisions",
             [
+                Panel("Plan", "s", quantiles("quaymaster_manager_plan_duration_seconds")),
+                Panel(
+                    "Lease left",
+                    "s",
+                    [
+                        (
+                            f"min by (instance) (quaymaster_lease_remaining_seconds{_selector({})})",
+                            "{{instance}}",
+                        )
+                    ],
+                ),
                 Panel("Acting", "short", [(total("quaymaster_manager_acting", "instance"), "{{instance}}")]),
                 Panel(
                     "Actions",
@@ -487,7 +561,88 @@ PIPELINE = Board(
     ],
 )
 
-BOARDS = (CELL, FRONT_END, BROKER, METADATA, MANAGER, PIPELINE)
+CONSOLE = Board(
+    "console",
+    "Quaymaster: consoles",
+    "Whether queues are watched, and whether those who should know are told.",
+    "quaymaster_history_bytes",
+    [
+        (
+            "History and pages",
+            [
+                Panel(
+                    "History is behind",
+                    "s",
+                    [(highest("quaymaster_history_lag_seconds", "instance"), "{{instance}}")],
+                    "Up to 60 where all is well.",
+                ),
+                Panel("History", "bytes", [(total("quaymaster_history_bytes", "instance"), "{{instance}}")]),
+                Panel(
+                    "Live pages",
+                    "short",
+                    [(total("quaymaster_console_live_pages", "instance"), "{{instance}}")],
+                ),
+            ],
+        ),
+        (
+            "Alerts",
+            [
+                Panel("Alerts", "short", [(highest("quaymaster_alerts", "state"), "{{state}}")]),
+                Panel(
+                    "Since they were evaluated",
+                    "s",
+                    [("time() - " + highest("quaymaster_alerts_evaluated_timestamp_seconds"), "seconds")],
+                ),
+                Panel(
+                    "Notifications",
+                    "ops",
+                    [(rate("quaymaster_notifications_total", "kind, result"), "{{kind}} {{result}}")],
+                ),
+            ],
+        ),
+        ("Process", LOOP),
+    ],
+)
+
+CUSTOMER = Board(
+    "customer",
+    "Quaymaster: queues of an account",
+    "What a customer scrapes from /monitoring/metrics, or an operator from /metrics/queues of the admin port.",
+    "quaymaster_queue_messages",
+    [
+        (
+            "Queues",
+            [
+                Panel("Messages", "short", [(of_queues("messages", "queue, state"), "{{queue}} {{state}}")]),
+                Panel(
+                    "Oldest message",
+                    "s",
+                    [(of_queues("oldest_message_age_seconds", "queue"), "{{queue}}")],
+                ),
+                Panel(
+                    "Mean wait",
+                    "s",
+                    [
+                        (
+                            f"{rate_of_queues('wait_seconds')} / {rate_of_queues('received')}",
+                            "{{queue}}",
+                        )
+                    ],
+                    "From sending to the first delivery. Messages that are delivered again count as no wait.",
+                ),
+                Panel("Sent", "mps", [(rate_of_queues("sent"), "{{queue}}")]),
+                Panel("Received", "mps", [(rate_of_queues("received"), "{{queue}}")]),
+                Panel("Deleted", "mps", [(rate_of_queues("deleted"), "{{queue}}")]),
+                Panel("Dead letters", "mps", [(rate_of_queues("dead_lettered"), "{{queue}}")]),
+                Panel("Expired", "mps", [(rate_of_queues("expired"), "{{queue}}")]),
+                Panel("Empty receives", "reqps", [(rate_of_queues("empty_receives"), "{{queue}}")]),
+            ],
+        )
+    ],
+    chosen_by="queue",
+)
+
+BOARDS = (CELL, FRONT_END, BROKER, METADATA, MANAGER, CONSOLE, CUSTOMER, PIPELINE)
 
 
 def render(board: Board) -> str:
@@ -504,9 +659,9 @@ def render(board: Board) -> str:
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable("source").label("Data source").type("prometheus"))
         .with_variable(
-            dashboard.QueryVariable("instance")
-            .label("Process")
-            .query(f"label_values({board.of}, instance)")
+            dashboard.QueryVariable(board.chosen_by)
+            .label("Queue" if board.chosen_by == "queue" else "Process")
+            .query(f"label_values({board.of}, {board.chosen_by})")
             .datasource(SOURCE)
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.ALPHABETICAL_ASC)

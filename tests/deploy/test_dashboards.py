@@ -14,6 +14,7 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from quaymaster.console.metric_text import render_queues
 from quaymaster.monitoring.metrics import METRICS
 
 from .support import DEPLOY, ROOT
@@ -22,9 +23,11 @@ GRAFANA = DEPLOY / "grafana"
 FILES = sorted(GRAFANA.glob("*.json"))
 OF_THE_CLIENT = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 """Those of Prometheus's client library."""
+OF_QUEUES = set(re.findall(r"^# TYPE (\w+)", render_queues([], 0), re.MULTILINE))
+"""Those that a console gives of each queue."""
 STATUS = ROOT / "src" / "quaymaster_pipeline" / "checks" / "status.py"
 UNITS = {"short", "s", "bytes", "Bps", "ops", "reqps", "mps", "percentunit"}
-VARIABLES = {"$instance": ".+", "$__rate_interval": "1m"}
+VARIABLES = {"$instance": ".+", "$queue": ".+", "$__rate_interval": "1m"}
 WIDTH = 24
 
 
@@ -72,21 +75,22 @@ def test_grafanas_models_read_what_was_written(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
 def test_every_query_can_be_evaluated_and_is_about_metrics_that_exist(path: Path) -> None:
-    in_pipeline = set(re.findall(r"quaymaster_pipeline_\w+", STATUS.read_text(encoding="utf-8")))
+    elsewhere = set(re.findall(r"quaymaster_pipeline_\w+", STATUS.read_text(encoding="utf-8")))
+    elsewhere |= OF_QUEUES
     for chart in charts(path):
         assert chart["targets"], chart["title"]
         for target in chart["targets"]:
             parsed = str(promql_parser.parse(filled(target["expr"])))
             names = set(re.findall(r"\b(?:quaymaster|process)_\w+", parsed))
             assert names
-            ours = {name.removesuffix("_bucket") for name in names - OF_THE_CLIENT - in_pipeline}
+            ours = {name.removesuffix("_bucket") for name in names - OF_THE_CLIENT - elsewhere}
             assert ours <= METRICS.keys()
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             kept = re.search(r"by \(([^)]*)\)", target["expr"])
             by = set() if kept is None else set(kept[1].split(", ")) - {"le"}
             assert shown == by, f"{chart['title']}: lines are told apart by {by}, their names by {shown}"
             assert all(by <= {*METRICS[name].labels, "instance"} for name in ours), chart["title"]
-        assert "$instance" in chart["targets"][0]["expr"]
+        assert ("$queue" if path.stem == "customer" else "$instance") in chart["targets"][0]["expr"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
@@ -113,4 +117,4 @@ def test_panels_have_numbers_titles_and_units_and_do_not_overlap(path: Path) -> 
         assert chart["fieldConfig"]["defaults"]["unit"] in UNITS
         assert chart["datasource"] == {"type": "prometheus", "uid": "${source}"}
     by_name = {variable["name"]: variable for variable in found["templating"]["list"]}
-    assert by_name.keys() == {"source", "instance"}
+    assert by_name.keys() == {"source", "queue" if path.stem == "customer" else "instance"}
