@@ -17,6 +17,7 @@ from harness.server_metadata import count_all
 from metadata.support import ACCOUNT, Clock, eventually
 
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.structures import touch_log
 from quaymaster.core.values.commands import Delete, NewMessage, StartMoveTask
 from quaymaster.core.values.messages import MessageContent, decode_message, join_payload, split_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -183,6 +184,7 @@ def test_nothing_is_left_of_queues_that_were_deleted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         known_queues, "GONE_MAX", 3
     )  # of deleted queues, whose journals may be told once more
+    monkeypatch.setattr(touch_log, "STALE_MAX", 3)  # of gone partitions, of which readers are told once more
 
     async def scenario() -> None:
         async with serving(tmp_path) as server:

@@ -196,7 +196,9 @@ def measured(request: pytest.FixtureRequest) -> dict[int, tuple[list[int], list[
 
 
 def test_each_action_is_counted() -> None:
-    assert {action for action, _ in REQUESTS} == ACTIONS.keys()
+    # What a console answers is passed on by one RPC; the console's steps do not depend on this front end.
+    passed_on = {name for name, action in ACTIONS.items() if action.plane == "monitoring"}
+    assert {action for action, _ in REQUESTS} == ACTIONS.keys() - passed_on
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_operators_list_create_reset_and_move_groups() -> None:
             assert deleted.json == {"name": "log@x", "deleted": True}
             assert [gone.status, of_plain.status, of_none.status] == [400, 400, 400]
             assert "RetentionMode is not Log" in of_plain.json["error"]["message"]
-            assert "not negative" in no_number.json["error"]["message"]
+            assert "Must be a whole number >= 0" in no_number.json["error"]["message"]
             assert no_offset.status == 400
 
     asyncio.run(scenario())
