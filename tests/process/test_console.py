@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from urllib.request import urlopen
 import boto3
 import pytest
 from harness.process import QuaymasterProcess
+from harness.short_paths import short_directory
 from harness.waiting import eventually
 
 from quaymaster.console.api_client import APIClient
@@ -68,12 +70,19 @@ async def sign_in_by_sockets(process: QuaymasterProcess) -> dict[str, Any]:
     return caller
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose sockets are in it, and not in another one because its path is too long."""
+    with short_directory() as directory:
+        yield directory
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
-    tmp_path: Path, workers: int
+    short: Path, workers: int
 ) -> None:
     settings = {"console": "on", "console_listen": "127.0.0.1:0", "workers": str(workers)}
-    process = QuaymasterProcess(tmp_path / "data", settings=settings)
+    process = QuaymasterProcess(short / "data", settings=settings)
     process.start()
     try:
         eventually(lambda: answers(process))
@@ -90,7 +99,7 @@ def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
 
     assert is_gone(second)
     assert "console=http://127.0.0.1:" in process.log()
-    assert (tmp_path / "data" / "console.key").stat().st_mode & 0o777 == 0o600
+    assert (short / "data" / "console.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_console_ends_when_its_server_is_killed(tmp_path: Path) -> None:
