@@ -14,6 +14,10 @@ from quaymaster.settings import UNIX_PREFIX, Address
 
 RUN_DIRECTORY: Final = "run"
 RUN_DIRECTORY_MODE: Final = 0o700
+PREFIX: Final = "quaymaster-"
+RANDOM_CHARS: Final = 8
+"""That `mkdtemp` puts behind it."""
+SHORT: Final = "/tmp"  # noqa: S108 -- mkdtemp makes a directory in it that is ours alone
 CONSOLE_SOCKET: Final = "console.sock"
 """Where a server's console answers it and its front ends."""
 SERVER_SOCKET: Final = "server.sock"
@@ -27,13 +31,17 @@ def make_sockets(node: Node, names: Iterable[str]) -> Path:
     """Return a directory for sockets of these names, which only this user can enter.
 
     Where the path of the data directory is too long, it is one for temporary files, and goes with this process.
+    TMPDIR may have too long a path, too: then it is in /tmp.
     """
     run = node.data / RUN_DIRECTORY
-    if all(fits_unix(run / name) for name in names):
+    longest = max(names, key=len)
+    if fits_unix(run / longest):
         run.mkdir(mode=RUN_DIRECTORY_MODE, exist_ok=True)
         run.chmod(RUN_DIRECTORY_MODE)
         return run
-    temporary = Path(tempfile.mkdtemp(prefix="quaymaster-"))
+    usual = tempfile.gettempdir()
+    place = usual if fits_unix(Path(usual, f"{PREFIX}{'x' * RANDOM_CHARS}", longest)) else SHORT
+    temporary = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     node.stack.callback(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
 
