@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -154,7 +155,10 @@ class EtcdCluster:
 
     def pause(self, number: int) -> None:
         """Stop a member's clock: it keeps its connections and answers nothing."""
-        self._children[number].send_signal(signal.SIGSTOP)
+        child = self._children[number]
+        child.send_signal(signal.SIGSTOP)
+        # Until it has stopped it may answer: a signal is not there as soon as it is sent.
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, number: int) -> None:
         self._children[number].send_signal(signal.SIGCONT)
