@@ -91,9 +91,7 @@ class Authorization:
             return
         for permission in permissions:
             request = self._request(call, permission, principal.account_id, name, can_cross=False)
-            decision = decide(request, None, principal.policies, principal.session_policy)
-            if decision is not Decision.ALLOWED:
-                raise AccessDenied(refusal_text(request, decision))
+            check_identity(request, principal)
 
     def authorize_resources(self, call: Call) -> None:
         """Raise AccessDenied unless a call may carry out an action of CloudWatch on all that its input names."""
@@ -112,9 +110,7 @@ class Authorization:
                 request = AccessRequest(
                     principal.requester, name, resource, account_id, find, can_cross=False
                 )
-                decision = decide(request, None, principal.policies, principal.session_policy)
-                if decision is not Decision.ALLOWED:
-                    raise AccessDenied(refusal_text(request, decision))
+                check_identity(request, principal)
 
     def _judge(
         self, call: Call, queue: QueueDefinition, permissions: Iterable[Permission], resource: str
@@ -186,3 +182,10 @@ def refuse_internal(owner: str, name: str) -> None:
     """Raise AccessDenied for a queue that the server alone writes, so that clients cannot forge what was used."""
     if is_internal(owner, name):
         raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
+
+
+def check_identity(request: AccessRequest, principal: Principal) -> None:
+    """Raise AccessDenied unless a principal's own policies allow what no other policy is about."""
+    decision = decide(request, None, principal.policies, principal.session_policy)
+    if decision is not Decision.ALLOWED:
+        raise AccessDenied(refusal_text(request, decision))

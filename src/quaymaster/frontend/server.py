@@ -374,7 +374,7 @@ class FrontEnd:
                 return
             else:
                 call.encoded = encoded = query_parameters(request)
-                call.form = form_of_query(request, encoded)
+                call.form = form_of_query(request, encoded) or call.form
                 return
         else:
             action = sqs_json.named_action(target)

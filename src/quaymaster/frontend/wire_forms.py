@@ -33,8 +33,8 @@ def form_of_target(target: bytes) -> WireForm:
     return WireForm.CLOUDWATCH_JSON if target.startswith(json_form.TARGET_PREFIX) else WireForm.JSON
 
 
-def form_of_query(request: HTTPRequest, encoded: bytes) -> WireForm:
-    """Return the form of a Query request: of the service that it is signed for, or whose version it names."""
+def form_of_query(request: HTTPRequest, encoded: bytes) -> WireForm | None:
+    """Return the form of a Query request of another service than SQS: signed for it, or naming its version."""
     form = _form_of_signature(request)
     if form is not None:
         return form
@@ -47,7 +47,7 @@ def form_of_query(request: HTTPRequest, encoded: bytes) -> WireForm:
         and _CLOUDWATCH_PARAMETER.search(encoded) is not None
     ):
         return WireForm.CLOUDWATCH_QUERY
-    return sqs_query_form(request)
+    return None
 
 
 def form_of_head(request: HTTPRequest) -> WireForm:

@@ -44,7 +44,7 @@ from quaymaster.core.values.messages import (
     prefix_bytes,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.message_preparation import CheckedMessage, MessagePreparation, Prepared
+from quaymaster.frontend.actions.message_preparation import MessagePreparation, Prepared, SentMessage
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.partitions.partitioned_broker import SubmittedCommand
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
@@ -104,7 +104,7 @@ class MessageActions:
         definition = call.resolved
         checked = message_rules.check_send(given, definition)
         call.payload_bytes = checked.size_bytes
-        (prepared,) = self._preparation.prepare(call, definition, [("", given, checked.body)])
+        (prepared,) = self._preparation.prepare(call, definition, [("", given, checked)])
 
         def render(outcome: Outcome) -> shapes.SendMessageResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
@@ -125,14 +125,14 @@ class MessageActions:
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, definition)
-        valid: list[CheckedMessage] = []
+        valid: list[SentMessage] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         payload_bytes = 0
         for entry, result in zip(entries, checked, strict=True):
             if isinstance(result, CallerError):
                 failed.append(batch_error_entry(entry.Id, result))
             else:
-                valid.append((entry.Id, entry, result.body))
+                valid.append((entry.Id, entry, result))
                 payload_bytes += result.size_bytes
         # Set, not added to: a data key that must be asked for brings it here again.
         call.payload_bytes = payload_bytes

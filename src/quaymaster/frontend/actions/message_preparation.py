@@ -48,8 +48,8 @@ _VERSION_4: Final = bytes(0x40 | (byte & 0x0F) for byte in range(256))
 _VARIANT: Final = bytes(0x80 | (byte & 0x3F) for byte in range(256))
 
 
-CheckedMessage = tuple[str, message_rules.AnySend, bytes]
-"""The id of its entry, "" outside of a batch; what was sent; its body in UTF-8."""
+SentMessage = tuple[str, message_rules.AnySend, message_rules.CheckedMessage]
+"""The id of its entry, "" outside of a batch; what was sent; its body in UTF-8 and its size."""
 
 
 class MessageIds:
@@ -112,28 +112,26 @@ class MessagePreparation:
         """Those that are more than this are of a clock that is ahead."""
         self._next_message_id = MessageIds().next
 
-    def prepare(
-        self, call: Call, definition: QueueDefinition, checked: Sequence[CheckedMessage]
-    ) -> list[Prepared]:
+    def prepare(self, call: Call, definition: QueueDefinition, sent: Sequence[SentMessage]) -> list[Prepared]:
         """Return messages as the broker stores them."""
-        return self._prepare(call, definition, checked, self._invocation(call))
+        return self._prepare(call, definition, sent, self._invocation(call))
 
     def prepare_staged(
         self,
         call: Call,
         definition: QueueDefinition,
         message: transaction_shapes.StagedMessageEntry,
-        body: bytes,
+        checked: message_rules.CheckedMessage,
     ) -> NewMessage:
         """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
-        (prepared,) = self._prepare(call, definition, [("", message, body)], _NO_INVOCATION)
+        (prepared,) = self._prepare(call, definition, [("", message, checked)], _NO_INVOCATION)
         return prepared.message
 
     def _prepare(
         self,
         call: Call,
         definition: QueueDefinition,
-        checked: Sequence[CheckedMessage],
+        sent: Sequence[SentMessage],
         invocation: Invocation,
     ) -> list[Prepared]:
         retry_prefix = None
@@ -144,13 +142,12 @@ class MessagePreparation:
         is_fifo = definition.is_fifo
         id_key = self._cipher.id_key(definition) if is_fifo else b""
         prepared: list[Prepared] = []
-        for entry_id, given, body in checked:
+        for entry_id, given, checked in sent:
+            body = checked.body
             body_md5 = md5_digest(body)
             attributes: list[tuple[str, str, Any]] = []
             attributes_sum = system_sum = None
-            size_bytes = len(body)
             if given.MessageAttributes:
-                size_bytes += message_rules.attributes_bytes(given.MessageAttributes)
                 attributes = _stored_attributes(given.MessageAttributes)
                 attributes_sum = attributes_md5(given.MessageAttributes)
             trace = trace_of_request
@@ -182,7 +179,7 @@ class MessagePreparation:
             flags, payload = join_payload(group, dedup, retry, encrypted)
             delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
             message = NewMessage(
-                message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry, size_bytes
+                message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry, checked.size_bytes
             )
             prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
         return prepared

@@ -29,6 +29,17 @@ class AsksConsole(Protocol):
         ...
 
 
+async def answer_of(console: AsksConsole | None, asked: MonitoringCall) -> MonitoringAnswer:
+    """Return what a console answers; NotNow. `console`: None where there can be none."""
+    if console is None:
+        raise Unreachable(NO_CONSOLE)
+    try:
+        return await console.ask(asked)
+    except (Unreachable, UnsupportedOperation):
+        # It names addresses, which are not the client's to know; or the console is of an older program.
+        raise Unreachable(NO_CONSOLE) from None
+
+
 class MonitoringActions:
     """The handler of CloudWatch's actions."""
 
@@ -46,8 +57,6 @@ class MonitoringActions:
 
     async def _ask(self, call: Call, members: bytes) -> bytes:
         principal = call.principal
-        if self._console is None:
-            raise Unreachable(NO_CONSOLE)
         asked = MonitoringCall(
             "cloudwatch",
             call.action.name,
@@ -57,11 +66,7 @@ class MonitoringActions:
             members,
             call.request_id,
         )
-        try:
-            answer = await self._console.ask(asked)
-        except (Unreachable, UnsupportedOperation):
-            # It names addresses, which are not the client's to know; or the console is of an older program.
-            raise Unreachable(NO_CONSOLE) from None
+        answer = await answer_of(self._console, asked)
         error = answer.error
         if error is not None:
             raise CloudWatchError.told(error.code, error.message, error.status, error.more)

@@ -46,7 +46,7 @@ class TransactionActions:
             checked = transaction_rules.check_message(number, message, definition)
             size_bytes += checked.size_bytes
             transaction_rules.check_size(size_bytes)
-            ready.append(self._preparation.prepare_staged(call, definition, message, checked.body))
+            ready.append(self._preparation.prepare_staged(call, definition, message, checked))
         call.message_count, call.payload_bytes = len(ready), size_bytes
         outcome = await call.calls.ask(
             StageMessages(

@@ -192,8 +192,8 @@ class AdminAPI:
         Its processor time is strangers'. Refusals leave no event, which costs a write to the disk; who signs in does.
         """
         self._standing.check()
-        operation, members = OPERATIONS["SignIn"], members_of(OPERATIONS["SignIn"], {}, request.body)
-        given = read_members(operation, {}, members)
+        operation = OPERATIONS["SignIn"]
+        given = read_members(operation, {}, members_of(operation, {}, request.body))
         assert isinstance(given, SignInRequest), "it is what the operation takes"
         name = "" if given.user is None else f"{given.account_id}/{given.user.lower()}"
         self._attempts.enter(request.peer, name, time.monotonic() * 1000)
@@ -324,9 +324,8 @@ class AdminAPI:
     def _refuse(self, request: HTTPRequest, act: Act | None, error: Exception) -> None:
         field = error.field if isinstance(error, BadMember) else ""
         reported = _reported(request, error)
-        code, status = _shape_of(reported)
-        _, headers, body = error_reply(reported, field)
-        self._respond(request, act, code, None, status, headers, body)
+        status, headers, body = error_reply(reported, field)
+        self._respond(request, act, _shape_of(reported)[0], None, status, headers, body)
 
     def _respond(
         self,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from quaymaster.core.values.errors import CallerError, Unreachable, UnsupportedOperation
-from quaymaster.frontend.actions.monitoring_actions import NO_CONSOLE, AsksConsole
+from quaymaster.core.values.errors import CallerError
+from quaymaster.frontend.actions.monitoring_actions import AsksConsole, answer_of
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.protocol.admin.members import AdminRequest
 from quaymaster.protocol.admin.operations import OPERATIONS
@@ -39,8 +39,6 @@ class ConsoleAdmin:
 
     async def ask(self, operation: str, call: AdminCall, given: AdminRequest) -> dict[str, Any]:
         """Return what a console answers. Raises RefusedByConsole, NotNow."""
-        if self._console is None:
-            raise Unreachable(NO_CONSOLE)
         members = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
         asked = MonitoringCall(
             "admin",
@@ -51,11 +49,7 @@ class ConsoleAdmin:
             encode_members(members),
             str(uuid.uuid4()),
         )
-        try:
-            answer = await self._console.ask(asked)
-        except (Unreachable, UnsupportedOperation):
-            # It names addresses, which are not the client's to know; or the console is of an older program.
-            raise Unreachable(NO_CONSOLE) from None
+        answer = await answer_of(self._console, asked)
         if answer.error is not None:
             raise RefusedByConsole(answer.error)
         return answer.returned

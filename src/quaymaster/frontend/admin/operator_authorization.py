@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quaymaster.core.access.decisions import Decision, decide, refusal_text
 from quaymaster.core.access.operations import ADMIN_SERVICE, OPERATION_NAMES, Operation
 from quaymaster.core.access.statements import AccessRequest
 from quaymaster.core.values.errors import AccessDenied
+from quaymaster.frontend.authorization import check_identity
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import RequestKeys
 from quaymaster.net.http.message import HTTPRequest
@@ -61,9 +61,7 @@ class OperatorAuthorization:
             keys.find,
             can_cross=False,
         )
-        decision = decide(asked, None, principal.policies, principal.session_policy)
-        if decision is not Decision.ALLOWED:
-            raise AccessDenied(refusal_text(asked, decision))
+        check_identity(asked, principal)
 
 
 class OwnerAuthorization(OperatorAuthorization):

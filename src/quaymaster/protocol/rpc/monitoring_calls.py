@@ -9,7 +9,7 @@ answer. Fields are only ever appended, with defaults.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -74,13 +74,6 @@ class MonitoringAnswer(msgspec.Struct, frozen=True):
     def returned(self) -> dict[str, Any]:
         """The output of a request that was answered, decoded."""
         return decode_members(self.output)
-
-
-class AnswersMonitoring(Protocol):
-    """What a console answers requests with."""
-
-    async def call(self, call: MonitoringCall) -> MonitoringAnswer:
-        """Return what comes of a request."""
 
 
 encode_members = msgspec.msgpack.Encoder().encode

@@ -27,7 +27,6 @@ SIGNATURE_HEADER: Final = "webhook-signature"
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 -- what all secrets begin with
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
-DERIVED_BYTES: Final = 32
 _ID_LETTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
