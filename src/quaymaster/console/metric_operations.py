@@ -38,7 +38,7 @@ PERIODS_MAX: Final = 10_000
 
 def times_of(span: Span) -> range:
     """Return when the periods began, in seconds."""
-    return range(span.start_s, span.start_s + span.periods * span.period_s, span.period_s)
+    return range(span.start_s, span.periods_end_s, span.period_s)
 
 
 class MetricOperations:

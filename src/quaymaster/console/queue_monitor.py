@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from quaymaster.console.known_queues import KnownQueues
-from quaymaster.core.monitoring.minutes import COUNTERS, GAUGES, MINUTE_MS, Counts, Minute, add_counts, spread
+from quaymaster.core.monitoring.minutes import (
+    COUNTERS,
+    GAUGES,
+    MINUTE_MS,
+    Counts,
+    Minute,
+    add_counts,
+    minute_of,
+    spread,
+)
 from quaymaster.core.monitoring.queue_book import BookedQueue, QueueBook
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_metrics import (
@@ -233,11 +242,12 @@ class QueueMonitor:
 
     async def _close_before(self, at_ms: int) -> None:
         """Close the minutes that ended before a moment."""
-        behind = ((at_ms - 1) // MINUTE_MS * 60 - self._open_s) // 60
+        open_s = minute_of(at_ms)
+        behind = (open_s - self._open_s) // 60
         for _ in range(min(behind, CLOSED_AT_ONCE_MAX)):
             await self._close(self._open_s)
             self._open_s += 60
-        self._open_s = max(self._open_s, (at_ms - 1) // MINUTE_MS * 60)
+        self._open_s = max(self._open_s, open_s)
 
     async def _close(self, at_s: int) -> None:
         minutes = list(self.book.close(at_s))

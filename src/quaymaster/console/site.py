@@ -10,12 +10,9 @@ known is None, never 0. Times are in ms since 1970, and belong to the value next
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
-
-STALE_AFTER_MS: Final = 15_000
-"""An older value is shown as stale."""
 
 AlertState = Literal["OK", "ALARM", "INSUFFICIENT_DATA"]
 

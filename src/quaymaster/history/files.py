@@ -225,7 +225,7 @@ class HistoryFiles:
         level = LEVELS[0] if has_samples else level_for(span)
         found: list[Kept] = []
         # Of times that nothing can be kept of no file is looked for.
-        end_s = min(span.start_s + span.periods * span.period_s, self._closed_s + 60)
+        end_s = min(span.periods_end_s, self._closed_s + 60)
         start_s = max(span.start_s, (self._closed_s // DAY_S - NAMES_DAYS) * DAY_S)
         for queue_id in queue_ids:
             found += self._read_levels(queue_id, start_s, end_s, level)
@@ -282,6 +282,8 @@ class HistoryFiles:
             for path in self._days(level):
                 if path.name < oldest:
                     self._delete(path)
+        if self.bytes() <= self._bytes_max:
+            return
         today = day_file(self._directory, LEVELS[0], now_s)
         for path in [*self._asides(), *(path for level in LEVELS for path in self._days(level))]:
             taken = self.bytes()

@@ -360,7 +360,7 @@ class AlertBook:
         """Remove a destination; ResourceNotFound; InvalidParameterValue names an alert that tells it."""
         self.destination(account_id, name)
         for alert in self.rows.alerts.of_account(account_id):
-            for arn in (*alert.alarm_actions, *alert.ok_actions, *alert.insufficient_data_actions):
+            for arn in alert.all_actions:
                 if parse_action(arn) == DestinationName(account_id, name):
                     raise InvalidParameterValue.of("name", name, f"The alert {alert.name} tells it.")
         await self.rows.transact([], deletes=[self.rows.destinations.key(account_id, name)])

@@ -140,11 +140,8 @@ class AlertRows:
 
     async def past(self, account_id: str, name: str) -> PastRow:
         """Return the history of an alert as it is stored; NotNow."""
-        key = PAST_ALERTS + row_name(account_id, name)
-        row = await self._store.get(key)
-        if row is None:
-            return PastRow(PastAlert(), Compare(key, ABSENT))
-        return PastRow(decode_alert_row(row.value, PastAlert), Compare(key, row.revision))
+        value, unchanged = await self.stored(PAST_ALERTS + row_name(account_id, name))
+        return PastRow(PastAlert() if value is None else decode_alert_row(value, PastAlert), unchanged)
 
     async def stored(self, key: str) -> tuple[bytes | None, Compare]:
         """Return a row that is not kept in memory, and the condition that it is still so; NotNow."""

@@ -142,7 +142,7 @@ class CloudWatchAlarms:
             and (wanted is None or alert.name in wanted)
             and alert.name.startswith(prefix or "")
             and (not state or self._book.rows.state(alert).state == state)
-            and (not action or any(arn.startswith(action) for arn in _all_actions(alert)))
+            and (not action or any(arn.startswith(action) for arn in alert.all_actions))
         ]
         page, token = _page(found, given, lambda alert: alert.name)
         return _with_token(
@@ -290,10 +290,6 @@ def _dimensions(given: Members) -> dict[str, str]:
 
 def _tags(given: Members) -> dict[str, str]:
     return {one["Key"]: one["Value"] for one in given.get("Tags") or ()}
-
-
-def _all_actions(alert: Alert) -> tuple[str, ...]:
-    return (*alert.alarm_actions, *alert.ok_actions, *alert.insufficient_data_actions)
 
 
 def _names(given: Members) -> list[str]:

@@ -27,7 +27,6 @@ from quaymaster.monitoring.metrics import Sample
 
 LOOK_S: Final = 1.0
 """How often it looks whether another minute can be read."""
-MINUTE_S: Final = 60
 STATES: Final[tuple[State, ...]] = ("OK", "ALARM", "INSUFFICIENT_DATA")
 ALERTS_AT_ONCE: Final = 100
 QUEUES_PER_ALERT_MAX: Final = 10_000

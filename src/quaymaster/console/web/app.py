@@ -87,7 +87,7 @@ def _static_files() -> Callable[[Request], Awaitable[Response]]:
         file = files.get(request.path_params["name"])
         if file is None:
             raise HTTPException(404)
-        kept = _KEPT if request.query_params.get("v") == file_hash(file.content) else _ASKED
+        kept = _KEPT if request.query_params.get("v") == file.hash else _ASKED
         headers = {"Cache-Control": kept, "Vary": "Accept-Encoding", "ETag": file.etag}
         if request.headers.get("if-none-match") == file.etag:
             return Response(status_code=304, headers=headers)
@@ -103,5 +103,6 @@ class _StaticFile:
     def __init__(self, content: bytes, name: str) -> None:
         self.content = content
         self.compressed = gzip.compress(content, 9, mtime=0)
-        self.etag = f'"{file_hash(content)}"'
+        self.hash = file_hash(content)
+        self.etag = f'"{self.hash}"'
         self.media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -99,6 +99,11 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.ok_actions if state == "OK" else self.insufficient_data_actions
 
     @property
+    def all_actions(self) -> tuple[str, ...]:
+        """What is told when it enters any state; some of them may be the same."""
+        return (*self.alarm_actions, *self.ok_actions, *self.insufficient_data_actions)
+
+    @property
     def subject_text(self) -> str:
         """For people: the queue, `prefix*`, or `dead-letter queues`."""
         if self.subject == "dead_letter_queues":

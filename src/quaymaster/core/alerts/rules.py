@@ -143,7 +143,7 @@ def check_mail_address(address: str) -> None:
 def missing_destinations(alert: Alert, account_id: str, names: Iterable[str]) -> list[str]:
     """Return the actions that name no destination of the account; queues may come and go."""
     known = frozenset(names)
-    actions = dict.fromkeys((*alert.alarm_actions, *alert.ok_actions, *alert.insufficient_data_actions))
+    actions = dict.fromkeys(alert.all_actions)
     missing = []
     for arn in actions:
         action = parse_action(arn)

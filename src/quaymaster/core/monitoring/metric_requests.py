@@ -136,7 +136,7 @@ def _page(
 ) -> tuple[dict[str, Span], str | None]:
     """Return the part of the periods that a page has, and the token of the next one."""
     first = min(span.start_s for span in spans.values())
-    last = max(span.start_s + span.periods * span.period_s for span in spans.values())
+    last = max(span.periods_end_s for span in spans.values())
     at = last if is_descending else first
     if token is not None:
         found = _TOKEN.fullmatch(token)
@@ -406,10 +406,11 @@ def list_metrics(given: Mapping[str, Any], queues: Sequence[tuple[str, bool]]) -
         wanted = dimension.get("Value") or wanted
     found: list[dict[str, Any]] = []
     token = None
+    metrics = sorted(METRICS.items())
     for name, is_fifo in queues if is_possible else ():
         if wanted not in (None, name):
             continue
-        for metric, row in sorted(METRICS.items()):
+        for metric, row in metrics:
             if (row.is_of_fifo and not is_fifo) or given.get("MetricName") not in (None, metric):
                 continue
             if after is not None and (name, metric) <= _place(after):

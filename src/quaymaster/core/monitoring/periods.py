@@ -32,6 +32,11 @@ class Span(NamedTuple):
         """How many there are."""
         return max(0, -(-(self.end_s - self.start_s) // self.period_s))
 
+    @property
+    def periods_end_s(self) -> int:
+        """When the last of them ends."""
+        return self.start_s + self.periods * self.period_s
+
     def period_of(self, at_s: int) -> int:
         """Return when the period began that has this moment."""
         return at_s - (at_s - self.start_s) % self.period_s
@@ -55,9 +60,9 @@ def level_for(span: Span) -> int:
 def by_period(span: Span, kept: Iterable[Kept]) -> Iterator[tuple[int, list[Kept]]]:
     """Yield each period of which something is kept, with that; `kept` is in order of time."""
     found: list[Kept] = []
-    began_s = 0
+    began_s, end_s = 0, span.periods_end_s
     for one in kept:
-        if not span.start_s <= one.at_s < span.start_s + span.periods * span.period_s:
+        if not span.start_s <= one.at_s < end_s:
             continue
         period_s = span.period_of(one.at_s)
         if found and period_s != began_s:

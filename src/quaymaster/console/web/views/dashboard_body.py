@@ -39,7 +39,6 @@ class MetricWidget(NamedTuple):
 
     title: str
     metrics: tuple[WidgetMetric, ...]
-    is_wide: bool
 
 
 class DashboardBody(NamedTuple):
@@ -94,7 +93,7 @@ def _widget(widget: Mapping[str, Any]) -> MetricWidget:
         if len(before) >= 2 and len(before) % 2 == 0:
             metrics.append(_metric(before, options, statistic, period_s))
     title = str(given.get("title") or (metrics[0].metric if metrics else "Without metrics"))
-    return MetricWidget(title, tuple(metrics), _number(widget.get("width"), 6) > 12)
+    return MetricWidget(title, tuple(metrics))
 
 
 def _spelled_out(texts: Sequence[str], before: Sequence[str]) -> list[str]:
