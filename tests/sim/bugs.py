@@ -67,7 +67,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
 from quaymaster.core.values.partition_tables import taking
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
@@ -1086,10 +1086,15 @@ class _ElsewhereEarly(QueueStates):
 @plant("seal-not-replayed", "a start from a snapshot with a newer table forgets seals", "partitions")
 class _SealNotReplayed(QueueStates):
     def _follow_definition(
-        self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
+        self,
+        partition: Partition,
+        definition: QueueDefinition,
+        entry: PartitionPlacement | None,
+        time_ms: int,
+        applied: int,
     ) -> None:
         if self.definitions[definition.queue_id] is definition:
-            super()._follow_definition(partition, definition, time_ms, applied)
+            super()._follow_definition(partition, definition, entry, time_ms, applied)
 
 
 @plant(

@@ -627,11 +627,12 @@ class AppliedQueues:
         self.definitions[queue_id] = newest
         # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
         self._ids_by_name[newest.account_id, newest.name] = queue_id
-        listed, still_listed = self._listed(definition), self._listed(newest)
+        listed = self._listed(definition)
+        still_listed = listed if newest is definition else self._listed(newest)
         for number, entry in listed.items():
             partition = self.partitions.get(partition_key(queue_id, number))
             if partition is not None:
-                self._follow_definition(partition, definition, time_ms, applied)
+                self._follow_definition(partition, definition, entry, time_ms, applied)
             elif number in still_listed:
                 self._begin(definition, entry, time_ms, applied, starts)
         for partition in before:
@@ -639,7 +640,7 @@ class AppliedQueues:
                 if not partition.is_used or (partition.is_sealed and partition.is_empty):
                     self._let_go(partition)
                 else:
-                    self._follow_definition(partition, definition, time_ms, applied)
+                    self._follow_definition(partition, definition, None, time_ms, applied)
         self._note_unlisted(queue_id, self._here(queue_id) + before)
         if not self._here(queue_id):
             self._forget(queue_id)
@@ -669,13 +670,17 @@ class AppliedQueues:
             begin_group(partition, log, *starts[entry.number], time_ms)
 
     def _follow_definition(
-        self, partition: Partition, definition: QueueDefinition, time_ms: int, applied: int
+        self,
+        partition: Partition,
+        definition: QueueDefinition,
+        entry: PartitionPlacement | None,
+        time_ms: int,
+        applied: int,
     ) -> None:
         if partition.applied >= applied or partition.definition.revision >= definition.revision:
             return
         partition.apply_definition(definition, time_ms)
         partition.applied = applied
-        entry = self._listed(definition).get(partition.number)
         if entry is not None and is_sealed_by(entry):
             partition.apply_seal(time_ms)
             self.open_stages.note(partition)

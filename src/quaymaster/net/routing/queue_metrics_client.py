@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-import msgspec
-
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.errors import InternalFailure, Unreachable
 from quaymaster.core.values.queue_metrics import (
@@ -23,6 +21,7 @@ from quaymaster.core.values.queue_metrics import (
     decode_page,
     encode_request,
 )
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import QUEUE_METRICS
 from quaymaster.settings import parse_endpoint
@@ -129,5 +128,5 @@ async def _ask(client: RPCClient, leader: str, request: QueueMetricsRequest) -> 
     answer = await client.ask(QUEUE_METRICS, encode_request(request), ANSWER_MS)
     try:
         return decode_page(answer)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InternalFailure(f"The broker at {leader} answers what this program cannot read.") from error
