@@ -201,9 +201,10 @@ class AdminAPI:
             raise Overloaded
         call = AdminCall(NOBODY, NOBODY.account_id, request)
         self._start(self._answer_unsigned(operation, call, given), None)
+        # In this pass: those that come together would all see the number of before.
+        self._signing_in += 1
 
     async def _answer_unsigned(self, operation: AdminOperation, call: AdminCall, given: Any) -> None:
-        self._signing_in += 1
         try:
             await Charged(self._answer(operation, call, given, None, _allow), call.request.charging())
         finally:
