@@ -183,7 +183,8 @@ def test_prometheus_scrapes_with_its_password(monitored: Endpoint) -> None:
     assert values()["quaymaster_queue_sent_total"] == 5
     with pytest.raises(HTTPError) as refused:
         scraped(metrics_password("wrong"))
-    assert refused.value.code == 403
+    with refused.value as answer:  # has the connection, which would be closed whenever it is collected
+        assert answer.code == 403
 
 
 def test_wrong_requests_are_refused_by_the_console_and_before(cloudwatch: Any) -> None:

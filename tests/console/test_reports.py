@@ -133,6 +133,9 @@ def test_console_without_tables_says_where_they_are_read_and_a_wrong_day_is_told
         asked = call("GetUsage", **{"from": "2026-13-01", "to": "2026-11-30"})
         with pytest.raises(UnsupportedOperation, match="is no day"):
             await ReportOperations(Path("/data")).handlers["GetUsage"](asked)
+        asked = call("GetUsage", **{"from": "2026-11-30", "to": "9999-12-31"})
+        with pytest.raises(UnsupportedOperation, match="No day follows 9999-12-31"):
+            await ReportOperations(Path("/data")).handlers["GetUsage"](asked)
 
     asyncio.run(scenario())
 

@@ -85,7 +85,8 @@ def test_a_queue_is_split_merged_and_moved_and_its_old_partitions_are_drained(
         assert client.take_all("orders") == sorted(bodies(40, "before") + bodies(40, "split"))
         until_states(process, "orders", ["drained", "open", "open"])
 
-        client.send("orders", bodies(30, "merged"))
+        for body in bodies(30, "merged"):  # a request goes to one partition: each of the two gets some
+            client.send("orders", [body])
         partitions(process, "merge", "orders")
         until_states(process, "orders", ["drained", "closed", "closed", "open"])
         process.kill9()

@@ -250,8 +250,9 @@ def _scraped(process: QuaymasterProcess) -> bytes:
         with build_opener(ProxyHandler({})).open(f"{process.admin_url}/metrics", timeout=60) as reply:
             return bytes(reply.read())
     except HTTPError as error:
-        if error.read() != b"too many scrapes at once\n":
-            raise
+        with error:
+            if error.read() != b"too many scrapes at once\n":
+                raise
         return b""
 
 

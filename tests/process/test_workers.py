@@ -39,7 +39,7 @@ def with_workers(process: QuaymasterProcess, count: int) -> QuaymasterProcess:
 def workers_of(process: QuaymasterProcess) -> list[int]:
     """Return the process ids of the workers."""
     listed = subprocess.run(
-        ("ps", "-A", "-o", "pid=,ppid=,args="), capture_output=True, text=True, check=True
+        ("ps", "-A", "-ww", "-o", "pid=,ppid=,args="), capture_output=True, text=True, check=True
     )
     lines = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
     return [
@@ -284,6 +284,6 @@ def test_a_server_whose_first_process_is_killed_starts_again_with_another_number
 
 def is_worker(pid: int) -> bool:
     listed = subprocess.run(
-        ("ps", "-o", "args=", "-p", str(pid)), capture_output=True, text=True, check=False
+        ("ps", "-ww", "-o", "args=", "-p", str(pid)), capture_output=True, text=True, check=False
     )
     return "workers.worker" in listed.stdout

@@ -182,4 +182,7 @@ def _day(text: str) -> str:
 
 
 def _day_after(text: str) -> str:
-    return str(datetime.date.fromisoformat(_day(text)) + datetime.timedelta(days=1))
+    day = datetime.date.fromisoformat(_day(text))
+    if day == datetime.date.max:
+        raise UnsupportedOperation(f"No day follows {text}.")
+    return str(day + datetime.timedelta(days=1))

@@ -73,6 +73,7 @@ def test_true_and_false_are_words_in_a_query() -> None:
         ("ListAccounts", {"limit": "²"}, b"", "InvalidParameterValue", "limit", "got text."),
         ("ListAccounts", {"deleted": "perhaps"}, b"", "InvalidParameterValue", "deleted", "true or false"),
         ("ListAccounts", {"color": "red"}, b"", "InvalidParameterValue", "color", "no parameter color here."),
+        ("SearchAudit", {"queue": "a\0b"}, b"", "InvalidParameterValue", "queue", "Must be text"),
         ("CreateAccount", {}, b"{}", "MissingParameter", "name", "must contain the parameter name."),
         ("CreateAccount", {}, b"", "MissingParameter", "name", "must contain the parameter name."),
         ("CreateAccount", {}, b'{"name": 1}', "InvalidParameterValue", "name", "Must be text"),

@@ -15,7 +15,8 @@ ROWS_MAX: Final = 1_000
 EVENTS_MAX: Final = 200
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$", description="A day, in UTC.")]
 OptionalDay = Annotated[str, Meta(pattern=r"^(?:\d{4}-\d{2}-\d{2})?$", description="A day, in UTC.")]
-Words = Annotated[str, Meta(max_length=256)]
+Words = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
+"""No word of a command can have a NUL, and a console gives them to one."""
 
 
 class GetUsageRequest(OfAccount, frozen=True, kw_only=True, rename={"from_": "from"}):
