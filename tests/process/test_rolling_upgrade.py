@@ -21,31 +21,31 @@ from .support import EXIT_UNUSABLE, CellClient, running_thread
 EXIT_REFUSED = 1
 RAISED = (
     ("__init__.py", '__version__ = "0.1.0"', '__version__ = "0.2.0"'),
-    ("core/values/formats.py", "FORMAT_MAX: Final = 7\n", "FORMAT_MAX: Final = 8\n"),
+    ("core/values/formats.py", "FORMAT_MAX: Final = 8\n", "FORMAT_MAX: Final = 9\n"),
     (
         "core/values/records.py",
         "BATCH_VERSIONS: Final[Versions] = {1: 1}",
-        "BATCH_VERSIONS: Final[Versions] = {1: 1, 8: 2}",
+        "BATCH_VERSIONS: Final[Versions] = {1: 1, 9: 2}",
     ),
     (
         "broker/storage/state_store.py",
-        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6}",
         "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6, 8: 7}",
+        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6, 8: 7, 9: 8}",
     ),
     (
         "broker/storage/snapshots.py",
         "MANIFEST_VERSIONS: Final[Versions] = {1: 1}",
-        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 8: 2}",
+        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 9: 2}",
     ),
     (
         "protocol/rpc/replication_codec.py",
         "REPLICATION_VERSIONS: Final[Versions] = {1: 1}",
-        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 8: 2}",
+        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 9: 2}",
     ),
     (
         "protocol/rpc/command_codec.py",
         "COMMAND_VERSIONS: Final[Versions] = {1: 1}",
-        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 8: 2}",
+        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 9: 2}",
     ),
     ("protocol/rpc/frames.py", "RPC_VERSION_MAX: Final = 1\n", "RPC_VERSION_MAX: Final = 2\n"),
     (
@@ -121,7 +121,7 @@ def test_a_cell_is_upgraded_one_by_one_taken_back_and_upgraded_again_without_los
                 change(cell, process, newer)
             refused = cell["manager-1"].command("cell", "upgrade")
             assert refused.returncode == EXIT_REFUSED
-            assert f"Format 8 cannot be read by frontend {last.name} (version 0.1.0" in refused.stderr
+            assert f"Format 9 cannot be read by frontend {last.name} (version 0.1.0" in refused.stderr
             change(cell, cell["broker-1"], None)
             change(cell, cell["manager-1"], None)
             change(cell, cell["metadata-1"], None)
@@ -145,7 +145,7 @@ def test_a_cell_is_upgraded_one_by_one_taken_back_and_upgraded_again_without_los
         older.python_path = None
         older.launch()
         assert older.ended_with() == EXIT_UNUSABLE
-        assert "has format 8; this version of Quaymaster (0.1.0) reads formats up to 7" in older.log()
+        assert "has format 9; this version of Quaymaster (0.1.0) reads formats up to 8" in older.log()
         change(cell, older, newer)
         assert set(client.take_all("standard")) == set(sender.sent)
         assert client.take_all("ordered.fifo") == sender.sent

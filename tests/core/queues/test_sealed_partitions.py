@@ -7,7 +7,12 @@ from harness.replica_host import Host, arn, identity, message, queue
 from pyroaring import BitMap
 
 from core.queues.test_partitions import DEAD, HERE, JOBS, TASK, Saved, assert_same, split, spread, started
-from quaymaster.core.partition.partition_snapshots import STATE_VERSION, snapshot_pieces, state_version_min
+from quaymaster.core.partition.partition_snapshots import (
+    STATE_VERSION_WITHOUT_PARTITIONS,
+    STATE_VERSION_WITHOUT_SETTLED,
+    snapshot_pieces,
+    state_version_min,
+)
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.structures.recent_ids import top_of
@@ -279,14 +284,14 @@ def test_a_seal_is_in_the_snapshot() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_snapshot_that_older_programs_read_says_nothing_of_partitions(number: int) -> None:
     host = started(spread(HERE))
-    assert state_version_min(host.partition(JOBS)) < STATE_VERSION
+    assert state_version_min(host.partition(JOBS)) < STATE_VERSION_WITHOUT_PARTITIONS
     host.ask(SetQueue(moved(spread(HERE))))
 
     partition = host.states.partition(JOBS, number)
 
-    assert state_version_min(partition) == STATE_VERSION
+    assert state_version_min(partition) == STATE_VERSION_WITHOUT_SETTLED
     with pytest.raises(AssertionError):
-        list(snapshot_pieces(partition, STATE_VERSION - 1))
+        list(snapshot_pieces(partition, STATE_VERSION_WITHOUT_PARTITIONS))
 
 
 def test_a_seal_wakes_those_who_wait() -> None:

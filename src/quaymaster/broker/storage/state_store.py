@@ -35,7 +35,7 @@ from quaymaster.core.values.formats import FORMAT_MAX, UnknownFormat, Versions, 
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.values.queue_marks import QueueMarks
 
-BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6}
+BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6, 8: 7}
 _VERSIONS_READ = frozenset(BLOB_VERSIONS.values())
 BLOB_VERSION = version_in(BLOB_VERSIONS, FORMAT_MAX)
 

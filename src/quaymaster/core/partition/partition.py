@@ -37,6 +37,7 @@ from quaymaster.core.structures.message_sums import NO_SHARE
 from quaymaster.core.structures.rows import RowTable
 from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
+from quaymaster.core.structures.settled_deliveries import SettledDeliveries
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import MoveTask
@@ -80,9 +81,11 @@ class Partition:
         "number",
         "order",
         "repeats_until_ms",
+        "resets",
         "returned",
         "sealed_ms",
         "sent_until",
+        "settled",
         "share",
         "sizes",
         "staged",
@@ -132,6 +135,10 @@ class Partition:
         self.wheel = TimerWheel()
         self.ids = SentIds(retry_window_ms, retry_ids_max)
         self.attempts = Attempts()
+        self.settled: SettledDeliveries | None = None
+        """Which deliveries finished their messages lately, and by what; there are none before the first."""
+        self.resets = 0
+        """How often delivery counts began again while the queue was ExactlyOnce: receipts say so with the epoch."""
         self.tasks: list[MoveTask] = []
         self.has_moved_in = False
         self.moved_in = 0

@@ -30,13 +30,16 @@ from quaymaster.core.structures.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes, LogState
 from quaymaster.core.structures.sequences import SequenceSet
+from quaymaster.core.structures.settled_deliveries import SettledDeliveries
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.values.commands import MoveTask
 from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
-STATE_VERSION = 6
+STATE_VERSION = 7
+STATE_VERSION_WITHOUT_SETTLED = 6
+"""The same but for SETTLED and resets, for cells whose programs know of one guarantee only."""
 STATE_VERSION_WITHOUT_PARTITIONS = 5
-"""The same but for seals and first sequences, for cells whose programs know of one partition a queue only."""
+"""The same but for seals and first sequences, too, for cells whose programs know of one partition a queue only."""
 STATE_VERSION_WITHOUT_LOGS = 4
 """The same but for LOG and TRANSACTIONS, for cells whose programs know of neither."""
 STATE_VERSION_WITHOUT_MOVES = 3
@@ -60,6 +63,7 @@ class Section(IntEnum):
     MOVES = 11
     LOG = 12
     TRANSACTIONS = 13
+    SETTLED = 14
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -85,6 +89,7 @@ class _State(msgspec.Struct, array_like=True):
     counted_from: int = -1
     sealed_ms: int = 0
     first_sequence: int = FIRST_SEQUENCE
+    resets: int = 0
 
 
 PIECE_ROWS = 1_000
@@ -118,6 +123,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         counted_from=partition.counted_from,
         sealed_ms=partition.sealed_ms,
         first_sequence=partition.first_sequence,
+        resets=partition.resets,
     )
     groups: Iterator[list[GroupState]] = iter(())
     line: Iterator[list[tuple[int, int]]] = iter(())
@@ -149,6 +155,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         (Section.MOVES, iter([partition.moves.to_bytes()] if partition.moves is not None else [])),
         (Section.LOG, iter([partition.sizes.state()] if partition.sizes is not None else [])),
         (Section.TRANSACTIONS, partition.staged.pieces() if partition.staged is not None else iter(())),
+        (Section.SETTLED, iter(partition.settled.pieces() if partition.settled is not None else [])),
         (Section.END, iter([b""])),
     ]
     return _render(sections, version)
@@ -156,8 +163,10 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
 
 def state_version_min(partition: Partition) -> int:
     """Return the first version of the state that can hold what there is."""
-    if partition.number or partition.is_sealed or partition.first_sequence != FIRST_SEQUENCE:
+    if partition.settled is not None or partition.resets:
         return STATE_VERSION
+    if partition.number or partition.is_sealed or partition.first_sequence != FIRST_SEQUENCE:
+        return STATE_VERSION_WITHOUT_SETTLED
     if partition.sizes is not None or partition.definition.group_of or partition.staged is not None:
         return STATE_VERSION_WITHOUT_PARTITIONS
     return STATE_VERSION_WITHOUT_MOVES if partition.moves is None else STATE_VERSION_WITHOUT_LOGS
@@ -207,6 +216,8 @@ def load_partition(
         partition.sizes = LogSizes.of_state(_log_decoder.decode(piece))
     if sections[Section.TRANSACTIONS]:
         partition.staged = StagedMessages.of_pieces(sections[Section.TRANSACTIONS])
+    if sections[Section.SETTLED]:
+        partition.settled = SettledDeliveries.from_bytes(b"".join(sections[Section.SETTLED]))
     order = partition.order
     if isinstance(order, FIFOOrder):
         for piece in sections[Section.GROUPS]:
@@ -235,6 +246,7 @@ def _load_state(partition: Partition, data: memoryview, keeper: ChunkKeeper) -> 
     partition.deletions = state.deletions
     partition.sealed_ms = state.sealed_ms
     partition.first_sequence = state.first_sequence
+    partition.resets = state.resets
     partition.counted_from = state.applied if state.counted_from < 0 else state.counted_from
     order = partition.order
     order.cursor = state.cursor

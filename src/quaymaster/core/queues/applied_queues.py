@@ -95,6 +95,12 @@ IS_NEW = 1
 HAS_STARTS = 2
 """Flag of a QUEUE_SET of a new consumer group: it says where the group starts."""
 
+BY_RECEIVE = 1
+"""Flag of a DELETE by which a receive of a queue with AtMostOnce took its messages: no consumer deleted them."""
+
+IS_DUPLICATE = 1
+"""Flag of a MOVE_WITHDRAWN of messages that the target has already, by their deduplication ids."""
+
 GOES_ON = 1
 """Flag of a MOVE_OUT of a message that was leaving already, for a partition that was sealed."""
 

@@ -68,6 +68,22 @@ class Durability(IntEnum):
     SYNC = 2
 
 
+class DeliveryGuarantee(IntEnum):
+    """How often a message is delivered, and whose deliveries may finish it."""
+
+    AT_MOST_ONCE = 0
+    AT_LEAST_ONCE = 1
+    EXACTLY_ONCE = 2
+
+
+GUARANTEES: Final[Mapping[str, DeliveryGuarantee]] = {
+    "AtMostOnce": DeliveryGuarantee.AT_MOST_ONCE,
+    "AtLeastOnce": DeliveryGuarantee.AT_LEAST_ONCE,
+    "ExactlyOnce": DeliveryGuarantee.EXACTLY_ONCE,
+}
+"""By the texts that callers say."""
+
+
 class QueueKinds(Flag):
     """Kinds of queues. Each queue is standard or FIFO, and may be of the others as well.
 
@@ -266,6 +282,10 @@ def _read_durability(text: str) -> int:
     return int(Durability[text.upper()])
 
 
+def _read_guarantee(text: str) -> int:
+    return int(GUARANTEES[text])
+
+
 def _read_pins(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
@@ -368,7 +388,7 @@ DELIVERY_GUARANTEE: Final = Attribute(
     name="DeliveryGuarantee",
     meaning="`AtMostOnce` and `ExactlyOnce` are refused: not built yet",
     values=_our_choice("AtLeastOnce", later=("AtMostOnce", "ExactlyOnce")),
-    read=str,
+    read=_read_guarantee,
     default="AtLeastOnce",
     is_ours=True,
 )

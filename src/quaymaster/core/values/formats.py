@@ -22,7 +22,7 @@ from typing import Final
 from quaymaster.core.values.errors import UnsupportedOperation
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 7
+FORMAT_MAX: Final = 8
 
 
 class UnknownFormat(Exception):
@@ -47,6 +47,8 @@ FRONT_DOOR: Final[Versions] = {1: 0, 6: 1}
 
 PARTITIONS: Final[Versions] = {1: 0, 7: 1}
 """Since which cell format queues can have several partitions: older programs would use the first one only."""
+DELIVERY: Final[Versions] = {1: 0, 8: 1}
+"""Since which cell format queues may have another DeliveryGuarantee than AtLeastOnce, and longer windows of ids."""
 
 
 class CellFormat:

@@ -24,6 +24,7 @@ from quaymaster.core.values.attributes import (
     CONTENT_BASED_DEDUPLICATION,
     DEDUPLICATION_SCOPE,
     DELAY,
+    DELIVERY_GUARANTEE,
     DURABILITY,
     FIFO_QUEUE,
     FIFO_THROUGHPUT_LIMIT,
@@ -46,6 +47,7 @@ from quaymaster.core.values.attributes import (
     SETTABLE,
     VISIBILITY_TIMEOUT,
     Attribute,
+    DeliveryGuarantee,
     defaults_of,
     kinds_of,
 )
@@ -168,6 +170,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     kms_reuse_s = _value_of(KMS_REUSE)
     durability = _value_of(DURABILITY)
     """One of `Durability`, as a plain number."""
+    delivery_guarantee = _value_of(DELIVERY_GUARANTEE)
+    """One of `DeliveryGuarantee`, as a plain number."""
     retention_mode = _value_of(RETENTION_MODE)
     retention_bytes = _value_of(RETENTION_BYTES)
     retention_pins = _value_of(RETENTION_PINS)
@@ -183,6 +187,16 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
         text = self.attributes.get(POLICY.name)
         # Its size is not checked: AddPermission may have made it longer than a caller may.
         return read_policy(text, unique_ids=self.policy_ids) if text else None
+
+    @cached_property
+    def is_at_most_once(self) -> bool:
+        """Whether a receive takes its messages out of the queue."""
+        return self.delivery_guarantee == DeliveryGuarantee.AT_MOST_ONCE
+
+    @cached_property
+    def is_exactly_once(self) -> bool:
+        """Whether only the newest delivery of a message may finish it, and is told whether it did."""
+        return self.delivery_guarantee == DeliveryGuarantee.EXACTLY_ONCE
 
     @cached_property
     def dedup_scope_is_group(self) -> bool:

@@ -25,7 +25,7 @@ byte is covered once and one payload can be checked alone. `chain` binds a batch
 written; a batch that was compacted (`FLAG_COMPACTED`) keeps the chain value it had.
 
 Record types from MOVE_OUT on are in journals of cells of format 2 and later, those from GROUP_RESET on in those of
-format 3.
+format 3, those from COMPLETE on in those of format 8.
 
 To change the format: add a version to BATCH_VERSIONS, by the recipe in `core/values/formats`. A batch keeps its version
 when it is compacted, copied or sent to other replicas: whoever is in the cell reads it.
@@ -92,6 +92,8 @@ class RecordType(IntEnum):
     STAGE = 17
     TRANSACTION_COMMIT = 18
     TRANSACTION_ABORT = 19
+    COMPLETE = 20
+    CLAIM = 21
 
 
 MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE), int(RecordType.STAGE)})
