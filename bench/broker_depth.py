@@ -34,6 +34,7 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.structures.id_limits import IdLimits
 from quaymaster.core.values.commands import Command, Delete, NewMessage, Receipt, Receive, Send, SetQueue
 from quaymaster.core.values.messages import encode_message_head, hash_dedup, hash_group, join_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
@@ -256,7 +257,7 @@ async def run(name: str, messages: int) -> list[Figures]:
             snapshot_records=200_000,
             compaction_live_ratio=0.5,
             retry_window_ms=120_000,
-            retry_ids_max=1_000_000,
+            id_limits=IdLimits(retry_ids_max=1_000_000),
         ),
         MemoryCoordination(),
         on_stopped=lambda error: print(f"stopped: {error}", flush=True),

@@ -198,7 +198,7 @@ def test_consumer_group_of_a_log_is_made_and_reset(console: RealConsole) -> None
     page = console.page
     console.go("/queues/new")
     page.fill("[name=QueueName]", "events")
-    page.locator("summary", has_text="Durability and partitions").click()
+    page.locator("summary", has_text="Guarantees and partitions").click()
     page.select_option("[name=RetentionMode]", "Log")
     page.get_by_role("button", name="Create queue").click()
     path = "/queues/000000000000/events/groups"

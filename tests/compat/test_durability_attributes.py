@@ -11,7 +11,6 @@ from .support import attributes_of, bodies, refused, send, unique
 
 NOT_BUILT = [
     ("DeliveryGuarantee", "AtMostOnce"),
-    ("DeliveryGuarantee", "ExactlyOnce"),
     ("PushEndpoint", "http://127.0.0.1:1/"),
 ]
 

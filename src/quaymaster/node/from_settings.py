@@ -12,6 +12,7 @@ from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
+from quaymaster.core.structures.id_limits import IdLimits
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.key_providers import (
     CombinedKeyProvider,
@@ -63,7 +64,7 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
         snapshot_records=settings.snapshot_records,
         compaction_live_ratio=settings.compaction_live_ratio,
         retry_window_ms=settings.retry_window_ms,
-        retry_ids_max=settings.retry_ids_max,
+        id_limits=IdLimits(settings.retry_ids_max, settled_ids_max=settings.settled_ids_max),
         in_flight_max=settings.in_flight_max,
         account_stages_max=settings.account_stages_max,
         compaction_age_min_ms=settings.compaction_age_min_s * 1000,

@@ -128,6 +128,9 @@ class SettingsTable(BaseModel):
     `compaction_age_min_s`. 0 turns it off."""
     retry_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
     """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
+    settled_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
+    """Deliveries of one partition of an `ExactlyOnce` queue that finished their messages and are remembered for 5
+    minutes, at about 37 bytes each; the oldest are forgotten first."""
     partition_closing_s: NotNegative | None = Field(None, json_schema_extra=QUEUES)
     """How long a partition that was split, merged or moved is still asked whether it has a message that is sent.
     Not set: as long as it remembers ids, 5 minutes or `retry_window_ms`. Shorter times suit test suites."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
 from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Receipt
 from quaymaster.core.values.errors import InvalidParameterValue, NotLeader, QueueDoesNotExist
+from quaymaster.core.values.queue_definitions import replace_definition
 
 from .support import HIGH, LOW, entry, queue
 
@@ -93,3 +94,19 @@ def test_a_partition_that_was_not_found_is_sought_again_by_the_newer_table() -> 
     spread.on_outcome(again, EntriesOutcome([None]), newer)
 
     assert spread.result == EntriesOutcome([None, None], 1)
+
+
+def test_an_exactly_once_queue_asks_a_drained_partition_and_refuses_for_a_removed_one() -> None:
+    table = replace_definition(TABLE, attributes={"DeliveryGuarantee": "ExactlyOnce"})
+    deleted = SpreadEntries(table, HandledEntries(7, [0, 1], RECEIPTS[:2]))
+    changed = SpreadEntries(table, HandledEntries(7, [1], RECEIPTS[:1], [10]))
+
+    (drained,) = deleted.begin()
+    assert changed.begin() == []
+
+    assert drained.command == Delete(7, 0, [RECEIPTS[0]])
+    deleted.on_outcome(drained, EntriesOutcome([None], 1), table)
+    for outcome, at in ((deleted.result, 1), (changed.result, 0)):
+        assert isinstance(outcome, EntriesOutcome)
+        assert "The receipt handle has expired" in str(outcome.errors[at])
+        assert outcome.errors[:at] == [None] * at

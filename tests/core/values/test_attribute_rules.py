@@ -15,6 +15,7 @@ from quaymaster.core.values.attribute_rules import (
     change_attributes,
     check_attribute_names,
     create_attributes,
+    require_delivery,
     spelled,
 )
 from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Durability
@@ -23,7 +24,9 @@ from quaymaster.core.values.errors import (
     InvalidAttributeName,
     InvalidAttributeValue,
     InvalidParameterValue,
+    UnsupportedOperation,
 )
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.policies import RedriveAllowPolicy, parse_redrive_allow_policy
 from quaymaster.core.values.queue_definitions import QueueDefinition, differing_attribute, replace_definition
 from quaymaster.core.values.queue_names import QueueArn
@@ -307,8 +310,7 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
     ("name", "value", "reason"),
     [
         ("ReplicationMode", "Peer", " Reason: It must be Leader or Peers."),
-        ("DeliveryGuarantee", "AtMostOnce", " Reason: AtMostOnce is not supported yet."),
-        ("DeliveryGuarantee", "ExactlyOnce", " Reason: ExactlyOnce is not supported yet."),
+        ("DeliveryGuarantee", "Twice", " Reason: It must be AtLeastOnce or ExactlyOnce."),
         ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
         ("GroupStart", "latest", " Reason: Only a queue with RetentionMode=Log has it."),
         ("RetentionPins", "archive", " Reason: Only a queue with RetentionMode=Log has it."),
@@ -631,3 +633,39 @@ def test_the_retention_mode_is_given_when_a_queue_is_created() -> None:
         assert _change(attributes, {"RetentionMode": mode}) == attributes
         with pytest.raises(InvalidAttributeValue, match="cannot be changed"):
             _change(attributes, {"RetentionMode": other})
+
+
+def test_exactly_once_is_switched_on_and_off() -> None:
+    attributes = _create(Durability="Sync")
+
+    changed = _change(attributes, {"DeliveryGuarantee": "ExactlyOnce"})
+
+    assert changed.is_exactly_once
+    assert not changed.is_at_most_once
+    assert not _change(changed, {"DeliveryGuarantee": "AtLeastOnce"}).is_exactly_once
+
+
+@pytest.mark.parametrize("durability", ["Memory", "Async"])
+def test_an_exactly_once_queue_has_what_it_was_sent_on_its_disks(durability: str) -> None:
+    reason = "Reason: A queue with DeliveryGuarantee=ExactlyOnce has Durability=Sync."
+    with pytest.raises(InvalidAttributeValue, match=f"Durability. {reason}"):
+        _create(Durability=durability, DeliveryGuarantee="ExactlyOnce")
+    with pytest.raises(InvalidAttributeValue, match=f"Durability. {reason}"):
+        _change(_create(DeliveryGuarantee="ExactlyOnce"), {"Durability": durability})
+    with pytest.raises(InvalidAttributeValue, match=f"DeliveryGuarantee. {reason}"):
+        _change(_create(Durability=durability), {"DeliveryGuarantee": "ExactlyOnce"})
+
+
+def test_equal_partitions_are_not_exactly_once() -> None:
+    with pytest.raises(InvalidAttributeValue, match="may store a message twice"):
+        _create(ReplicationMode="Peers", DeliveryGuarantee="ExactlyOnce")
+    with pytest.raises(InvalidAttributeValue, match="may store a message twice"):
+        _change(_create(ReplicationMode="Peers"), {"DeliveryGuarantee": "ExactlyOnce"})
+
+
+def test_guarantees_that_older_programs_do_not_know_wait_for_the_upgrade_of_the_cell() -> None:
+    with pytest.raises(UnsupportedOperation, match="cell upgrade"):
+        require_delivery({"DeliveryGuarantee": "ExactlyOnce"}, CellFormat(7))
+
+    require_delivery({"DeliveryGuarantee": "AtLeastOnce"}, CellFormat(7))
+    require_delivery({"DeliveryGuarantee": "ExactlyOnce"}, CellFormat())

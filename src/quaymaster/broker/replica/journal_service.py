@@ -50,6 +50,7 @@ from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.replication import TAIL_BYTES_MAX, LogReplica
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.commands import (
@@ -99,7 +100,7 @@ class JournalOptions:
     snapshot_records: int
     compaction_live_ratio: float
     retry_window_ms: int
-    retry_ids_max: int | None = None
+    id_limits: IdLimits = ID_LIMITS
     in_flight_max: int = IN_FLIGHT_MAX
     account_stages_max: int = ACCOUNT_STAGES_MAX
     compaction_age_min_ms: int = COMPACT_AFTER_MS
@@ -111,7 +112,7 @@ class JournalOptions:
         queues = QueueStates(
             keeper,
             retry_window_ms=self.retry_window_ms,
-            retry_ids_max=self.retry_ids_max,
+            id_limits=self.id_limits,
             in_flight_max=self.in_flight_max,
             account_stages_max=self.account_stages_max,
             journal_id=self.journal_id,

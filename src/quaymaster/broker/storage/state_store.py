@@ -105,7 +105,7 @@ def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], k
                 number_and_queue & 0xFFFF,
                 keeper,
                 retry_window_ms=queues.retry_window_ms,
-                retry_ids_max=queues.retry_ids_max,
+                id_limits=queues.id_limits,
             )
         except (msgspec.MsgspecError, ValueError) as error:
             raise UnknownSnapshotFormat(

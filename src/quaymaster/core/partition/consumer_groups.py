@@ -87,6 +87,8 @@ def reset_group(group: Partition, start: int, time_ms: int) -> list[Iterator[Non
     assert group.log is not None, "only a consumer group begins anew"
     emptied = group.discard_all()
     group.attempts.clear()
+    if group.definition.is_exactly_once:
+        group.count_reset()
     _start_over(group, max(start, group.log.head), time_ms)
     return emptied
 

@@ -31,13 +31,14 @@ from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempts, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes
 from quaymaster.core.structures.message_sums import NO_SHARE
 from quaymaster.core.structures.rows import RowTable
 from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
-from quaymaster.core.structures.settled_deliveries import SettledDeliveries
+from quaymaster.core.structures.settled_deliveries import BY_DELETE, SettledDeliveries
 from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import MoveTask
@@ -46,6 +47,9 @@ from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefini
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
 DELAY_MAX_MS = 900_000
+RESETS_SHIFT = 48
+"""The epoch field of receipts has the number of resets from this bit on: counts that began again name others."""
+RESETS_MAX = 0xFFFF
 FAR_DEADLINE_MS = 60_000
 """A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
 
@@ -55,6 +59,7 @@ class Partition:
 
     __slots__ = (
         "_oldest",
+        "_settled_ids_max",
         "alive",
         "applied",
         "attempts",
@@ -106,7 +111,7 @@ class Partition:
         keeper: ChunkKeeper,
         *,
         retry_window_ms: int,
-        retry_ids_max: int | None = None,
+        id_limits: IdLimits = ID_LIMITS,
         first_sequence: int = FIRST_SEQUENCE,
     ) -> None:
         self.definition = definition
@@ -133,8 +138,9 @@ class Partition:
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
-        self.ids = SentIds(retry_window_ms, retry_ids_max)
+        self.ids = SentIds(retry_window_ms, id_limits)
         self.attempts = Attempts()
+        self._settled_ids_max = id_limits.settled_ids_max
         self.settled: SettledDeliveries | None = None
         """Which deliveries finished their messages lately, and by what; there are none before the first."""
         self.resets = 0
@@ -287,6 +293,10 @@ class Partition:
         # What is leaving may be visible at its target already: it is in flight here until that is settled.
         leaving = len(self.moves.leaving) if self.moves is not None else 0
         return len(self.in_flight) + leaving, len(self.timed) + self.order.count_waiting(now_ms)
+
+    def receipt_epoch(self, epoch: int) -> int:
+        """Return what receipts of deliveries in an epoch have for it."""
+        return epoch | self.resets << RESETS_SHIFT
 
     def next_change_ms(self) -> int | None:
         """Return when, by time alone, a message may become visible next; None: never."""
@@ -485,6 +495,7 @@ class Partition:
         `taken`: they were taken from the order already (the leader), else they are claimed now (replay).
         """
         deadline_ms = time_ms + timeout_ms
+        epoch = self.receipt_epoch(epoch)
         in_flight, returned, order = self.in_flight, self.returned, self.order
         self.note_change()
         for sequence, delivery_count in messages:
@@ -552,7 +563,22 @@ class Partition:
     def apply_deletion(self, sequences: Sequence[int], time_ms: int) -> None:
         """Consumers deleted messages, each of which was there."""
         self.deletions += len(sequences)
+        if self.definition.is_exactly_once:
+            self.settle(sequences, time_ms)
         self.apply_delete(sequences, time_ms)
+
+    def settle(self, sequences: Sequence[int], time_ms: int, *, by: int = BY_DELETE) -> None:
+        """The deliveries that hold these messages finish them now; `by` says what does."""
+        if self.settled is None:
+            self.settled = SettledDeliveries(self._settled_ids_max)
+        for sequence in sequences:
+            row = self.in_flight.get(sequence)
+            if row is not None:
+                self.settled.note(sequence, row.delivery_count, row.epoch >> RESETS_SHIFT, time_ms, by=by)
+
+    def count_reset(self) -> None:
+        """From now on delivery counts name other deliveries than before."""
+        self.resets = self.resets + 1 & RESETS_MAX
 
     def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
         """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
@@ -649,6 +675,8 @@ class Partition:
 
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
         """The queue has new attributes."""
+        if definition.is_exactly_once and not self.definition.is_exactly_once:
+            self.count_reset()  # counts of before may have been given twice
         self.definition = definition
         self.note_change()
         self.order.change_delay(definition.delay_ms)

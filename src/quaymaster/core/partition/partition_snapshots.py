@@ -27,6 +27,7 @@ from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.partition.staged_snapshots import Parts
 from quaymaster.core.structures.deliveries import Attempt, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder, GroupState
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SequenceIndex
 from quaymaster.core.structures.log_sizes import LogSizes, LogState
 from quaymaster.core.structures.sequences import SequenceSet
@@ -179,16 +180,14 @@ def load_partition(
     keeper: ChunkKeeper,
     *,
     retry_window_ms: int,
-    retry_ids_max: int | None = None,
+    id_limits: IdLimits = ID_LIMITS,
 ) -> Partition:
     """Rebuild the state from `snapshot_pieces`, joined. Index chunks are not read: the keeper may not be open yet.
 
     Raises ValueError when the bytes are not whole, msgspec.MsgspecError when they say something else.
     """
     sections = _parse(data)
-    partition = Partition(
-        definition, number, keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max
-    )
+    partition = Partition(definition, number, keeper, retry_window_ms=retry_window_ms, id_limits=id_limits)
     state = _load_state(partition, sections[Section.STATE][0], keeper)
     last_ms = 0
     for piece in sections[Section.IN_FLIGHT]:
@@ -217,7 +216,9 @@ def load_partition(
     if sections[Section.TRANSACTIONS]:
         partition.staged = StagedMessages.of_pieces(sections[Section.TRANSACTIONS])
     if sections[Section.SETTLED]:
-        partition.settled = SettledDeliveries.from_bytes(b"".join(sections[Section.SETTLED]))
+        partition.settled = SettledDeliveries.from_bytes(
+            b"".join(sections[Section.SETTLED]), id_limits.settled_ids_max
+        )
     order = partition.order
     if isinstance(order, FIFOOrder):
         for piece in sections[Section.GROUPS]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from quaymaster.core.partition.partition import VISIBILITY_TIMEOUT_MAX_MS, Partition
+from quaymaster.core.partition.partition import RESETS_SHIFT, VISIBILITY_TIMEOUT_MAX_MS, Partition
 from quaymaster.core.values.commands import RECEIPT_HANDLE_PLACEHOLDER, Receipt
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit
 
+EXPIRED: Final = "The receipt handle has expired."
 NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
 
 
 def holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
-    """Return whether the message is out with the delivery that a receipt names: FIFO queues heed no other."""
+    """Return whether the message is out with the delivery that a receipt names: FIFO and ExactlyOnce heed no other."""
     row = partition.in_flight.get(receipt.sequence)
     return (
         row is not None
@@ -22,11 +23,22 @@ def holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
     )
 
 
+def was_finished_by(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
+    """Return whether the delivery that a receipt names finished its message lately (ExactlyOnce)."""
+    settled = partition.settled
+    if settled is None:
+        return False
+    resets = receipt.epoch >> RESETS_SHIFT
+    return settled.find(receipt.sequence, receipt.delivery_count, resets, now_ms) is not None
+
+
 def visibility_error(
     partition: Partition, receipt: Receipt, timeout_ms: int, now_ms: int, in_flight_max: int
 ) -> Exception | None:
     """Return why a message cannot be hidden for so long with a receipt, None when it can."""
     sequence = receipt.sequence
+    if partition.definition.is_exactly_once and not holds(partition, receipt, now_ms):
+        return receipt_invalid(EXPIRED)
     if (
         not partition.is_live(sequence)
         or sequence in partition.moving

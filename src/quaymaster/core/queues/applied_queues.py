@@ -66,6 +66,7 @@ from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.partition.touched_partitions import TouchedPartitions
 from quaymaster.core.structures.committed_runs import Run
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
 from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
 from quaymaster.core.values.errors import QueueDoesNotExist
@@ -179,14 +180,14 @@ class AppliedQueues:
         keeper: ChunkKeeper,
         *,
         retry_window_ms: int,
-        retry_ids_max: int | None = None,
+        id_limits: IdLimits = ID_LIMITS,
         journal_id: int = 0,
     ) -> None:
         self._keeper = keeper
         self.journal_id = journal_id
         """Only partitions whose entry names it are here."""
         self.retry_window_ms = retry_window_ms
-        self.retry_ids_max = retry_ids_max
+        self.id_limits = id_limits
         self.definitions: dict[int, QueueDefinition] = {}
         self.partitions: dict[int, Partition] = {}
         self.unlisted: dict[int, tuple[int, ...]] = {}
@@ -664,7 +665,7 @@ class AppliedQueues:
             entry.number,
             self._keeper,
             retry_window_ms=self.retry_window_ms,
-            retry_ids_max=self.retry_ids_max,
+            id_limits=self.id_limits,
             first_sequence=entry.first_sequence,
         )
         self._keep(partition)

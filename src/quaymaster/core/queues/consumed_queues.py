@@ -14,11 +14,18 @@ from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.partition_moves import AWAY_MAX, QueuesElsewhere
 from quaymaster.core.partition.partition_totals import WAITS_BOUNDS_MS, Waits, totals_of
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
+from quaymaster.core.partition.receipts import (
+    EXPIRED,
+    holds,
+    receipt_invalid,
+    visibility_error,
+    was_finished_by,
+)
 from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues, partition_key
 from quaymaster.core.queues.transactions import expire_transactions
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.values.commands import (
@@ -60,13 +67,11 @@ class ConsumedQueues(AppliedQueues):
         keeper: ChunkKeeper,
         *,
         retry_window_ms: int,
-        retry_ids_max: int | None = None,
+        id_limits: IdLimits = ID_LIMITS,
         in_flight_max: int = IN_FLIGHT_MAX,
         journal_id: int = 0,
     ) -> None:
-        super().__init__(
-            keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max, journal_id=journal_id
-        )
+        super().__init__(keeper, retry_window_ms=retry_window_ms, id_limits=id_limits, journal_id=journal_id)
         self._in_flight_max = in_flight_max
         self.messages_expired = 0
         self.waits = Waits()
@@ -100,7 +105,7 @@ class ConsumedQueues(AppliedQueues):
                 proposal.awake.add(partition)
                 again = earlier.messages[: command.count_max]
                 found = self._hand_out(partition, again, now_ms, timeout_ms, command.attempt, proposal)
-                return TakenOutcome(proposal.epoch, found, [], False), Wait.COMMIT
+                return TakenOutcome(partition.receipt_epoch(proposal.epoch), found, [], False), Wait.COMMIT
         if command.only_attempt:
             return self._nothing(command, proposal)
         room = self._in_flight_max - len(partition.in_flight)
@@ -119,8 +124,9 @@ class ConsumedQueues(AppliedQueues):
             return TakenOutcome(proposal.epoch, [], dead_letters, unfinished), Wait.NOTHING
         attempt = command.attempt if is_fifo else None
         found = self._hand_out(partition, taken, now_ms, timeout_ms, attempt, proposal)
-        outcome = TakenOutcome(proposal.epoch, found, dead_letters, unfinished)
-        return outcome, Wait.COMMIT if is_fifo else Wait.NOTHING
+        outcome = TakenOutcome(partition.receipt_epoch(proposal.epoch), found, dead_letters, unfinished)
+        # Else a later leader, which does not know of it, gives another delivery the same number.
+        return outcome, Wait.COMMIT if is_fifo or definition.is_exactly_once else Wait.NOTHING
 
     def _watch(self, command: Watch, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         """Look whether a Receive would find something. A TakenOutcome, which is unfinished, says: look again."""
@@ -335,7 +341,7 @@ class ConsumedQueues(AppliedQueues):
 
     def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self._consumed(command.queue_id, command.partition)
-        is_fifo = partition.definition.is_fifo
+        is_fifo, is_exactly_once = partition.definition.is_fifo, partition.definition.is_exactly_once
         if is_fifo:
             self._advance(partition, now_ms)
         errors: list[Exception | None] = []
@@ -344,10 +350,15 @@ class ConsumedQueues(AppliedQueues):
         for receipt in command.receipts:
             sequence = receipt.sequence
             error: Exception | None = None
-            if not partition.is_live(sequence):
+            if is_exactly_once and not holds(partition, receipt, now_ms):
+                if was_finished_by(partition, receipt, now_ms):
+                    gone += 1
+                else:
+                    error = receipt_invalid(EXPIRED)
+            elif not partition.is_live(sequence):
                 gone += 1
             elif is_fifo and not holds(partition, receipt, now_ms):
-                error = receipt_invalid("The receipt handle has expired.")
+                error = receipt_invalid(EXPIRED)
             elif sequence in sequences:
                 gone += 1
             else:

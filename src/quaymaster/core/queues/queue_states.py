@@ -59,6 +59,7 @@ from quaymaster.core.queues.transactions import (
     stages_to_commit,
 )
 from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.structures.timers import round_up_to_slot_ms
@@ -137,7 +138,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         keeper: ChunkKeeper,
         *,
         retry_window_ms: int,
-        retry_ids_max: int | None = None,
+        id_limits: IdLimits = ID_LIMITS,
         in_flight_max: int = IN_FLIGHT_MAX,
         account_stages_max: int = ACCOUNT_STAGES_MAX,
         journal_id: int = 0,
@@ -145,7 +146,7 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         super().__init__(
             keeper,
             retry_window_ms=retry_window_ms,
-            retry_ids_max=retry_ids_max,
+            id_limits=id_limits,
             in_flight_max=in_flight_max,
             journal_id=journal_id,
         )

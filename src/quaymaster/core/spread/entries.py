@@ -1,6 +1,7 @@
 """Deletes and changes of visibility by receipts of several partitions: each goes to its own.
 
-A receipt of a partition that is drained, or not listed any more, is of a message that is gone.
+A receipt of a partition that is drained, or not listed any more, is of a message that is gone. In an ExactlyOnce queue
+a drained partition still knows which delivery finished it; what only a removed one knew is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quaymaster.core.partition.receipts import NOT_AVAILABLE, receipt_invalid
+from quaymaster.core.partition.receipts import EXPIRED, NOT_AVAILABLE, receipt_invalid
 from quaymaster.core.spread.parts import SEVERAL, Part
 from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Outcome, Receipt
 from quaymaster.core.values.errors import QueueDoesNotExist
@@ -82,10 +83,13 @@ class SpreadEntries:
         # A number that was not given yet is one of a newer table, which a front end had that knows more. What is sent
         # there is not known, and the newest table is looked for.
         is_newer = number >= self._definition.next_partition
-        if is_newer or (entry is not None and is_read(entry)):
+        is_exactly_once = self._definition.is_exactly_once
+        if is_newer or (entry is not None and (is_read(entry) or is_exactly_once)):
             return [Part(number, self._to(number, indexes), list(indexes))]
         for index in indexes:
-            if self._command.visibility_timeouts_ms is None:
+            if is_exactly_once:
+                self._errors[index] = receipt_invalid(EXPIRED)
+            elif self._command.visibility_timeouts_ms is None:
                 self._gone += 1
             else:
                 self._errors[index] = receipt_invalid(NOT_AVAILABLE)

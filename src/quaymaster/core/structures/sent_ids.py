@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyroaring import BitMap
 
+from quaymaster.core.structures.id_limits import IdLimits
 from quaymaster.core.structures.recent_ids import RecentIds
 
 DEDUP_WINDOW_MS = 300_000
@@ -12,11 +13,11 @@ DEDUP_WINDOW_MS = 300_000
 class SentIds:
     """Ids of messages that were stored lately, with the offsets of their records. There are none before the first."""
 
-    __slots__ = ("_retry_ids_max", "_retry_window_ms", "dedup", "retries")
+    __slots__ = ("_limits", "_retry_window_ms", "dedup", "retries")
 
-    def __init__(self, retry_window_ms: int, retry_ids_max: int | None) -> None:
+    def __init__(self, retry_window_ms: int, limits: IdLimits) -> None:
         self._retry_window_ms = retry_window_ms
-        self._retry_ids_max = retry_ids_max
+        self._limits = limits
         self.dedup: RecentIds | None = None
         self.retries: RecentIds | None = None
 
@@ -38,7 +39,7 @@ class SentIds:
             self.dedup.add(dedup, offset, time_ms)
         if retry is not None:
             if self.retries is None:
-                self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
+                self.retries = RecentIds(self._retry_window_ms, self._limits.retry_ids_max)
             self.retries.add(retry, offset, time_ms)
 
     def note_run(self, dedups: bytes, offset: int, time_ms: int) -> None:
@@ -62,4 +63,4 @@ class SentIds:
 
     def load_retries(self, data: bytes) -> None:
         """Take the ids of retried sends of a snapshot."""
-        self.retries = RecentIds.from_bytes(data, self._retry_window_ms, self._retry_ids_max)
+        self.retries = RecentIds.from_bytes(data, self._retry_window_ms, self._limits.retry_ids_max)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from quaymaster.core.values.attributes import (
     ATTRIBUTES,
     DEDUPLICATION_SCOPE,
+    DELIVERY_GUARANTEE,
+    DURABILITY,
     FIFO_QUEUE,
     FIFO_THROUGHPUT_LIMIT,
     KMS_KEY,
@@ -23,9 +25,12 @@ from quaymaster.core.values.attributes import (
     RETENTION_MODE,
     SETTABLE,
     SQS_SSE,
+    DeliveryGuarantee,
+    Durability,
     QueueKinds,
 )
 from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
+from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.policies import invalid_redrive_policy
 from quaymaster.core.values.queue_names import QueueArn, check_queue_name, is_fifo_name
 
@@ -51,6 +56,12 @@ def change_attributes(
         if attribute.fixed and attribute.of(changed) != attribute.of(current):
             raise InvalidAttributeValue.of(name, attribute.fixed)
     return changed
+
+
+def require_delivery(attributes: Mapping[str, str], cell_format: CellFormat) -> None:
+    """Raise UnsupportedOperation where the cell does not know yet what a queue with these attributes promises."""
+    if DELIVERY_GUARANTEE.of(attributes) != DeliveryGuarantee.AT_LEAST_ONCE:
+        cell_format.require(DELIVERY, "Queues can have another DeliveryGuarantee than AtLeastOnce")
 
 
 def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -90,6 +101,7 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
         raise InvalidAttributeValue.of(
             REPLICATION_MODE.name, "Only a standard queue with RetentionMode=Delete has equal partitions."
         )
+    _check_guarantee(values, given)
     _check_dead_letter_queue(queue, values, given)
     return values
 
@@ -127,6 +139,21 @@ def _check_log(values: Mapping[str, str], given: Mapping[str, str]) -> None:
     for name, attribute in SETTABLE.items():
         if attribute.queues == QueueKinds.LOG and attribute.elsewhere is not None and name in given:
             raise attribute.elsewhere(name)
+
+
+def _check_guarantee(values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Refuse what a guarantee cannot hold with; the error names what was given."""
+    if DELIVERY_GUARANTEE.of(values) == DeliveryGuarantee.EXACTLY_ONCE:
+        if DURABILITY.of(values) != Durability.SYNC:
+            name = DURABILITY.name if DURABILITY.name in given else DELIVERY_GUARANTEE.name
+            raise InvalidAttributeValue.of(
+                name, "A queue with DeliveryGuarantee=ExactlyOnce has Durability=Sync."
+            )
+        if REPLICATION_MODE.of(values):
+            raise InvalidAttributeValue.of(
+                DELIVERY_GUARANTEE.name,
+                "A queue with ReplicationMode=Peers may store a message twice: it cannot be ExactlyOnce.",
+            )
 
 
 def _check_dead_letter_queue(queue: QueueArn, values: Mapping[str, str], given: Mapping[str, str]) -> None:

@@ -205,12 +205,8 @@ def _choice(*accepted: str) -> Values:
     return Values(_listed(accepted), parse)
 
 
-def _our_choice(*accepted: str, later: tuple[str, ...] = ()) -> Values:
-    """`later`: values that may come one day, and are refused by name until then."""
-
+def _our_choice(*accepted: str) -> Values:
     def parse(name: str, text: str) -> str:
-        if text in later:
-            raise InvalidAttributeValue.of(name, f"{text} is not supported yet.")
         if text not in accepted:
             raise InvalidAttributeValue.of(name, f"It must be {' or '.join(accepted)}.")
         return text
@@ -386,8 +382,8 @@ DURABILITY: Final = Attribute(
 )
 DELIVERY_GUARANTEE: Final = Attribute(
     name="DeliveryGuarantee",
-    meaning="`AtMostOnce` and `ExactlyOnce` are refused: not built yet",
-    values=_our_choice("AtLeastOnce", later=("AtMostOnce", "ExactlyOnce")),
+    meaning="what is promised of deliveries, see [guarantees](../guides/guarantees.md)",
+    values=_our_choice("AtLeastOnce", "ExactlyOnce"),
     read=_read_guarantee,
     default="AtLeastOnce",
     is_ours=True,

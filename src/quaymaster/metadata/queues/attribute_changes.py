@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.values.attribute_rules import change_attributes
+from quaymaster.core.values.attribute_rules import change_attributes, require_delivery
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.partition_tables import check_stays_by_group
@@ -58,6 +58,7 @@ class AttributeChanges:
                     "A consumer group has the attributes of its queue: set them there."
                 )
             changed = change_attributes(arn, current.attributes, changes)
+            require_delivery(changed, queues.options.cell_format)
             check_stays_by_group(current, changed)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
-from quaymaster.core.values.attribute_rules import create_attributes, spelled
+from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, spelled
 from quaymaster.core.values.attributes import GROUP_START, LOG, POLICY, REPLICATION_MODE, RETENTION_MODE
 from quaymaster.core.values.errors import (
     CallerError,
@@ -88,6 +88,7 @@ class Creation:
             queues.options.cell_format.require(LOG_QUEUES, "Log-retained queues can be created")
         if REPLICATION_MODE.of(attributes):
             queues.options.cell_format.require(PARTITIONS, "Queues with ReplicationMode=Peers can be created")
+        require_delivery(attributes, queues.options.cell_format)
         asked = spelled(attributes, request.attributes)
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):

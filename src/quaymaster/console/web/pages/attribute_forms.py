@@ -13,8 +13,8 @@ from quaymaster.core.values.attributes import ATTRIBUTES, Attribute
 
 _CHOICE: Final = re.compile(r"`([A-Za-z]+)`")
 _NAMED: Final = re.compile(r"[A-Z][A-Za-z]+")
-ELSEWHERE: Final = frozenset(("Policy", "FifoQueue", "PushEndpoint", "DeliveryGuarantee"))
-"""Attributes with a page of their own, or with one possible value."""
+ELSEWHERE: Final = frozenset(("Policy", "FifoQueue", "PushEndpoint"))
+"""Attributes with a page of their own, or with none yet."""
 
 
 class AttributeField(NamedTuple):
@@ -55,7 +55,8 @@ GROUPS: Final = (
     FieldGroup("Log", ("RetentionBytes", "GroupStart", "RetentionPins", "LegalHold")),
     FieldGroup("Encryption", ("SqsManagedSseEnabled", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds")),
     FieldGroup(
-        "Durability and partitions", ("Durability", "PartitionsMax", "ReplicationMode", "RetentionMode")
+        "Guarantees and partitions",
+        ("DeliveryGuarantee", "Durability", "PartitionsMax", "ReplicationMode", "RetentionMode"),
     ),
 )
 GROUPS_OF_NEW: Final = tuple(group for group in GROUPS if group.title not in ("FIFO", "Log"))
