@@ -31,7 +31,10 @@ def names(
 def find(asked: str, orders: QueueOrders, queues: list[QueueNow], now_ms: int, search: str = "") -> QueueList:
     newest = {(one.account, one.name): one for one in queues}
     return orders.find(
-        parse_list(None, search, asked, ""), queues, now_ms, lambda account, name: newest.get((account, name))
+        parse_list(None, search, asked, ""),
+        lambda account: queues,
+        now_ms,
+        lambda account, name: newest.get((account, name)),
     )
 
 
@@ -72,13 +75,40 @@ def test_rows_of_a_kept_order_have_the_newest_values() -> None:
     assert [(one.name, one.visible) for one in found.rows] == [("a", 0), ("b", 9)]
 
 
+def test_list_of_all_queues_is_asked_for_only_when_an_order_is_too_old() -> None:
+    orders = QueueOrders()
+    asked: list[str | None] = []
+
+    def all_queues(account: str | None) -> list[QueueNow]:
+        asked.append(account)
+        return [queue("a", 1)]
+
+    for since_ms in (0, 1_000, 4_999, 5_000, 6_000):
+        found = orders.find(parse_list(OPERATORS, "", "", ""), all_queues, NOW_MS + since_ms, lambda *_: None)
+        assert found.total == 1
+
+    assert asked == [OPERATORS, OPERATORS]
+
+
 def test_orders_that_are_kept_are_bounded() -> None:
     orders = QueueOrders()
 
     for number in range(100):
-        orders.find(parse_list(str(number), "", "", ""), [queue("a", 1)], NOW_MS, lambda *_: None)
+        orders.find(
+            parse_list(str(number), "", "", ""), lambda account: [queue("a", 1)], NOW_MS, lambda *_: None
+        )
 
     assert len(orders._orders) <= 32
+
+
+def test_order_that_is_too_old_keeps_no_values_in_memory() -> None:
+    orders = QueueOrders()
+    old = [queue("a", 1)]
+    find("name", orders, old, NOW_MS)
+
+    find("-visible", orders, [queue("a", 2)], NOW_MS + 5_000)
+
+    assert all(row is not old[0] for order in orders._orders.values() for row in order.rows)
 
 
 def test_search_ignores_case_and_nonsense_in_a_url_counts_as_absent() -> None:

@@ -41,7 +41,7 @@ async def show(call: PageCall) -> Response:
     """Show the list; for htmx only the rows that come next."""
     asked = list_request(call)
     now_ms = call.site.now_ms()
-    found = call.state.orders.find(asked, call.site.queues(asked.account), now_ms, call.site.queue)
+    found = call.state.orders.find(asked, call.site.queues, now_ms, call.site.queue)
     next_shown = min(SHOWN_MAX, asked.shown + STEP)
     has_more = found.found > asked.shown and next_shown > asked.shown
     values: dict[str, Any] = {

@@ -74,7 +74,7 @@ class TopicRenderer:
             self._rows_at_ms = now_ms
         found = self._orders.find(
             parse_list(topic.account, search, sort, shown),
-            self._site.queues(topic.account),
+            self._site.queues,
             now_ms,
             self._site.queue,
         )

@@ -1,7 +1,7 @@
 """Which queues a list shows, and in which order: search, sort, and so many rows from the beginning.
 
-Sorting 100,000 queues takes a fifth of a second, so an order is kept while its queues are the same, and for some
-seconds after: a list that jumps with each new value cannot be read.
+To list and sort 100,000 queues takes half a second, so an order is kept for some seconds: a list that jumps with each
+new value cannot be read either.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class QueueList(NamedTuple):
 
 
 class _Order(NamedTuple):
-    source: Sequence[QueueNow]
     at_ms: int
     rows: Sequence[QueueNow]
 
@@ -80,30 +79,40 @@ class QueueOrders:
     def find(
         self,
         asked: ListRequest,
-        queues: Sequence[QueueNow],
+        queues: Callable[[str | None], Sequence[QueueNow]],
         now_ms: int,
         newest: Callable[[str, str], QueueNow | None],
     ) -> QueueList:
         """Return the rows of a list, in an order that may be KEPT_MS old.
 
-        `newest` gives a queue of an account and name as it is now, so that rows have the newest values.
+        `queues` gives all queues of an account. It is asked only for a new order: to make the list of 100,000 queues
+        takes as long as all else that a page needs. `newest` gives a queue of an account and name as it is now, so that
+        rows have the newest values.
         """
-        ordered = self._ordered(asked, queues, now_ms)
+        ordered = every = self._ordered(asked, queues, now_ms)
         if asked.search:
             ordered = [queue for queue in ordered if asked.search in queue.name.lower()]
         present = (newest(queue.account, queue.name) for queue in ordered[: asked.shown])
-        return QueueList([queue for queue in present if queue is not None], len(ordered), len(queues))
+        return QueueList([queue for queue in present if queue is not None], len(ordered), len(every))
 
-    def _ordered(self, asked: ListRequest, queues: Sequence[QueueNow], now_ms: int) -> Sequence[QueueNow]:
+    def _ordered(
+        self, asked: ListRequest, queues: Callable[[str | None], Sequence[QueueNow]], now_ms: int
+    ) -> Sequence[QueueNow]:
         key = (asked.account, asked.sort)
         known = self._orders.get(key)
-        if known is not None and (known.source is queues or 0 <= now_ms - known.at_ms < KEPT_MS):
+        if known is not None and _is_kept(known, now_ms):
             return known.rows
-        rows = sort_queues(queues, asked.column, is_descending=asked.is_descending)
+        # An order that is too old would keep the values of 100,000 queues in memory, which is used by none.
+        self._orders = {at: one for at, one in self._orders.items() if _is_kept(one, now_ms)}
+        rows = sort_queues(queues(asked.account), asked.column, is_descending=asked.is_descending)
         if len(self._orders) >= ORDERS_MAX:
             self._orders.pop(next(iter(self._orders)))
-        self._orders[key] = _Order(queues, now_ms, rows)
+        self._orders[key] = _Order(now_ms, rows)
         return rows
+
+
+def _is_kept(order: _Order, now_ms: int) -> bool:
+    return 0 <= now_ms - order.at_ms < KEPT_MS
 
 
 def sort_queues(queues: Sequence[QueueNow], column: str, *, is_descending: bool) -> list[QueueNow]:
