@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from quaymaster.coordination.interface import Put
 from quaymaster.coordination.presence import PresenceRow
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.node.console.alerts import _lead, _live_processes
+from quaymaster.node.node import Node
 from quaymaster.settings import Address
 
 
@@ -31,7 +33,9 @@ def run(scenario: Callable[[MemoryCoordination, AsyncExitStack], Awaitable[None]
 
 def node_of(stack: AsyncExitStack, name: str = "console-1") -> Any:
     """Return as much of a node as is asked for."""
-    return SimpleNamespace(stack=stack, settings=SimpleNamespace(node_name=name))
+    node: Any = SimpleNamespace(stack=stack, settings=SimpleNamespace(node_name=name))
+    node.run = partial(Node.run, node)
+    return node
 
 
 async def until(question: Callable[[], object]) -> None:

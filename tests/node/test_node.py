@@ -216,5 +216,25 @@ def test_a_process_that_fails_gives_no_notice(tmp_path: Path) -> None:
     assert asyncio.run(run(settings, replace(FRONT_END, start=start))) == EXIT_FAILED
 
 
+def test_bug_in_work_of_a_process_ends_the_process_and_work_ends_with_it(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waited")
+
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    async def start(node: Node) -> None:
+        node.run("waiting", wait())
+        node.greet = lambda: node.run("failing", fail())
+
+    assert asyncio.run(run(settings_of(tmp_path), Role("any", start))) == EXIT_FAILED
+    assert ended == ["waited"]
+
+
 def test_front_ends_and_servers_have_clients_that_balancers_send() -> None:
     assert {name for name, role in ROLES.items() if role.has_clients} == {"server", "frontend"}

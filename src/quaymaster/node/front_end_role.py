@@ -45,7 +45,6 @@ from quaymaster.metadata.options import KMSMode
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import ACCESS_KEYS
 from quaymaster.monitoring.metrics import Sample
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.console_client import ConsoleClient
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
@@ -265,13 +264,7 @@ def _send_alerts(node: Node, console: ConsoleClient, front_end: FrontEnd) -> Non
         lambda request, principal, given: front_end.carry_out_for(request, principal, action, given),
         region=node.settings.region,
     )
-    task = supervise(asyncio.create_task(sends.run(), name="alert sends"))
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    node.stack.push_async_callback(end)
+    node.run("alert sends", sends.run())
 
 
 def without_keys(logs: Iterable[QueueDefinition], kms: KMSMode) -> list[QueueDefinition]:
@@ -304,13 +297,7 @@ def start_building(
         has_room=has_room,
         interval_s=settings.block_build_interval_s,
     )
-    task = supervise(asyncio.get_running_loop().create_task(building.run()))
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    node.stack.push_async_callback(end)
+    node.run("block-building", building.run())
     return blocks
 
 

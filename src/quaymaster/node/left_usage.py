@@ -23,7 +23,6 @@ from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage.spool_head import SpoolUnusable
 from quaymaster.frontend.usage.usage_feed import spool_directory
 from quaymaster.monitoring.logs import log_event
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.node.data.data_directory import (
     DataDirectoryUnusable,
     lock_data_directory,
@@ -53,13 +52,7 @@ def ship_left_usage(node: Node, behind: Behind, workers: int) -> None:
     left = [number for number in workers_of(node.data) if number >= workers]
     if not node.settings.usage or not left:
         return
-    shipping = supervise(asyncio.create_task(_ship_all(node, behind, left), name="left-usage"))
-
-    async def end() -> None:
-        shipping.cancel()
-        await asyncio.gather(shipping, return_exceptions=True)
-
-    node.stack.push_async_callback(end)
+    node.run("left-usage", _ship_all(node, behind, left))
 
 
 async def _ship_all(node: Node, behind: Behind, left: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.monitoring.supervision import listen_for_failures
+from quaymaster.monitoring.supervision import listen_for_failures, supervise
 from quaymaster.net.http.forwarded import TrustedProxies
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
@@ -130,6 +130,16 @@ class Node:
         """End without the notice."""
         self.hurried.set()
         self.stopped.set()
+
+    def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do work until the process ends; a bug in it ends the process."""
+        task = supervise(asyncio.create_task(work, name=name))
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self.stack.push_async_callback(end)
 
     async def drain(self, notice_s: float) -> None:
         """Tell balancers to send no new requests, and clients to connect elsewhere; give them time to see it.

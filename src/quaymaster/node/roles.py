@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from quaymaster.frontend.logs.opening_pool import usable_cores
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.node.broker_metrics import (
@@ -170,8 +168,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     node.metrics.add_source(router.samples)
     broker = spread_over(router, tables, queues)
     enforced = EnforcedFloor(router)
-    asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
-    stack.callback(asking.cancel)
+    node.run("enforced-floor", enforced.ask_for_ever())
     behind_front_ends = FrontEndsBehind(cell.store, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(behind_front_ends.close)
     key_uses = start_key_uses(node, cell.store, cell.cell_format)

@@ -9,10 +9,10 @@ history ─▶ evaluator ─▶ outbox ─▶ delivery ─▶ webhooks, mail ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.replica.clock import wall_ms
@@ -35,7 +35,6 @@ from quaymaster.core.alerts.alerts import Alert, AlertStatus
 from quaymaster.core.alerts.mail_servers import parse_smtp_url
 from quaymaster.core.values.errors import NotNow, ResourceNotFound
 from quaymaster.metadata.store.rows import ACCOUNTS, AccountRow, row_decoder
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.console_key import derive_key
 from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.outbound.own_endpoints import customer_rules
@@ -135,9 +134,9 @@ async def start_alerts(
     book.on_change = delivery.wake
     stack.push_async_callback(delivery.close)
     evaluator = AlertEvaluator(book, series, is_leading=is_leading)
-    _run(node, "alert evaluator", evaluator.run())
-    _run(node, "alert delivery", delivery.run())
-    _run(node, "alert upkeep", _keep_up(book, is_leading))
+    node.run("alert evaluator", evaluator.run())
+    node.run("alert delivery", delivery.run())
+    node.run("alert upkeep", _keep_up(book, is_leading))
     node.metrics.add_source(evaluator.samples)
     node.metrics.add_source(delivery.samples)
     feed = _feed(node, book, series, is_leading)
@@ -168,7 +167,7 @@ def _feed(
         operators_account=settings.account_id,
         is_leading=is_leading,
     )
-    _run(node, "alertmanager", feed.run())
+    node.run("alertmanager", feed.run())
     node.metrics.add_source(feed.samples)
     return feed
 
@@ -179,7 +178,7 @@ async def _lead(node: Node, store: Coordination) -> Callable[[], bool]:
     leadership = Leadership(
         store, LEADER_KEY, node.settings.node_name, now_ms=lambda: int(loop.time() * MILLISECONDS)
     )
-    _run(node, "console leadership", leadership.run())
+    node.run("console leadership", leadership.run())
     node.stack.push_async_callback(leadership.close)
     return lambda: leadership.is_held
 
@@ -207,16 +206,6 @@ def _live_processes(node: Node, store: Coordination) -> Callable[[], Iterable[Ad
 
 def _always() -> bool:
     return True
-
-
-def _run(node: Node, name: str, work: Coroutine[Any, Any, None]) -> None:
-    task = supervise(asyncio.create_task(work, name=name))
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    node.stack.push_async_callback(end)
 
 
 async def _keep_up(book: AlertBook, is_leading: Callable[[], bool]) -> None:

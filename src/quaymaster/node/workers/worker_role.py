@@ -32,7 +32,6 @@ from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
-from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
@@ -134,8 +133,7 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     witnesses = _Links(brief, transport)
     stack.push_async_callback(witnesses.close)
     enforced = EnforcedFloor(witnesses)
-    asking = supervise(asyncio.create_task(enforced.ask_for_ever(), name="enforced-floor"))
-    stack.callback(asking.cancel)
+    node.run("enforced-floor", enforced.ask_for_ever())
     others = FrontEndsBehind(store, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(others.close)
     key_uses = start_key_uses(node, store, CellFormat())
