@@ -39,6 +39,7 @@ PAGES = (
     "/users/ada",
     "/accounts",
     "/cell",
+    "/cell/broker/b1",
 )
 SERIOUS = frozenset(("serious", "critical"))
 

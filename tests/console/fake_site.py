@@ -11,6 +11,7 @@ from quaymaster.console.site import (
     APIError,
     Caller,
     CellNow,
+    Chart,
     Credentials,
     LinkSignIn,
     Overview,
@@ -92,6 +93,7 @@ class FakeSite:
         self.listed: list[QueueNow] = []
         self.overviews = Overview(NOW_MS, (), ())
         self.cell_now = CellNow("server", (), (), ())
+        self.processes: dict[tuple[str, str], Sequence[Chart]] = {}
         self.alerts_now: list[AlertNow] = []
         self.series: list[Series] = []
         self.ended: set[Credentials] = set()
@@ -130,6 +132,9 @@ class FakeSite:
 
     def cell(self) -> CellNow:
         return self.cell_now
+
+    def process(self, role: str, name: str) -> Sequence[Chart] | None:
+        return self.processes.get((role, name))
 
     def alerts(self, account: str | None) -> Sequence[AlertNow]:
         return [alert for alert in self.alerts_now if account in (None, alert.account)]

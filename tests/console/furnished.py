@@ -89,6 +89,10 @@ def furnished_site() -> FakeSite:
         _wave("NumberOfEmptyReceives", "Count", 12, 10, shift=1),
     ]
     site.cell_now = _cell()
+    site.processes["broker", "b1"] = [
+        Chart("Processor, of one core", [_wave("used", "Percent", 40, 20, shift=1)]),
+        Chart("Memory", [_wave("used", "Bytes", 2e9, 1e8, shift=2)]),
+    ]
     site.alerts_now = [
         AlertNow(
             OPERATORS,
@@ -177,7 +181,10 @@ def _wave(
 
 def _cell() -> CellNow:
     processes = [
-        CellProcess(f"b{number}", "broker", zone, True, NOW_MS - 900, cpu, disk, leads)
+        CellProcess(
+            *(f"b{number}", "broker", zone, True, NOW_MS - 900, cpu, disk, leads),
+            *(cpu / 2, cpu * 4e9, NOW_MS - 4_000),
+        )
         for number, zone, cpu, disk, leads in (
             (1, "a", 0.42, 0.38, ("0", "3")),
             (2, "b", 0.31, 0.36, ("1",)),

@@ -46,14 +46,15 @@ async def until(question: Callable[[], object]) -> None:
 
 def test_addresses_of_the_cells_processes_come_and_go() -> None:
     async def scenario(store: MemoryCoordination, stack: AsyncExitStack) -> None:
-        presence = PresenceRow("metadata", "metadata-1", "1", address="10.0.0.2:9340")
+        presence = PresenceRow("metadata", "metadata-1", "1", address="10.0.0.2:9340", admin="10.0.0.2:9325")
         silent = PresenceRow("manager", "manager-1", "1")
         broker = BrokerRegistration("broker-1", "a", "10.0.0.1:9330")
         rows = [Put(row.key, msgspec.msgpack.encode(row)) for row in (presence, silent)]
         await store.transaction([], [Put(registration_key("broker-1"), encode_registration(broker)), *rows])
 
+        everywhere = {Address("10.0.0.1", 9330), Address("10.0.0.2", 9340), Address("10.0.0.2", 9325)}
         live = _live_processes(node_of(stack), store)
-        await until(lambda: set(live()) == {Address("10.0.0.1", 9330), Address("10.0.0.2", 9340)})
+        await until(lambda: set(live()) == everywhere)
         await store.transaction([], deletes=[presence.key])
         await until(lambda: set(live()) == {Address("10.0.0.1", 9330)})
 

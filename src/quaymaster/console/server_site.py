@@ -51,7 +51,7 @@ async def _no_address(token: str) -> str | None:
 
 
 class ServerSite:
-    """See `Site`. `cell` and `alerts` tell of what others know; `problems` are told on the overview of operators."""
+    """See `Site`. `cell`, `process`, `alerts`: what others know; `problems` are told on the overview of operators."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class ServerSite:
         alerts: Callable[[str | None], Sequence[AlertNow]] = lambda account: (),
         confirm_address: Callable[[str], Awaitable[str | None]] = _no_address,
         problems: Callable[[], Sequence[Problem]] = lambda: (),
+        process: Callable[[str, str], Sequence[Chart] | None] = lambda role, name: None,
     ) -> None:
         self._monitor = monitor
         self._operations = operations
@@ -73,6 +74,7 @@ class ServerSite:
         self._alerts = alerts
         self._confirm_address = confirm_address
         self._problems = problems
+        self._process = process
         self._lists: dict[str | None, tuple[tuple[int, int], Sequence[QueueNow]]] = {}
         self._totals: dict[str | None, deque[Total]] = {}
         monitor.on_minute(self._note_minute)
@@ -172,6 +174,10 @@ class ServerSite:
     async def confirm_address(self, token: str) -> str | None:
         """See `Site`."""
         return await self._confirm_address(token)
+
+    def process(self, role: str, name: str) -> Sequence[Chart] | None:
+        """See `Site`."""
+        return self._process(role, name)
 
     def alerts(self, account: str | None) -> Sequence[AlertNow]:
         """See `Site`."""

@@ -187,7 +187,11 @@ class Overview(NamedTuple):
 
 
 class CellProcess(NamedTuple):
-    """A process of the cell. `cpu` and `disk` are used shares, 0 to 1; `leads`: journals that it leads."""
+    """A process of the cell. `leads`: journals that it leads.
+
+    `cpu` is a share of one core, `memory` and `disk` are used shares, 0 to 1; they are of `measured_ms`, and None where
+    the process has not told.
+    """
 
     name: str
     role: str
@@ -197,6 +201,9 @@ class CellProcess(NamedTuple):
     cpu: float | None
     disk: float | None
     leads: Sequence[str]
+    memory: float | None = None
+    memory_bytes: float | None = None
+    measured_ms: int | None = None
 
 
 class CellFollower(NamedTuple):
@@ -295,6 +302,10 @@ class Site(Protocol):
 
     def cell(self) -> CellNow:
         """Return the state of the cell, for operators."""
+        ...
+
+    def process(self, role: str, name: str) -> Sequence[Chart] | None:
+        """Return charts of what a process of the cell used in the last three hours; None: it is not known."""
         ...
 
     def alerts(self, account: str | None) -> Sequence[AlertNow]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,8 @@ from quaymaster.node.transport import (
     METADATA_ROLE,
 )
 from quaymaster.settings import Address
+
+EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 -- what they mean
 
 
 class Membership(NamedTuple):
@@ -63,18 +65,19 @@ async def join_cell(node: Node) -> Membership:
     else:
         await witness.look_at_start()
     witness.start(lambda problem: on_store_problem(node, witness, problem))
-    row = PresenceRow(node.role, node.settings.node_name, __version__, zone=node.settings.zone)
+    row = PresenceRow(
+        node.role,
+        node.settings.node_name,
+        __version__,
+        zone=node.settings.zone,
+        admin=await _found_at(node.admin_address),
+    )
     lease_ms = LEASE_MS
     if node.role == CONSOLE_ROLE:
         row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
         lease_ms = SHORT_LEASE_MS
     elif node.role == FRONT_END_ROLE:
-        own = await asyncio.to_thread(own_address)
-        row = msgspec.structs.replace(
-            row,
-            address=str(within_reach(node.settings.listen_address, own)),
-            admin=str(within_reach(node.settings.admin_address, own)),
-        )
+        row = msgspec.structs.replace(row, address=await _found_at(node.settings.listen_address))
     presence = Presence(store, row, lease_ms=lease_ms)
     member = CellMember(
         store,
@@ -109,9 +112,16 @@ def own_address() -> str:
         return name
 
 
+async def _found_at(address: Address) -> str:
+    """Return where others find what listens at an address."""
+    if address.host not in EVERYWHERE:
+        return str(address)
+    return str(within_reach(address, await asyncio.to_thread(own_address)))
+
+
 def within_reach(address: Address, own: str) -> Address:
     """Return an address that others can connect to: one that listens everywhere is reached at `own`."""
-    return Address(own, address.port) if address.host in ("0.0.0.0", "::") else address  # noqa: S104 -- what it means
+    return Address(own, address.port) if address.host in EVERYWHERE else address
 
 
 def on_store_problem(node: Node, witness: StoreWitness, problem: StoreUnusable) -> None:

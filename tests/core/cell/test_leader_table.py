@@ -119,3 +119,12 @@ def test_hint_is_an_address_or_a_name() -> None:
     assert table.address_of("b2@t") == "b2:1"
     assert table.address_of("10.0.0.9:7000") == "10.0.0.9:7000"
     assert table.address_of("b9") is None
+
+
+def test_brokers_of_a_journal_are_known_by_name_wherever_they_are() -> None:
+    table, _ = make_table()
+    table.set_configuration(1, configuration(4, "b1@s"))
+
+    assert table.brokers_of(1) == ["b1", "b2", "b3"]
+    assert table.members_of(1) == ["b1:1", "b2:1"]
+    assert table.brokers_of(2) == table.members_of(2) == []

@@ -54,10 +54,13 @@ class LeaderTable:
 
     def members_of(self, journal_id: int) -> list[str]:
         """Return the addresses of the brokers that have the journal, as far as they are known."""
-        newest = self._newest.get(journal_id)
-        members = newest.members if newest is not None else ()
-        found = [self._addresses.get(broker_of(member)) for member in members]
+        found = [self._addresses.get(broker) for broker in self.brokers_of(journal_id)]
         return [address for address in found if address is not None]
+
+    def brokers_of(self, journal_id: int) -> list[str]:
+        """Return the names of the brokers that have the journal."""
+        newest = self._newest.get(journal_id)
+        return [] if newest is None else [broker_of(member) for member in newest.members]
 
     def address_of(self, hint: str) -> str | None:
         """Return the address that a hint means: it is one, or the name of a broker or member."""

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
@@ -185,23 +186,22 @@ async def _lead(node: Node, store: Coordination) -> Callable[[], bool]:
 
 def _live_processes(node: Node, store: Coordination) -> Callable[[], Iterable[Address]]:
     """Return what gives the addresses of the cell's processes: customers' webhooks must not reach them."""
-    addresses: dict[str, Address] = {}
+    addresses: dict[str, list[Address]] = {}
 
-    def note(key: str, value: bytes | None, read: Callable[[bytes], str]) -> None:
-        text = "" if value is None else read(value)
-        if text:
-            addresses[key] = parse_endpoint(text)
-        else:
+    def note(key: str, value: bytes | None, read: Callable[[bytes], Sequence[str]]) -> None:
+        if value is None:
             addresses.pop(key, None)
+        else:
+            addresses[key] = [parse_endpoint(text) for text in read(value) if text]
 
     for prefix, read in (
-        (BROKERS, lambda value: decode_registration(value).address),
-        (ALIVE, lambda value: decode_presence(value).address),
+        (BROKERS, lambda value: [decode_registration(value).address]),
+        (ALIVE, lambda value: [(row := decode_presence(value)).address, row.admin]),
     ):
         watch = WatchedPrefix(store, prefix, partial(note, read=read))
         watch.start()
         node.stack.push_async_callback(watch.close)
-    return addresses.values
+    return lambda: chain.from_iterable(addresses.values())
 
 
 def _always() -> bool:

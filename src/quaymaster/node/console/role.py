@@ -30,7 +30,6 @@ from quaymaster.console.metric_text import ScrapeRefused, render_queues, select_
 from quaymaster.console.queue_monitor import QueueMonitor
 from quaymaster.console.reports import ReportOperations
 from quaymaster.console.server_site import ServerSite
-from quaymaster.console.site import CellNow
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.presence import PresenceRow
@@ -45,7 +44,7 @@ from quaymaster.net.listener import bind_all
 from quaymaster.net.routing.queue_metrics_client import AllLeaders, OneAddress, QueueMetricsClient
 from quaymaster.net.rpc import CallHandler, IncomingCall
 from quaymaster.node.console.alerts import start_alerts
-from quaymaster.node.console.cell_state import CellState
+from quaymaster.node.console.cell_state import CellState, CellView, ServerState, charts_of
 from quaymaster.node.console.pages import serve_pages, sockets_of
 from quaymaster.node.console_child import ConsoleBrief
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory
@@ -86,7 +85,7 @@ class Surroundings:
     leaders: QueueMetricsClient
     sqs: APIPlace
     admin: APIPlace
-    cell: Callable[[QueueMonitor], Callable[[], CellNow]]
+    cell: Callable[[QueueMonitor], CellView]
     is_alone: bool
     """Whether there is no other console."""
 
@@ -131,13 +130,12 @@ async def start_console(node: Node, cell: Membership) -> None:
     console = await _start(
         node,
         Surroundings(
-            *(key, cell.store, leaders, sqs, admin, lambda _: state.now),
+            *(key, cell.store, leaders, sqs, admin, lambda _: state),
             is_alone=False,
         ),
     )
     state.on_front_end = partial(_move, console.site.api, settings.public_url)
-    await state.start()
-    stack.push_async_callback(state.close)
+    node.run("cell-state", state.look_for_ever())
     node.metrics.queues = console.scrape
     await transport.listen(stack, settings.console_rpc_listen_address, console.handlers(), FRONT_END_ROLE)
     wanted = settings.console_listen_address
@@ -173,13 +171,14 @@ async def _start_child(brief: ConsoleBrief, pipe: int, node: Node) -> None:
         leaders = OneAddress(transport.connect(address, BROKER_ROLE))
         stack.push_async_callback(leaders.close)
     key = await asyncio.to_thread(read_console_key, data)
+    admin = APIPlace(f"http://{Address(*brief.admin)}", Path(brief.sockets) / ADMIN_SOCKET)
     surroundings = Surroundings(
         key,
         store,
         leaders,
         APIPlace(f"http://{Address(*brief.endpoint)}", Path(brief.sockets) / SQS_SOCKET),
-        APIPlace(f"http://{Address(*brief.admin)}", Path(brief.sockets) / ADMIN_SOCKET),
-        lambda monitor: partial(server_now, settings.cell, monitor),
+        admin,
+        lambda monitor: ServerState(settings.cell, monitor, admin),
         is_alone=True,
     )
     console = await _start(node, surroundings)
@@ -303,6 +302,8 @@ async def _start(node: Node, around: Surroundings) -> Console:
     reports = ReportOperations(settings.data_directory.absolute() if around.is_alone else None)
     stack.push_async_callback(reports.close)
     dispatch.add("admin", reports.handlers)
+    state = around.cell(monitor)
+    node.run("process-monitor", state.processes.run())
     api = APIClient(
         around.sqs,
         around.admin,
@@ -313,7 +314,8 @@ async def _start(node: Node, around: Surroundings) -> Console:
         monitor,
         operations,
         api,
-        cell=around.cell(monitor),
+        cell=state.now,
+        process=partial(charts_of, state),
         are_policies_enforced=settings.policy_evaluation == "full",
         alerts=alerts.now,
         confirm_address=alerts.confirm_address,
@@ -324,8 +326,3 @@ async def _start(node: Node, around: Surroundings) -> Console:
 def _is_dead_letter_queue(queues: KnownQueues, account: str, name: str) -> bool:
     queue = queues.find(account, name)
     return queue is not None and queues.dead_letters_of(queue) > 0
-
-
-def server_now(name: str, monitor: QueueMonitor) -> CellNow:
-    """Return the state of a server as a cell of one, by what its journals told last."""
-    return CellState.of_server(name, monitor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from quaymaster.console.web.page_calls import Page, PageCall
+from quaymaster.console.web.page_calls import Page, PageCall, error_page
 
 
 async def show(call: PageCall) -> Response:
@@ -12,4 +12,18 @@ async def show(call: PageCall) -> Response:
     return call.render("cell.html", cell=call.site.cell())
 
 
-PAGES = (Page("/cell", show, operators=True),)
+async def show_process(call: PageCall) -> Response:
+    """Show what a process used."""
+    role, name = call.part("role"), call.part("name")
+    charts = call.site.process(role, name)
+    if charts is None:
+        return error_page(
+            call, 404, "There is no such process", "Or its metrics were not read in the last 3 h."
+        )
+    return call.render("process.html", role=role, name=name, charts=charts)
+
+
+PAGES = (
+    Page("/cell", show, operators=True),
+    Page("/cell/{role}/{name}", show_process, operators=True),
+)
