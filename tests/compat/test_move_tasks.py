@@ -122,6 +122,29 @@ def test_moved_message_is_new_and_may_be_received_as_often_as_any(sqs: Any, pipe
     assert "DeadLetterQueueSourceArn" not in message["Attributes"]
 
 
+def test_a_message_that_was_moved_twice_still_names_the_id_its_sender_got(sqs: Any, pipe: Pipe) -> None:
+    sent = sqs.send_message(QueueUrl=pipe.url, MessageBody="m")["MessageId"]
+    receive_one(sqs, pipe.url, VisibilityTimeout=0)
+    ids = {sent}
+    for number in range(2):
+        receive_none(sqs, pipe.url)
+        dead = receive_one(sqs, pipe.dead, VisibilityTimeout=0, AttributeNames=["OriginMessageId"])
+        sqs.start_message_move_task(SourceArn=pipe.dead_arn)
+        moved = receive_one(
+            sqs,
+            pipe.url,
+            VisibilityTimeout=0,
+            AttributeNames=["All"],
+            MessageSystemAttributeNames=["OriginMessageId"],
+        )
+        ended_task_of(sqs, pipe.dead_arn)
+
+        assert dead["Attributes"] == {"OriginMessageId": sent}
+        assert moved["Attributes"]["OriginMessageId"] == sent
+        ids.add(moved["MessageId"])
+        assert len(ids) == number + 2
+
+
 def test_rate_limits_the_move_and_a_cancelled_task_stops(sqs: Any, pipe: Pipe, queue: str) -> None:
     kill(sqs, pipe.url, pipe.dead, *(str(number) for number in range(9)))
 

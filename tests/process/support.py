@@ -40,8 +40,9 @@ class Client:
         answer = self.call("CreateQueue", QueueName=queue, Attributes=attributes)
         assert answer.status == 200, answer
 
-    def send(self, queue: str, bodies: list[str]) -> None:
-        """Send messages that must be taken, ten at a time."""
+    def send(self, queue: str, bodies: list[str]) -> list[str]:
+        """Send messages that must be taken, ten at a time; return their ids."""
+        ids: list[str] = []
         for first in range(0, len(bodies), 10):
             entries = [
                 {"Id": str(index), "MessageBody": body}
@@ -50,17 +51,29 @@ class Client:
             answer = self.call("SendMessageBatch", queue, Entries=entries)
             assert answer.status == 200, answer
             assert not answer.fields.get("Failed"), answer
+            ids += [entry["MessageId"] for entry in answer.fields["Successful"]]
+        return ids
 
     def take_all(self, queue: str) -> list[str]:
         """Receive and delete until nothing comes; return the bodies, sorted."""
-        bodies: list[str] = []
+        return sorted(body for _, body in self.take_all_by_origin(queue))
+
+    def take_all_by_origin(self, queue: str) -> list[tuple[str, str]]:
+        """Receive and delete until nothing comes; return the id that its sender got, and the body, of each message."""
+        taken: list[tuple[str, str]] = []
         while True:
-            answer = self.call("ReceiveMessage", queue, MaxNumberOfMessages=10, VisibilityTimeout=60)
+            answer = self.call(
+                "ReceiveMessage",
+                queue,
+                MaxNumberOfMessages=10,
+                VisibilityTimeout=60,
+                AttributeNames=["OriginMessageId"],
+            )
             assert answer.status == 200, answer
             messages = answer.fields.get("Messages") or []
             if not messages:
-                return sorted(bodies)
-            bodies += [message["Body"] for message in messages]
+                return taken
+            taken += [(message["Attributes"]["OriginMessageId"], message["Body"]) for message in messages]
             entries = [
                 {"Id": str(index), "ReceiptHandle": message["ReceiptHandle"]}
                 for index, message in enumerate(messages)

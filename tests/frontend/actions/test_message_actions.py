@@ -696,6 +696,26 @@ def test_a_dead_letter_names_the_queue_it_died_in() -> None:
     asyncio.run(scenario())
 
 
+def test_a_message_keeps_the_id_its_sender_got_under_every_other_id() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            source = await service.add_queue("jobs")
+            client = service.client
+            sent = await client.json("SendMessage", {"QueueUrl": client.url("jobs"), "MessageBody": "x"})
+            message = service.broker.queues[source.queue_id].messages[1]
+            for number, new_id in ((0, None), (0, b"r" * 16), (7, b"s" * 16)):
+                message.new.payload = encode_moved(
+                    source.queue_id, 0, 1, new_id, None, message.new.payload, number
+                )
+
+            got = await receive_one(service, "jobs", MessageSystemAttributeNames=["OriginMessageId"])
+
+            assert got["MessageId"] == "73737373-7373-7373-7373-737373737373"
+            assert got["Attributes"] == {"OriginMessageId": sent.json["MessageId"]}
+
+    asyncio.run(scenario())
+
+
 def test_a_damaged_message_does_not_keep_others_from_being_received(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -157,6 +157,15 @@ def test_system_attributes_are_those_of_the_model() -> None:
     assert _receive(MessageSystemAttributeNames=["All", "SenderId"]).system_attributes == names
 
 
+def test_the_id_of_origin_is_for_those_who_name_it() -> None:
+    by_name = _receive(AttributeNames=["OriginMessageId"]).system_attributes
+    with_all = _receive(MessageSystemAttributeNames=["All", "OriginMessageId"]).system_attributes
+
+    assert by_name == {"OriginMessageId"}
+    assert with_all == validation.SYSTEM_ATTRIBUTE_NAMES | {"OriginMessageId"}
+    assert "OriginMessageId" not in _receive(AttributeNames=["All"]).system_attributes
+
+
 def test_system_attributes_may_be_named_in_both_parameters() -> None:
     receive = _receive(
         AttributeNames=["SenderId", "Policy", "QueueArn"], MessageSystemAttributeNames=["SentTimestamp"]

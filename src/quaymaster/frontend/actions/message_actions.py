@@ -465,6 +465,8 @@ def system_attributes(
         values["AWSTraceHeader"] = content.trace_header
     if stored.dead_letter_source_arn is not None and "DeadLetterQueueSourceArn" in asked:
         values["DeadLetterQueueSourceArn"] = stored.dead_letter_source_arn
+    if "OriginMessageId" in asked:
+        values["OriginMessageId"] = uuid_text(stored.origin_message_id)
     return values
 
 

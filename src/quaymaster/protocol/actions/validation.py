@@ -75,6 +75,9 @@ SYSTEM_ATTRIBUTE_NAMES = frozenset(
         "DeadLetterQueueSourceArn",
     }
 )
+"""Those that SQS has. `All` means these, so that no SDK gets a name that its model does not have."""
+OWN_SYSTEM_ATTRIBUTE_NAMES = frozenset({"OriginMessageId"})
+"""Those that SQS does not have: returned only to those who ask for them by name."""
 
 AnyEntry = (
     SendMessageBatchRequestEntry | DeleteMessageBatchRequestEntry | ChangeMessageVisibilityBatchRequestEntry
@@ -159,13 +162,14 @@ def check_receive(request: ReceiveMessageRequest) -> ReceiveRequest:
 
 def _system_attributes(request: ReceiveMessageRequest) -> frozenset[str]:
     asked = frozenset(request.AttributeNames or ()) | frozenset(request.MessageSystemAttributeNames or ())
+    own = asked & OWN_SYSTEM_ATTRIBUTE_NAMES
     if "All" in asked:
-        return SYSTEM_ATTRIBUTE_NAMES
-    for name in asked - SYSTEM_ATTRIBUTE_NAMES:
+        return SYSTEM_ATTRIBUTE_NAMES | own
+    for name in asked - SYSTEM_ATTRIBUTE_NAMES - own:
         # The older parameter is typed as names of queue attributes, so those are let through, without effect.
         if name not in ATTRIBUTES:
             raise InvalidAttributeName.unknown(name)
-    return asked & SYSTEM_ATTRIBUTE_NAMES
+    return asked & SYSTEM_ATTRIBUTE_NAMES | own
 
 
 def check_visibility_timeout(timeout_s: int) -> int:
