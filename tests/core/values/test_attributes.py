@@ -106,4 +106,5 @@ def test_computed_attributes_are_rendered_in_seconds_and_digits() -> None:
         "CreatedTimestamp": "1700000000",
         "LastModifiedTimestamp": "1700000001",
         "EffectiveLimits": "{}",
+        "PushState": "",
     }

@@ -503,3 +503,33 @@ def test_a_move_that_cannot_be_is_refused() -> None:
             assert unknown.json["message"] == "Task does not exist."
 
     asyncio.run(scenario())
+
+
+def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            url = {"QueueUrl": client.url("jobs")}
+            given = {"PushEndpoint": "https://example.com/a?key=b", "PushHeaders": '{"X-Key":"s3cret"}'}
+
+            await client.json("CreateQueue", {"QueueName": "plain"})
+            await client.json("CreateQueue", {"QueueName": "jobs", "Attributes": given})
+            shown = await client.json("GetQueueAttributes", {**url, "AttributeNames": ["All"]})
+            named = await client.json(
+                "GetQueueAttributes", {**url, "AttributeNames": ["PushState", "PushFormat"]}
+            )
+            plain = await client.json(
+                "GetQueueAttributes",
+                {"QueueUrl": client.url("plain"), "AttributeNames": ["All", "PushState"]},
+            )
+
+            pushed = {name: each for name, each in shown.json["Attributes"].items() if name[:4] == "Push"}
+            assert pushed == {
+                "PushEndpoint": "https://example.com/a?key=b",
+                "PushHeaders": "***",
+                "PushState": "verifying",
+            }
+            assert named.json["Attributes"] == {"PushState": "verifying", "PushFormat": "CloudEvents"}
+            assert not [name for name in plain.json["Attributes"] if name.startswith("Push")]
+
+    asyncio.run(scenario())

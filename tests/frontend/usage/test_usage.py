@@ -190,6 +190,21 @@ async def test_a_long_poll_took_long_but_not_by_the_server() -> None:
 
 
 @on_a_loop
+async def test_what_is_secret_in_attributes_is_in_no_audit_event() -> None:
+    usage = recorder()
+    secret = {"PushEndpoint": "https://example.com/a?key=s3cret", "PushHeaders": '{"X-Key":"s3cret"}'}
+    async with serving_recorded(usage) as service:
+        await service.client.json("CreateQueue", {"QueueName": "orders", "Attributes": secret})
+        await service.client.json("SetQueueAttributes", {"QueueUrl": url("orders"), "Attributes": secret})
+
+    for record in records_of(usage):
+        assert json.loads(record.request_params)["Attributes"] == {
+            "PushEndpoint": "https://example.com/a?***",
+            "PushHeaders": "***",
+        }
+
+
+@on_a_loop
 async def test_actions_that_change_a_queue_say_what_was_asked_and_answered() -> None:
     usage = recorder()
     async with serving_recorded(usage) as service:

@@ -27,6 +27,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.queues.permissions import add_permission
@@ -1101,5 +1102,21 @@ def test_node_that_missed_changes_lists_again(tmp_path: Path) -> None:
             await eventually(lambda: two.find_queue(ACCOUNT, "gone") is None)
             await two.queues.change(CreateQueue(ACCOUNT, "later"))
             await eventually(lambda: one.find_queue(ACCOUNT, "later") is not None)
+
+    run(scenario, tmp_path)
+
+
+def test_queues_are_not_pushed_until_all_of_a_cell_know_how(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(cell_format=CellFormat(7)) as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "plain"))
+
+            with pytest.raises(UnsupportedOperation, match="quaymaster cell upgrade"):
+                await service.queues.change(
+                    CreateQueue(ACCOUNT, "orders", {"PushEndpoint": "https://example.com"})
+                )
+            with pytest.raises(UnsupportedOperation, match="quaymaster cell upgrade"):
+                await service.queues.change(SetAttributes(ACCOUNT, "plain", {"PushTimeoutSeconds": "5"}))
+            assert service.find_queue(ACCOUNT, "plain") is not None
 
     run(scenario, tmp_path)

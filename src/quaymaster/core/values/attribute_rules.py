@@ -20,6 +20,11 @@ from quaymaster.core.values.attributes import (
     KMS_KEY,
     KMS_REUSE,
     LOG,
+    PUSH_BATCH_SIZE,
+    PUSH_ENDPOINT,
+    PUSH_FORMAT,
+    PUSH_HEADERS,
+    PUSH_PREFIX,
     REDRIVE_POLICY,
     REPLICATION_MODE,
     RETENTION_MODE,
@@ -32,6 +37,7 @@ from quaymaster.core.values.attributes import (
 from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.policies import invalid_redrive_policy
+from quaymaster.core.values.push_rules import MASKED, check_headers_stay, shown_endpoint
 from quaymaster.core.values.queue_names import QueueArn, check_queue_name, is_fifo_name
 
 
@@ -69,6 +75,21 @@ def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str
     return {name: attributes.get(name, "") for name in given}
 
 
+def says_push(given: Mapping[str, str]) -> bool:
+    """Return whether something is said of pushing: older programs do not know what."""
+    return any(name.startswith(PUSH_PREFIX) for name in given)
+
+
+def shown_attributes(given: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes as a caller said them, without what is secret of them: for logs and audit events."""
+    shown = dict(given)
+    if PUSH_ENDPOINT.name in shown:
+        shown[PUSH_ENDPOINT.name] = shown_endpoint(shown[PUSH_ENDPOINT.name])
+    if shown.get(PUSH_HEADERS.name):
+        shown[PUSH_HEADERS.name] = MASKED
+    return shown
+
+
 def check_attribute_names(names: Iterable[str] | None) -> frozenset[str] | None:
     """Return the attributes GetQueueAttributes asks for, None for all of them. Raises InvalidAttributeName."""
     asked = frozenset(names or ())
@@ -103,6 +124,7 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
         )
     _check_guarantee(values, given)
     _check_dead_letter_queue(queue, values, given)
+    _settle_push(current, values, given)
     return values
 
 
@@ -131,6 +153,18 @@ def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None
         )
     values[SQS_SSE.name] = "false"
     values.setdefault(KMS_REUSE.name, KMS_REUSE.default)
+
+
+def _settle_push(current: Mapping[str, str], values: dict[str, str], given: Mapping[str, str]) -> None:
+    if PUSH_FORMAT.of(values) == "CloudEvents" and PUSH_BATCH_SIZE.of(values) != 1:
+        raise InvalidAttributeValue.of(
+            PUSH_BATCH_SIZE.name, "With PushFormat=CloudEvents a call has one message: choose another format."
+        )
+    if PUSH_ENDPOINT.name not in values and not given.get(PUSH_HEADERS.name):
+        values.pop(PUSH_HEADERS.name, None)  # they were for its host
+    check_headers_stay(
+        PUSH_HEADERS.name, PUSH_ENDPOINT.name, current, values, given.get(PUSH_HEADERS.name, "")
+    )
 
 
 def _check_log(values: Mapping[str, str], given: Mapping[str, str]) -> None:

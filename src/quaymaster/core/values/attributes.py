@@ -36,6 +36,14 @@ from quaymaster.core.values.policies import (
     parse_redrive_allow_policy,
     parse_redrive_policy,
 )
+from quaymaster.core.values.push_rules import (
+    BACKOFF_S_MAX,
+    PUSH_HEADERS_MAX,
+    parse_endpoint_text,
+    parse_headers_text,
+    parse_retry_policy_text,
+    read_retry_policy,
+)
 from quaymaster.core.values.queue_names import is_group_name
 
 T = TypeVar("T")
@@ -50,6 +58,8 @@ RETENTION_BYTES_MAX: Final = 10**15
 PINS_MAX: Final = 10
 PARTITIONS_MOST: Final = 64
 """The highest PartitionsMax."""
+PUSH_PREFIX: Final = "Push"
+"""What the names of attributes begin with that say how a queue is pushed."""
 KEY_ID_CHARS_MAX: Final = 2_048
 PEERS: Final = "Peers"
 """The ReplicationMode of queues whose partitions are equal."""
@@ -157,6 +167,7 @@ class QueueFacts(msgspec.Struct, frozen=True, gc=False):
     delayed: int = 0
     limits: str = ""
     """Those that hold for who asks, as JSON."""
+    push_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +216,12 @@ def _choice(*accepted: str) -> Values:
     return Values(_listed(accepted), parse)
 
 
-def _our_choice(*accepted: str) -> Values:
+def _our_choice(*accepted: str, later: tuple[str, ...] = ()) -> Values:
+    """`later`: values that may come one day, and are refused by name until then."""
+
     def parse(name: str, text: str) -> str:
+        if text in later:
+            raise InvalidAttributeValue.of(name, f"{text} is not supported yet.")
         if text not in accepted:
             raise InvalidAttributeValue.of(name, f"It must be {' or '.join(accepted)}.")
         return text
@@ -253,10 +268,6 @@ def _parse_policy(name: str, text: str) -> str:
     except PolicyError as error:
         raise InvalidAttributeValue.of(name, str(error)) from error
     return text
-
-
-def _refuse(name: str, text: str) -> str:
-    raise InvalidAttributeValue.of(name, f"{name} is not supported yet.")
 
 
 # What they mean
@@ -522,8 +533,69 @@ REDRIVE_ALLOW_POLICY: Final = Attribute(
 )
 PUSH_ENDPOINT: Final = Attribute(
     name="PushEndpoint",
-    meaning="refused: not built yet",
-    values=Values("none", _refuse),
+    meaning="where messages are pushed to. Plain http is for `outbound_networks` alone. "
+    "Logs and audit events do not have its query",
+    values=Values("an https URL", parse_endpoint_text),
+    read=str,
+    is_removable=True,
+    is_ours=True,
+)
+PUSH_FORMAT: Final = Attribute(
+    name="PushFormat",
+    meaning="what a call looks like: a CloudEvent in binary mode; a JSON array of CloudEvents; an event of AWS Lambda",
+    values=_our_choice("CloudEvents", "CloudEventsJson", "Lambda"),
+    read=str,
+    default="CloudEvents",
+    is_ours=True,
+)
+PUSH_BATCH_SIZE: Final = Attribute(
+    name="PushBatchSize",
+    meaning="messages that a call has at most; 1 with the `PushFormat` `CloudEvents`",
+    values=_our_number(1, 10, "messages"),
+    read=int,
+    default="1",
+    is_ours=True,
+)
+PUSH_CONCURRENCY: Final = Attribute(
+    name="PushMaxConcurrency",
+    meaning="calls that are under way at once, at most",
+    values=_our_number(1, 1_000, "calls"),
+    read=int,
+    default="10",
+    is_ours=True,
+)
+PUSH_TIMEOUT: Final = Attribute(
+    name="PushTimeoutSeconds",
+    meaning="seconds that the endpoint has for its answer; its messages are hidden for 5 s more",
+    values=_our_number(1, 900, "seconds"),
+    read=_seconds_as_ms,
+    default="30",
+    is_ours=True,
+)
+PUSH_RETRY_POLICY: Final = Attribute(
+    name="PushRetryPolicy",
+    meaning="for how long a message is hidden that was not taken; each time twice as long, up to the maximum",
+    values=Values(
+        f"JSON with `minBackoffSeconds` and `maxBackoffSeconds`, 1-{BACKOFF_S_MAX:,} each",
+        parse_retry_policy_text,
+    ),
+    read=read_retry_policy,
+    default='{"minBackoffSeconds":10,"maxBackoffSeconds":600}',
+    is_ours=True,
+)
+PUSH_SIGNING: Final = Attribute(
+    name="PushSigning",
+    meaning="how calls are signed: by the rules of Standard Webhooks, with a secret of the queue",
+    values=_our_choice("HMAC", later=("Ed25519",)),
+    read=str,
+    default="HMAC",
+    is_ours=True,
+)
+PUSH_HEADERS: Final = Attribute(
+    name="PushHeaders",
+    meaning="headers for each call, such as credentials. They are shown as `***`, and are for one host: another "
+    "`PushEndpoint` needs them given again",
+    values=Values(f"JSON of up to {PUSH_HEADERS_MAX} headers by name", parse_headers_text),
     read=str,
     is_removable=True,
     is_ours=True,
@@ -566,6 +638,13 @@ EFFECTIVE_LIMITS: Final = ComputedAttribute(
     meaning="requests and bytes a second that are the limits of whoever asks: JSON, see [limits](../guides/limits.md); "
     "only by its name",
     render=lambda facts: facts.limits,
+    is_ours=True,
+)
+PUSH_STATE: Final = ComputedAttribute(
+    name="PushState",
+    meaning="how calls to the `PushEndpoint` go: `verifying`, `active`, `unreachable`, `gone` or `refused`; only where "
+    "there is an endpoint",
+    render=lambda facts: facts.push_state,
     is_ours=True,
 )
 

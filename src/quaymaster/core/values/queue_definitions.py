@@ -36,6 +36,12 @@ from quaymaster.core.values.attributes import (
     MESSAGE_SIZE,
     PARTITIONS_MAX,
     POLICY,
+    PUSH_BATCH_SIZE,
+    PUSH_CONCURRENCY,
+    PUSH_ENDPOINT,
+    PUSH_FORMAT,
+    PUSH_RETRY_POLICY,
+    PUSH_TIMEOUT,
     RECEIVE_WAIT,
     REDRIVE_ALLOW_POLICY,
     REDRIVE_POLICY,
@@ -180,6 +186,13 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     partitions_max = _value_of(PARTITIONS_MAX)
     has_peers = _value_of(REPLICATION_MODE)
     """Whether any of its partitions takes any message."""
+    push_endpoint = _value_of(PUSH_ENDPOINT)
+    """Where messages are pushed to; empty: they are not."""
+    push_format = _value_of(PUSH_FORMAT)
+    push_batch_size = _value_of(PUSH_BATCH_SIZE)
+    push_concurrency_max = _value_of(PUSH_CONCURRENCY)
+    push_timeout_ms = _value_of(PUSH_TIMEOUT)
+    push_retry_policy = _value_of(PUSH_RETRY_POLICY)
 
     @cached_property
     def policy(self) -> PolicyInForce | None:

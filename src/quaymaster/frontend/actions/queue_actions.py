@@ -16,6 +16,7 @@ from quaymaster.core.values.attributes import (
     COMPUTED,
     EFFECTIVE_LIMITS,
     LATEST,
+    PUSH_STATE,
     SETTABLE,
     QueueFacts,
 )
@@ -155,8 +156,12 @@ class QueueActions:
         asked = check_attribute_names(given.AttributeNames)
         named = given.AttributeNames or ()
         computed = [
-            each for name, each in COMPUTED.items() if name in named or (asked is None and not each.is_ours)
+            each
+            for name, each in COMPUTED.items()
+            if (name in named or (asked is None and not each.is_ours)) and each != PUSH_STATE
         ]
+        if definition.push_endpoint and (asked is None or PUSH_STATE.name in asked):
+            computed.append(PUSH_STATE)
         counts = QueueCounts(0, 0, 0)
         if any(attribute.is_count for attribute in computed):
             counts = await self._count(call, definition)
@@ -168,6 +173,7 @@ class QueueActions:
             counts.in_flight,
             counts.delayed,
             self._effective_limits(call, definition) if EFFECTIVE_LIMITS in computed else "",
+            "verifying",
         )
         values = {attribute.name: attribute.render(facts) for attribute in computed}
         in_force = definition.all_attributes()

@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from quaymaster.core.limits.fair_window import FairWindow
+from quaymaster.core.values.attribute_rules import says_push, shown_attributes
 from quaymaster.core.values.attributes import LOG
 from quaymaster.core.values.errors import AccessDenied, CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -459,7 +460,13 @@ def _without_secrets(shape: Shape | None) -> str:
 
 
 def _as_json(shape: Shape | None) -> str:
-    return "" if shape is None else bounded_json(shape)
+    """Return what was asked or answered. What is secret in attributes of queues is never recorded."""
+    if shape is None:
+        return ""
+    attributes = getattr(shape, "Attributes", None)
+    if attributes and says_push(attributes):
+        shape = msgspec.structs.replace(shape, Attributes=shown_attributes(attributes))
+    return bounded_json(shape)
 
 
 def bounded_json(value: Any) -> str:

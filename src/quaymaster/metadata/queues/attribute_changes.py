@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.values.attribute_rules import change_attributes, require_delivery
+from quaymaster.core.values.attribute_rules import change_attributes, require_delivery, says_push
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
+from quaymaster.core.values.formats import DELIVERY
 from quaymaster.core.values.partition_tables import check_stays_by_group
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
@@ -59,6 +60,8 @@ class AttributeChanges:
                 )
             changed = change_attributes(arn, current.attributes, changes)
             require_delivery(changed, queues.options.cell_format)
+            if says_push(changes):
+                queues.options.cell_format.require(DELIVERY, "Queues can be pushed")
             check_stays_by_group(current, changed)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:

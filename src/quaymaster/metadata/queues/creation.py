@@ -9,7 +9,7 @@ from contextlib import suppress
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
-from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, spelled
+from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, says_push, spelled
 from quaymaster.core.values.attributes import GROUP_START, LOG, POLICY, REPLICATION_MODE, RETENTION_MODE
 from quaymaster.core.values.errors import (
     CallerError,
@@ -21,7 +21,7 @@ from quaymaster.core.values.errors import (
     QueueRevisionTaken,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import KEYED_IDS, LOG_QUEUES, PARTITIONS
+from quaymaster.core.values.formats import DELIVERY, KEYED_IDS, LOG_QUEUES, PARTITIONS
 from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     differing_attribute,
@@ -89,6 +89,8 @@ class Creation:
         if REPLICATION_MODE.of(attributes):
             queues.options.cell_format.require(PARTITIONS, "Queues with ReplicationMode=Peers can be created")
         require_delivery(attributes, queues.options.cell_format)
+        if says_push(attributes):
+            queues.options.cell_format.require(DELIVERY, "Queues can be pushed")
         asked = spelled(attributes, request.attributes)
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):

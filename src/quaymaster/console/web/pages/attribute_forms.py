@@ -9,12 +9,18 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import FormData
 
 from quaymaster.console.site import APIError
-from quaymaster.core.values.attributes import ATTRIBUTES, Attribute
+from quaymaster.core.values.attributes import ATTRIBUTES, PUSH_PREFIX, Attribute
 
 _CHOICE: Final = re.compile(r"`([A-Za-z]+)`")
 _NAMED: Final = re.compile(r"[A-Z][A-Za-z]+")
-ELSEWHERE: Final = frozenset(("Policy", "FifoQueue", "PushEndpoint"))
-"""Attributes with a page of their own, or with none yet."""
+ELSEWHERE: Final = frozenset(
+    (
+        "Policy",
+        "FifoQueue",
+        *(name for name in ATTRIBUTES if name.startswith(PUSH_PREFIX)),
+    )
+)
+"""Attributes with a page or form of their own."""
 
 
 class AttributeField(NamedTuple):
@@ -83,7 +89,9 @@ def _field(attribute: Attribute[Any]) -> AttributeField:
 _FIELDS: Final = {
     attribute.name: _field(attribute)
     for attribute in ATTRIBUTES.values()
-    if isinstance(attribute, Attribute) and attribute.name not in ELSEWHERE
+    if isinstance(attribute, Attribute)
+    and attribute.name not in ELSEWHERE
+    and not attribute.name.startswith(PUSH_PREFIX)
 }
 
 
