@@ -542,7 +542,8 @@ PUSH_ENDPOINT: Final = Attribute(
 )
 PUSH_FORMAT: Final = Attribute(
     name="PushFormat",
-    meaning="what a call looks like: a CloudEvent in binary mode; a JSON array of CloudEvents; an event of AWS Lambda",
+    meaning="what a call looks like: a CloudEvent in binary mode; a CloudEvent in JSON, or an array of them; an event "
+    "of AWS Lambda",
     values=_our_choice("CloudEvents", "CloudEventsJson", "Lambda"),
     read=str,
     default="CloudEvents",

@@ -1,0 +1,1 @@
+"""Calls to the endpoints of queues as bytes: requests, what their answers mean, and the handshake before them."""
