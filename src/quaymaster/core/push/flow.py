@@ -13,13 +13,14 @@ from typing import Final, Literal
 import msgspec
 
 PushFormat = Literal["CloudEvents", "CloudEventsJson", "Lambda"]
-Verdict = Literal["works", "rejects", "gone", "fails"]
+Verdict = Literal["works", "rejects", "gone", "fails", "refused"]
 """What an answer says of the endpoint:
 
 works    it took the call: more calls may be under way at once
 rejects  it answers, and does not want these messages: nothing is learned of how many calls it can take
 gone     it wants no calls: it gets none for an hour
 fails    it cannot take the call now: fewer calls at once, and after several in a row none but a probe
+refused  its address may not be called: none but a probe from now on. No answer says that
 """
 RETRY_AFTER_MS_MAX: Final = 3_600_000
 """An endpoint cannot ask for a longer pause."""

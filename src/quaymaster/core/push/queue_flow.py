@@ -1,0 +1,151 @@
+"""One queue that is pushed: how many messages are received now, in which calls they go, and what follows the answers.
+
+    room for calls ──take──▶ Ask ──received──▶ PushCall ──begin──▶ called ──settle──▶ Settlement: deleted, hidden
+                              └── nothing there: its room is free again
+
+A pusher receives only what it calls at once: each receive counts, and messages that were received and not tried would
+become dead letters. So an ask has room for all its messages when it is made.
+
+A FIFO queue's receive is one call, whatever groups its messages are of: the broker gives none of a group out while one
+of it is in flight. So nothing of a group is called before what was before it is deleted. When a message of a call
+failed, those behind it in its group fail, too.
+
+A message is hidden for as long as its call may take, and some seconds. A call that could not begin within those seconds
+(the process was stopped) does not begin: another pusher may have the message by then, and have deleted it.
+
+Pure: times are milliseconds of a clock that does not jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.push.calls import PushedMessage
+from quaymaster.core.push.endpoint import Endpoint
+from quaymaster.core.push.flow import Judged, PushPlan, backoff_ms
+
+RECEIVED_MAX: Final = 10
+"""Messages of one receive."""
+HIDDEN_MORE_MS: Final = 5_000
+"""Messages are hidden for so much longer than their call may take."""
+BEGINS_WITHIN_MS: Final = 4_000
+"""A call begins so soon after its messages were asked for, or not at all."""
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """Receive up to `count` messages, hidden for `hidden_ms`; `calls` is the room that was set aside for them."""
+
+    count: int
+    calls: int
+    hidden_ms: int
+    asked_ms: int
+    is_probe: bool = False
+
+
+class PushCall(msgspec.Struct, gc=False, eq=False):
+    """Messages that go to the endpoint together. `number` is 0 until it begins."""
+
+    messages: Sequence[PushedMessage]
+    asked_ms: int
+    is_probe: bool
+    number: int = 0
+
+
+class Settlement(msgspec.Struct, frozen=True, gc=False):
+    """What follows an answer: positions of messages to delete, and of those to hide with their times in ms."""
+
+    deleted: tuple[int, ...] = ()
+    hidden: tuple[tuple[int, int], ...] = ()
+
+
+class QueueFlow:
+    """The calls of one queue by one pusher."""
+
+    def __init__(self, plan: PushPlan) -> None:
+        self.plan = plan
+        self.endpoint = Endpoint(plan.concurrency_max)
+        self.under_way = 0
+        """Calls that have begun or have room set aside."""
+
+    def take(self, now_ms: int, calls_left: int) -> Ask | None:
+        """Return what to receive now, None when there is no room. `calls_left`: what others leave of a shared bound."""
+        plan, endpoint = self.plan, self.endpoint
+        room = min(endpoint.room(now_ms, self.under_way), calls_left)
+        if room <= 0:
+            return None
+        is_probe = endpoint.is_shut
+        if is_probe:
+            endpoint.is_probing = True
+            count = calls = 1
+        elif plan.is_fifo:
+            count, calls = plan.batch_size, 1
+        else:
+            count = min(RECEIVED_MAX, room * plan.batch_size)
+            calls = -(-count // plan.batch_size)
+        self.under_way += calls
+        return Ask(count, calls, plan.timeout_ms + HIDDEN_MORE_MS, now_ms, is_probe)
+
+    def received(self, ask: Ask, messages: Sequence[PushedMessage]) -> list[PushCall]:
+        """Return the calls in which received messages go; room that they do not need is free again."""
+        size = len(messages) if self.plan.is_fifo else self.plan.batch_size
+        calls = [
+            PushCall(messages[at : at + size], ask.asked_ms, ask.is_probe)
+            for at in range(0, len(messages), size or 1)
+        ]
+        assert len(calls) <= ask.calls, "a receive gives no more than was asked for"
+        self.under_way -= ask.calls - len(calls)
+        if ask.is_probe and not calls:
+            self.endpoint.is_probing = False
+        return calls
+
+    def begin(self, call: PushCall, now_ms: int) -> bool:
+        """Tell whether a call begins; if not, it is over."""
+        if now_ms - call.asked_ms > BEGINS_WITHIN_MS:
+            self._end(call)
+            return False
+        call.number = self.endpoint.begin()
+        return True
+
+    def settle(self, call: PushCall, judged: Judged, now_ms: int, luck: float) -> Settlement:
+        """A call has ended so: return what becomes of its messages. `luck` as in `backoff_ms`."""
+        self.under_way -= 1
+        self.endpoint.end(call.number, judged, now_ms, is_probe=call.is_probe)
+        failed = self._with_followers(call.messages, judged.failed)
+        return Settlement(
+            tuple(at for at in range(len(call.messages)) if at not in failed),
+            tuple((at, hidden_ms) for at, hidden_ms in self._back_offs(call.messages, failed, luck).items()),
+        )
+
+    def _end(self, call: PushCall) -> None:
+        self.under_way -= 1
+        if call.is_probe:
+            self.endpoint.is_probing = False
+
+    def _with_followers(self, messages: Sequence[PushedMessage], failed: frozenset[int]) -> list[int]:
+        """Return positions of failed messages, in order, and of a FIFO queue those behind them in their groups."""
+        if not self.plan.is_fifo:
+            return sorted(failed)
+        groups: set[str | None] = set()
+        found: list[int] = []
+        for at, message in enumerate(messages):
+            if at in failed or message.group_id in groups:
+                groups.add(message.group_id)
+                found.append(at)
+        return found
+
+    def _back_offs(
+        self, messages: Sequence[PushedMessage], failed: Sequence[int], luck: float
+    ) -> dict[int, int]:
+        """Return for how long failed messages are hidden, by position; those of a FIFO group as long as its first."""
+        found: dict[int, int] = {}
+        of_groups: dict[str | None, int] = {}
+        for at in failed:
+            message = messages[at]
+            hidden_ms = backoff_ms(self.plan, message.delivery_count, luck)
+            if self.plan.is_fifo:
+                hidden_ms = of_groups.setdefault(message.group_id, hidden_ms)
+            found[at] = hidden_ms
+        return found

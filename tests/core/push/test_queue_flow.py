@@ -1,0 +1,172 @@
+"""What is received of a pushed queue, in which calls it goes, and what follows their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from quaymaster.core.push.calls import PushedMessage
+from quaymaster.core.push.endpoint import FAILURES_MAX
+from quaymaster.core.push.flow import Judged, PushPlan, Verdict
+from quaymaster.core.push.queue_flow import BEGINS_WITHIN_MS, HIDDEN_MORE_MS, QueueFlow
+
+PLAN = PushPlan(
+    "https://example.com/hook",
+    "arn:aws:sqs:us-east-1:000000000000:orders",
+    format="CloudEventsJson",
+    batch_size=3,
+    concurrency_max=10,
+    timeout_ms=2_000,
+    backoff_min_ms=1_000,
+    backoff_max_ms=60_000,
+)
+FIFO = msgspec.structs.replace(PLAN, is_fifo=True, batch_size=4)
+CALLS = 1_000
+EVEN = 0.5
+
+
+def messages(*groups: str | None, count: int = 1) -> list[PushedMessage]:
+    return [
+        PushedMessage(f"id{at}", f"origin{at}", "handle", "body", "md5", 0, count, group)
+        for at, group in enumerate(groups)
+    ]
+
+
+def judged(verdict: Verdict, failed: Iterable[int] = ()) -> Judged:
+    return Judged(verdict, frozenset(failed))
+
+
+def open_window(flow: QueueFlow, successes: int) -> None:
+    for _ in range(successes):
+        flow.endpoint.end(flow.endpoint.begin(), judged("works"), 0)
+
+
+def test_as_many_messages_are_received_as_calls_may_begin() -> None:
+    flow = QueueFlow(PLAN)
+
+    first = flow.take(0, CALLS)
+    none_left = flow.take(0, CALLS)
+    open_window(flow, 2)
+    second = flow.take(0, CALLS)
+
+    assert first is not None
+    assert (first.count, first.calls, first.hidden_ms) == (3, 1, 2_000 + HIDDEN_MORE_MS)
+    assert none_left is None
+    assert second is not None
+    assert (second.count, second.calls) == (6, 2)
+
+
+def test_one_receive_has_ten_messages_at_most_in_calls_of_a_batch_each() -> None:
+    flow = QueueFlow(PLAN)
+    open_window(flow, 9)
+
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    calls = flow.received(ask, messages(*[None] * 10))
+
+    assert ask.count == 10
+    assert [len(call.messages) for call in calls] == [3, 3, 3, 1]
+    assert flow.under_way == 4
+
+
+def test_what_others_leave_of_the_calls_of_a_process_bounds_a_receive() -> None:
+    flow = QueueFlow(PLAN)
+    open_window(flow, 9)
+
+    assert flow.take(0, 0) is None
+    ask = flow.take(0, 2)
+
+    assert ask is not None
+    assert (ask.count, ask.calls) == (6, 2)
+
+
+def test_room_that_received_messages_do_not_need_is_free_again() -> None:
+    flow = QueueFlow(PLAN)
+    open_window(flow, 9)
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+
+    assert flow.received(ask, []) == []
+    assert flow.under_way == 0
+
+
+def test_an_endpoint_that_is_shut_gets_one_message_even_of_a_queue_with_batches() -> None:
+    flow = QueueFlow(PLAN)
+    for _ in range(FAILURES_MAX):
+        flow.endpoint.end(flow.endpoint.begin(), judged("fails"), 0)
+
+    assert flow.take(0, CALLS) is None
+    ask = flow.take(1_000, CALLS)
+
+    assert ask is not None
+    assert (ask.count, ask.calls, ask.is_probe) == (1, 1, True)
+    assert flow.take(1_000, CALLS) is None
+
+    flow.received(ask, [])
+
+    assert flow.take(1_000, CALLS) is not None, "the probe had no message"
+
+
+def test_a_call_that_cannot_begin_soon_after_its_receive_does_not_begin() -> None:
+    flow = QueueFlow(PLAN)
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    (call,) = flow.received(ask, messages(None))
+
+    assert flow.begin(call, BEGINS_WITHIN_MS + 1) is False
+    assert flow.under_way == 0
+
+    for _ in range(FAILURES_MAX):
+        flow.endpoint.end(flow.endpoint.begin(), judged("fails"), 0)
+    ask = flow.take(1_000, CALLS)
+    assert ask is not None
+    (probe,) = flow.received(ask, messages(None))
+
+    assert flow.begin(probe, 1_000 + BEGINS_WITHIN_MS + 1) is False
+    assert flow.take(6_000, CALLS) is not None, "another probe may go"
+
+
+def test_messages_that_were_taken_are_deleted_and_the_others_back_off() -> None:
+    flow = QueueFlow(PLAN)
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    (call,) = flow.received(ask, messages("a", "a", "a", count=2)[:3])
+    assert flow.begin(call, BEGINS_WITHIN_MS)
+
+    settlement = flow.settle(call, judged("works", [1]), 100, EVEN)
+
+    assert settlement.deleted == (0, 2), "groups of a standard queue are tenants"
+    assert settlement.hidden == ((1, 2_000),)
+    assert flow.under_way == 0
+
+
+def test_a_receive_of_a_fifo_queue_is_one_call() -> None:
+    flow = QueueFlow(FIFO)
+    open_window(flow, 9)
+
+    first = flow.take(0, CALLS)
+    second = flow.take(0, CALLS)
+
+    assert first is not None
+    assert second is not None
+    assert (first.count, first.calls) == (4, 1)
+    calls = flow.received(first, messages("a", "a", "b"))
+    assert [len(call.messages) for call in calls] == [3]
+    assert flow.received(second, []) == []
+    assert flow.under_way == 1
+
+
+def test_a_failed_message_of_a_fifo_queue_fails_what_follows_in_its_group_and_is_hidden_as_long() -> None:
+    flow = QueueFlow(FIFO)
+    ask = flow.take(0, CALLS)
+    assert ask is not None
+    batch = messages("a", "b", "a", "b")
+    batch[2] = msgspec.structs.replace(batch[2], delivery_count=5)
+    (call,) = flow.received(ask, batch)
+    flow.begin(call, 0)
+
+    settlement = flow.settle(call, judged("works", [0]), 100, EVEN)
+
+    assert settlement.deleted == (1, 3)
+    assert settlement.hidden == ((0, 1_000), (2, 1_000))
