@@ -128,6 +128,8 @@ class FakeBroker:
         self.is_sought = False
         self.held: list[FakeSubmitted] = []
         self.fetch_messages_max = FETCH_MESSAGES_MAX
+        self.ignores_commits = False
+        """It is an older broker, which only stages what a StageMessages with `commit` brings."""
 
     def submit(self, command: Command, reply: Callable[[Outcome | Exception], None]) -> FakeSubmitted:
         self.commands.append(command)
@@ -280,6 +282,21 @@ class FakeBroker:
             results.append(commands.SendResult(sequence, new.message_id))
         return commands.SendOutcome(results)
 
+    def _send_stage(
+        self,
+        queue: FakeQueue,
+        command: commands.StageMessages,
+        stage: list[commands.NewMessage],
+        *,
+        is_done: bool,
+    ) -> Outcome:
+        if is_done:
+            is_asked_for = command.batch == queue.committed[command.sink]
+            return commands.StagedOutcome(len(command.messages) if is_asked_for else 0, is_committed=True)
+        self._send(commands.Send(command.queue_id, 0, stage))
+        queue.committed[command.sink] = command.batch
+        return commands.StagedOutcome(len(stage), was_sent=True)
+
     def _transact(
         self, command: commands.StageMessages | commands.CommitTransaction | commands.AbortTransaction
     ) -> Outcome:
@@ -291,6 +308,8 @@ class FakeBroker:
                 stage = queue.staged.setdefault(key, {}).setdefault(command.stage, [])
                 if not is_done:
                     stage += command.messages[len(stage) - command.first_index :]
+                if command.commit and not self.ignores_commits:
+                    return self._send_stage(queue, command, stage, is_done=is_done)
                 return commands.StagedOutcome(0 if is_done else len(stage), is_done)
             case commands.CommitTransaction():
                 stages = queue.staged.pop(key, {})

@@ -941,7 +941,7 @@ class _RedriveLost(QueueStates):
 
 @plant("commit-forgotten", "a batch that was committed is taken for a new one", "transactions")
 class _CommitForgotten(QueueStates):
-    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
         staged = self.partition(command.queue_id, command.partition).staged
         if staged is not None:
             staged.sinks.pop(command.sink, None)

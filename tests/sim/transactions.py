@@ -107,8 +107,10 @@ def drive(client: Client, sink: Sink, *, gap_us: int) -> Script:
 
 def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
     cell, random, queue = client.cell, client.random, sink.queue
-    judges = cell.judges_of(queue)
     sink.attempts += 1
+    if len(batch.parts) == 1 and not batch.is_doomed and sink.attempts % 2:
+        yield from _try_at_once(client, sink, batch)
+        return
     stages: list[StageCount] = []
     for at, part in enumerate(batch.parts):
         name = f"{at}/{sink.attempts}"
@@ -134,14 +136,7 @@ def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
             if isinstance(outcome, AbortedOutcome) and not outcome.is_aborted:
                 raise Violation("I23", f"batch {batch.number} of {sink.name} is committed unasked")
         return
-    if not batch.is_asked:
-        batch.is_asked = True
-        for part in batch.parts:
-            for number, group in part:
-                for checker, queue_id in judges:
-                    checker.send_asked(
-                        queue_id, number, group=group, dedup=0, delay_ms=0, now_us=cell.kernel.now_us
-                    )
+    _ask(cell, sink, batch)
     outcome = yield CommitTransaction(queue.queue_id, 0, sink.name, batch.number, stages)
     if isinstance(outcome, CommittedOutcome):
         if batch is sink.batches[-1] and outcome.messages != len(batch.numbers):
@@ -154,6 +149,40 @@ def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
             raise Violation("I23", f"batch {batch.number} of {sink.name} was committed and then aborted")
         return
     assert isinstance(outcome, StageNotFound | NotNow), f"a commit was refused: {outcome}"
+
+
+def _try_at_once(client: Client, sink: Sink, batch: Batch) -> Script:
+    """Stage the only part of a batch and commit it with the same command; twice, which must change nothing."""
+    cell, queue = client.cell, sink.queue
+    _ask(cell, sink, batch)
+    (part,) = batch.parts
+    command = _stage(queue, sink, batch, f"0/{sink.attempts}", 0, part)
+    command.commit = True
+    for _ in range(2):
+        outcome = yield command
+        if isinstance(outcome, NotNow):
+            return
+        assert isinstance(outcome, StagedOutcome), f"a commit was refused: {outcome}"
+        if not (outcome.was_sent or outcome.is_committed):
+            raise Violation("I23", f"batch {batch.number} of {sink.name} was staged and not committed")
+        if batch is sink.batches[-1] and outcome.count != len(part):
+            raise Violation(
+                "I23", f"batch {batch.number} of {sink.name} was sent with {outcome.count} messages"
+            )
+        _note_commit(cell, sink, batch)
+
+
+def _ask(cell: Cell, sink: Sink, batch: Batch) -> None:
+    """From now on a batch may be there."""
+    if batch.is_asked:
+        return
+    batch.is_asked = True
+    for part in batch.parts:
+        for number, group in part:
+            for checker, queue_id in cell.judges_of(sink.queue):
+                checker.send_asked(
+                    queue_id, number, group=group, dedup=0, delay_ms=0, now_us=cell.kernel.now_us
+                )
 
 
 def _note_commit(cell: Cell, sink: Sink, batch: Batch) -> None:

@@ -108,9 +108,16 @@ class MessageCipher:
         return f"MessageCipher(start_id={self._start_id.hex()})"
 
     def encrypt_content(
-        self, content: MessageContent, definition: QueueDefinition, message_id: bytes
+        self,
+        content: MessageContent,
+        definition: QueueDefinition,
+        message_id: bytes,
+        origin_id: bytes | None = None,
     ) -> bytes:
-        """Return the bytes to store for content sent to a queue under a new 16-byte message id."""
+        """Return the bytes to store for content sent to a queue under a new 16-byte message id.
+
+        `origin_id`: the id that it had elsewhere, None for `message_id`.
+        """
         data_key_id = definition.data_key_id
         queue_id = definition.queue_id
         start_id = self._start_id
@@ -120,10 +127,13 @@ class MessageCipher:
             data_key_id = self._lender.encrypting_key_id(definition)
             key = self._key_of(data_key_id, start_id)
         counter = self._next_counter()
-        return encode_message_head(message_id, data_key_id, start_id, queue_id, counter) + key.encrypt(
+        bound_id = message_id if origin_id is None else origin_id
+        return encode_message_head(
+            message_id, data_key_id, start_id, queue_id, counter, origin_id
+        ) + key.encrypt(
             _NONCE.pack(counter, 0),
             encode_content(content),
-            associated_data(data_key_id, queue_id, message_id),
+            associated_data(data_key_id, queue_id, bound_id),
         )
 
     def check_receive(self, definition: QueueDefinition) -> None:

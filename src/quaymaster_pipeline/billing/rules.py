@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from quaymaster.protocol.actions.table import ACTIONS
+from quaymaster.protocol.actions.table import ACTIONS, RECORDED_ACTIONS
 
 BillingClass = Literal["standard", "fifo"]
 BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
 
 RULE_VERSION: Final = 1
 
-FIFO_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "by queue")
+FIFO_ACTIONS: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.billing == "by queue")
 FREE_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "free")
 ANSWERED_STATUS_MIN: Final = 200
 ANSWERED_STATUS_END: Final = 500

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from quaymaster.protocol.actions.acts import ACTS
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
+from quaymaster.protocol.actions.table import RECORDED_ACTIONS
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -460,7 +460,7 @@ SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
 """Tables of partial sums: of others, so they can be made again."""
 
 _OPS = [
-    *((action.usage_op, action.name) for action in (UNKNOWN_ACTION, *ACTIONS.values())),
+    *((action.usage_op, action.name) for action in RECORDED_ACTIONS),
     *((act.usage_op, act.name) for act in ACTS.values()),
 ]
 assert sorted(op for op, _ in _OPS) == list(range(len(_OPS))), (

@@ -33,6 +33,7 @@ from quaymaster.core.values.commands import (
     SendOutcome,
     SendResult,
     SetQueue,
+    StagedOutcome,
     StageMessages,
     StartMoveTask,
     Watch,
@@ -126,6 +127,20 @@ def test_transaction_that_is_found_committed_was_so_by_the_first() -> None:
     )
 
     assert settled == CommittedOutcome(3, duplicates=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (StagedOutcome(3, is_committed=True), StagedOutcome(3, was_sent=True)),
+        (StagedOutcome(0, is_committed=True), StagedOutcome(0, is_committed=True)),
+        (StagedOutcome(3), StagedOutcome(3)),
+    ],
+)
+def test_stage_that_is_found_sent_was_so_by_the_first(found: StagedOutcome, expected: StagedOutcome) -> None:
+    command = StageMessages(1, 0, "sink", 1, "stage", 0, [KNOWN], commit=True)
+
+    assert settle_repeat(command, found) == expected
 
 
 def test_visibility_that_is_refused_the_second_time_may_have_been_changed_the_first() -> None:

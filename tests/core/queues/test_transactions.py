@@ -24,7 +24,7 @@ from harness.steps import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.core.partition import staged_messages
+from quaymaster.core.partition import slices, staged_messages
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import (
     STATE_VERSION_WITHOUT_LOGS,
@@ -44,6 +44,7 @@ from quaymaster.core.values.commands import (
     CommitTransaction,
     CountMessages,
     Delete,
+    Duplicate,
     ExpireMessages,
     Fetch,
     FetchedOffsets,
@@ -247,6 +248,106 @@ def test_a_batch_counts_once_however_often_it_is_sent() -> None:
     assert receive(host) == [1, 2]
     assert stage(host, plain([3]), batch=6) == StagedOutcome(1)
     assert stage(host, plain([3]), batch=5, sink="other") == StagedOutcome(1)
+
+
+# A stage that is a transaction by itself
+
+
+def send_at_once(
+    host: Host,
+    messages: list[NewMessage],
+    *,
+    batch: int = 1,
+    first: int = 0,
+    deduplicate: bool = True,
+) -> StagedOutcome:
+    outcome = host.ask(
+        StageMessages(QUEUE, 0, "sink", batch, "0", first, messages, commit=True, deduplicate=deduplicate)
+    )
+    assert isinstance(outcome, StagedOutcome)
+    return outcome
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stage_can_be_sent_with_its_last_messages(kind: str) -> None:
+    host = host_of(kind)
+    stage(host, in_group(9), name="another")
+    stage(host, in_group(1, 2))
+
+    sent = send_at_once(host, in_group(2, 3), first=1)
+
+    assert sent == StagedOutcome(3, was_sent=True)
+    host.now_ms += 7_050
+    assert receive(host, consumed(kind)) == [1, 2, 3]
+    assert host.partition(QUEUE).staged is not None
+    assert_restarts_the_same(host)
+
+
+def test_a_batch_that_was_sent_at_once_is_sent_once() -> None:
+    host = host_of()
+    send_at_once(host, plain([1, 2]), batch=5)
+
+    assert send_at_once(host, plain([1, 2]), batch=5) == StagedOutcome(2, is_committed=True)
+    assert send_at_once(host, plain([1]), batch=4) == StagedOutcome(0, is_committed=True)
+    assert commit(host, {}, batch=5) == CommittedOutcome(2, was_committed=True)
+    assert receive(host) == [1, 2]
+
+
+def test_a_commit_of_nothing_keeps_a_batch_out_that_comes_late() -> None:
+    host = host_of()
+
+    assert commit(host, {}, batch=5) == CommittedOutcome(0)
+
+    assert send_at_once(host, plain([1]), batch=5) == StagedOutcome(0, is_committed=True)
+    assert receive(host) == []
+
+
+def test_a_stage_with_more_messages_is_not_sent() -> None:
+    host = host_of()
+    stage(host, plain([1, 2, 3]))
+    end = host.replica.end_offset
+
+    with pytest.raises(StageNotFound, match="Stage 0 has 3 messages, not 2"):
+        send_at_once(host, plain([1, 2]))
+
+    assert host.replica.end_offset == end
+    assert send_at_once(host, plain([1, 2, 3])) == StagedOutcome(3, was_sent=True)
+
+
+def test_ids_that_are_not_looked_for_are_known_all_the_same() -> None:
+    host = host_of("queue.fifo")
+    again = [message(1, group=7, dedup=identity(1)), message(2, group=7, dedup=identity(1))]
+    host.ask(Send(QUEUE, 0, [message(0, group=7, dedup=identity(1))]))
+
+    assert send_at_once(host, again, deduplicate=False) == StagedOutcome(2, was_sent=True)
+    assert send_at_once(host, again, batch=2) == StagedOutcome(2, was_sent=True, duplicates=2)
+
+    outcome = host.ask(Send(QUEUE, 0, [message(3, group=7, dedup=identity(1))]))
+    assert isinstance(outcome, SentOutcome)
+    assert isinstance(outcome.results[0], Duplicate)
+    assert receive(host) == [0, 1, 2]
+    assert_restarts_the_same(host)
+
+
+def test_a_stage_is_sent_at_once_in_slices_where_many_groups_follow_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slices, "AT_ONCE_MESSAGES", 3)
+    host = host_of("log")
+
+    assert send_at_once(host, plain([1, 2, 3])) == StagedOutcome(3, was_sent=True)
+
+    assert receive(host, GROUP) == [1, 2, 3]
+
+
+def test_a_cell_with_older_programs_sends_no_stage_at_once() -> None:
+    host = host_of()
+    host.states.cell_format = CellFormat(7)
+
+    with pytest.raises(UnsupportedOperation, match="StageMessages commits once all processes"):
+        send_at_once(host, plain([1]))
+
+    assert stage(host, plain([1])) == StagedOutcome(1)
 
 
 def test_an_earlier_batch_that_is_open_is_dropped_when_a_later_one_commits() -> None:

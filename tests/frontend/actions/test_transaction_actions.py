@@ -63,6 +63,68 @@ def test_a_transaction_is_received_once_it_is_committed() -> None:
     asyncio.run(scenario())
 
 
+def test_one_request_stages_and_commits() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("orders")
+            entry = {"MessageBody": "a", "OriginMessageId": "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}
+            given = {"Stage": "0", "FirstIndex": 0, "Messages": [entry, {"MessageBody": "b"}], "Commit": True}
+
+            sent = await ask(service, "StageMessages", **given, Deduplicate=False)
+            again = await ask(service, "StageMessages", **given)
+
+            assert sent.json == {"Staged": 2, "AlreadyCommitted": False, "Committed": 2}
+            assert again.json == {"Staged": 2, "AlreadyCommitted": True, "Committed": 2}
+            first, second = (
+                one for one in service.broker.commands if isinstance(one, commands.StageMessages)
+            )
+            assert (first.commit, first.deduplicate) == (True, False)
+            assert (second.commit, second.deduplicate) == (True, True)
+            assert service.metrics.messages_sent == 2
+            answer = await service.client.json(
+                "ReceiveMessage",
+                {
+                    "QueueUrl": service.client.url("orders"),
+                    "MaxNumberOfMessages": 10,
+                    "AttributeNames": ["OriginMessageId"],
+                },
+            )
+            with_origin, without = answer.json["Messages"]
+            assert with_origin["Body"] == "a"
+            assert with_origin["Attributes"]["OriginMessageId"] == entry["OriginMessageId"]
+            assert with_origin["MessageId"] != entry["OriginMessageId"]
+            assert without["Attributes"]["OriginMessageId"] == without["MessageId"]
+            stored = service.broker.queues[queue.queue_id].messages
+            assert [len(message.new.payload) for message in stored.values()] == [
+                len(stored[2].new.payload) + 16,
+                len(stored[2].new.payload),
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_a_broker_of_before_only_stages_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("orders")
+            service.broker.ignores_commits = True
+
+            refused = await ask(
+                service,
+                "StageMessages",
+                Stage="0",
+                FirstIndex=0,
+                Messages=[{"MessageBody": "a"}],
+                Commit=True,
+            )
+
+            assert refused.json["__type"] == "com.amazonaws.sqs#UnsupportedOperation"
+            assert await receive(service) == []
+            assert service.metrics.messages_sent == 0
+
+    asyncio.run(scenario())
+
+
 def test_an_aborted_transaction_has_nothing_to_commit() -> None:
     async def scenario() -> None:
         async with serving() as service:
@@ -111,6 +173,8 @@ def test_staged_messages_are_stored_as_sent_ones_but_for_the_hash_of_retries() -
         ("StageMessages", {"BatchId": -1}, "parameter BatchId"),
         ("StageMessages", {"Messages": []}, "1 to 1000"),
         ("StageMessages", {"Messages": [{"MessageBody": "x" * 1_000_000}] * 3}, "2097152 bytes"),
+        ("StageMessages", {"Messages": [{"MessageBody": "x", "OriginMessageId": "1"}]}, "must be a UUID"),
+        ("StageMessages", {"Deduplicate": False}, "It needs Commit"),
         (
             "StageMessages",
             {"Messages": [{"MessageBody": "x"}] * 100 + [{"MessageBody": ""}]},

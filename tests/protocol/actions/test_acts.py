@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from quaymaster.protocol.actions.acts import ACTS, ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES, OTHER_ACT
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
+from quaymaster.protocol.actions.table import RECORDED_ACTIONS
 
 
 def test_numbers_of_acts_and_actions_are_given_once_and_without_a_gap() -> None:
-    numbers = [one.usage_op for one in (UNKNOWN_ACTION, *ACTIONS.values())]
+    numbers = [one.usage_op for one in RECORDED_ACTIONS]
     numbers += [act.usage_op for act in ACTS.values()]
 
     assert sorted(numbers) == list(range(len(numbers)))

@@ -15,6 +15,7 @@ from quaymaster.protocol.actions.transaction_rules import (
     STAGE_MESSAGES_MAX,
     check_committed,
     check_message,
+    check_origin,
     check_size,
     check_stage,
     check_transaction,
@@ -44,6 +45,26 @@ def test_what_is_within_its_limits_is_taken() -> None:
     check_committed(committed(*((str(number), 0) for number in range(COMMITTED_STAGES_MAX))))
     check_transaction(AbortTransactionRequest("url", "s", NUMBER_MAX))
     check_size(STAGE_BYTES_MAX)
+
+
+def test_an_id_of_origin_is_a_uuid() -> None:
+    given = "0A1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+
+    assert check_origin(0, StagedMessageEntry("x")) is None
+    assert check_origin(0, StagedMessageEntry("x", OriginMessageId=given)) == bytes.fromhex(
+        "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+    )
+    for wrong in ("", given[:-1], given.replace("-", ""), given + "\n"):
+        with pytest.raises(InvalidParameterValue, match=r"(?s)Messages\[7\]: Value .* OriginMessageId"):
+            check_origin(7, StagedMessageEntry("x", OriginMessageId=wrong))
+
+
+def test_only_a_commit_may_say_whether_it_deduplicates() -> None:
+    check_stage(staged(Commit=True, Deduplicate=False))
+    check_stage(staged(Commit=True))
+    for given in ({"Deduplicate": False}, {"Deduplicate": True, "Commit": False}):
+        with pytest.raises(InvalidParameterValue, match="Deduplicate"):
+            check_stage(staged(**given))
 
 
 @pytest.mark.parametrize("sink", ["", "a" * 129, "a/b", "a b", "ä", "a\n"])

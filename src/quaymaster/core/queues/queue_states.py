@@ -17,7 +17,8 @@ from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
-from quaymaster.core.partition.slices import Work
+from quaymaster.core.partition.slices import Slices, Turn, Work
+from quaymaster.core.partition.staged_messages import Stage
 from quaymaster.core.queues.applied_queues import (
     ENDED,
     OTHER_END,
@@ -52,10 +53,13 @@ from quaymaster.core.queues.transactions import (
     abort_transaction,
     check_begins_no_stage,
     check_has_transactions,
+    check_sends_stages,
     commit_transaction,
     committed_before,
     is_new_to,
+    send_stage,
     stage_messages,
+    stage_to_send,
     stages_to_commit,
 )
 from quaymaster.core.structures.fifo_order import FIFOOrder
@@ -353,16 +357,22 @@ class QueueStates(DefinedQueues, ConsumedQueues):
 
     # Transactions
 
-    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
+        check_sends_stages(command, self.cell_format)
         if self.open_stages.of_account(partition.definition.account_id) >= self._account_stages_max:
             check_begins_no_stage(partition, command, self._account_stages_max)
         if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
             return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
         outcome = stage_messages(partition, command, now_ms, proposal)
         self.open_stages.note(partition)
-        return outcome, Wait.COMMIT
+        if not command.commit or outcome.is_committed:
+            return outcome, Wait.COMMIT
+        stages = stage_to_send(partition, command)
+        return self._begin_commit(
+            partition, send_stage(partition, command, stages), stages, (now_ms, proposal)
+        )
 
     def _commit(
         self, command: CommitTransaction, now_ms: int, proposal: Proposal
@@ -375,13 +385,16 @@ class QueueStates(DefinedQueues, ConsumedQueues):
         if partition.is_sealed and is_new_to(partition, command.sink, command.batch):
             return Elsewhere(self.definitions[command.queue_id]), Wait.COMMIT
         stages = stages_to_commit(partition, command)
-        work = Work(
-            self.family_of(command.queue_id),
-            self._committed(partition, commit_transaction(partition, command, stages)),
-            is_decided=False,
-        )
+        slices = commit_transaction(partition, command, stages)
+        return self._begin_commit(partition, slices, stages, (now_ms, proposal))
+
+    def _begin_commit(
+        self, partition: Partition, slices: Slices, stages: list[Stage], turn: Turn
+    ) -> tuple[Decided | Work, Wait]:
+        family = self.family_of(partition.definition.queue_id)
+        work = Work(family, self._committed(partition, slices), is_decided=False)
         messages = sum(stage.count for stage in stages)
-        self.unfinished.begin(work, messages * (1 + len(partition.groups)), (now_ms, proposal))
+        self.unfinished.begin(work, messages * (1 + len(partition.groups)), turn)
         return work.outcome or work, Wait.COMMIT
 
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:

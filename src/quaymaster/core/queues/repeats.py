@@ -35,6 +35,7 @@ from quaymaster.core.values.commands import (
     SendResult,
     SetGroupOffset,
     SetQueue,
+    StagedOutcome,
     StageMessages,
     Watch,
 )
@@ -107,6 +108,8 @@ def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
         return Elsewhere(outcome.definition, found)
     if isinstance(outcome, EntriesOutcome) and isinstance(command, ChangeVisibility):
         return EntriesOutcome([None if error is None else Timeout() for error in outcome.errors])
+    if isinstance(outcome, StagedOutcome) and outcome.is_committed and outcome.count:
+        return StagedOutcome(outcome.count, was_sent=True)
     if isinstance(outcome, CommittedOutcome):
         return msgspec.structs.replace(outcome, was_committed=False)
     return outcome

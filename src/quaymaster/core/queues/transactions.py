@@ -55,7 +55,7 @@ from quaymaster.core.values.errors import (
     StageNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.records import Record, RecordType
 
 SEEN_TOGETHER_MAX = 32_768
@@ -78,8 +78,10 @@ def stage_messages(
     """Store what is new of the messages; raises InvalidParameterValue for a gap, OverLimit."""
     sink, batch = command.sink, command.batch
     staged = partition.staged
-    if staged is not None and staged.committed(sink, batch) is not None:
-        return StagedOutcome(0, is_committed=True)
+    done = staged.committed(sink, batch) if staged is not None else None
+    if done is not None:
+        is_asked_for = command.commit and done.batch == batch
+        return StagedOutcome(done.messages if is_asked_for else 0, is_committed=True)
     transaction = staged.find(sink, batch) if staged is not None else None
     stage = transaction.stages.get(command.stage) if transaction is not None else None
     count = stage.count if stage is not None else 0
@@ -87,6 +89,8 @@ def stage_messages(
         raise InvalidParameterValue.of(
             "FirstIndex", command.first_index, f"Stage {command.stage} has {count} messages."
         )
+    if command.commit and count > (end := command.first_index + len(command.messages)):
+        raise StageNotFound(command.stage, end, count)
     messages = command.messages[count - command.first_index :]
     if not messages:
         return StagedOutcome(count)
@@ -102,6 +106,12 @@ def stage_messages(
         stage = staged.stage(number)
     _store(partition, staged, stage, messages, now_ms, proposal)
     return StagedOutcome(stage.count)
+
+
+def check_sends_stages(command: StageMessages, cell_format: CellFormat) -> None:
+    """Raise UnsupportedOperation where a StageMessages cannot commit: older programs would only stage its messages."""
+    if command.commit:
+        cell_format.require(DELIVERY, "StageMessages commits")
 
 
 def check_begins_no_stage(partition: Partition, command: StageMessages, account_stages_max: int) -> None:
@@ -205,16 +215,37 @@ def stages_to_commit(partition: Partition, command: CommitTransaction) -> list[S
     return _named_stages(staged, command)
 
 
-def commit_transaction(partition: Partition, command: CommitTransaction, stages: list[Stage]) -> Slices:
+def stage_to_send(partition: Partition, command: StageMessages) -> list[Stage]:
+    """Return the stage that a command with `commit` has just completed."""
+    transaction = opened_staged(partition).find(command.sink, command.batch)
+    assert transaction is not None, "a stage that has messages is of an open transaction"
+    return [transaction.stages[command.stage]]
+
+
+def send_stage(partition: Partition, command: StageMessages, stages: list[Stage]) -> Slices:
+    """Send what was staged, as `commit_transaction` does; the outcome is that of the StageMessages."""
+    outcome = yield from commit_transaction(partition, command, stages, deduplicate=command.deduplicate)
+    assert type(outcome) is CommittedOutcome, "a commit ends with what it sent"
+    return StagedOutcome(outcome.messages, was_sent=True, duplicates=outcome.duplicates)
+
+
+def commit_transaction(
+    partition: Partition,
+    command: CommitTransaction | StageMessages,
+    stages: list[Stage],
+    *,
+    deduplicate: bool = True,
+) -> Slices:
     """Send what the stages have, all of it.
 
     A message whose deduplication id was sent within the window, in this transaction or before, is one that was sent
-    already: it gets no number of its own.
+    already: it gets no number of its own. Unless `deduplicate` is false: then all get one.
     """
     now_ms, proposal = yield from _next_turn()
     search = _DuplicateSearch(partition, now_ms)
-    for _ in search.look_through(stages):
-        now_ms, proposal = yield from _next_turn()
+    if deduplicate:
+        for _ in search.look_through(stages):
+            now_ms, proposal = yield from _next_turn()
     duplicates = search.places
     totals_of(partition, proposal.epoch).duplicate += len(duplicates)
     committed = Committed(

@@ -456,6 +456,9 @@ class StageMessages(msgspec.Struct, gc=False, array_like=True, tag=26):
 
     A transaction is (sink, batch). `stage` is one writer's part of it, and `first_index` which of the stage's messages
     the first one is: those that are there already are not stored again. The messages have no retry hashes.
+
+    `commit`: the stage ends with these messages, and is sent at once as the whole transaction. `deduplicate` false:
+    their deduplication ids are noted by the commit, and not looked for.
     """
 
     queue_id: int
@@ -465,13 +468,22 @@ class StageMessages(msgspec.Struct, gc=False, array_like=True, tag=26):
     stage: str
     first_index: int
     messages: list[NewMessage]
+    commit: bool = False
+    deduplicate: bool = True
 
 
 class StagedOutcome(msgspec.Struct, gc=False, array_like=True, tag=26):
-    """How many messages the stage has. `is_committed`: this batch or a later one was, and nothing was stored."""
+    """How many messages the stage has. `is_committed`: this batch or a later one was, and nothing was stored.
+
+    With StageMessages.commit the count is that of the committed batch, 0 where it is a later one's. `was_sent`: this
+    command committed it, and so many of its messages were duplicates. Programs that do not know `commit` leave it
+    false.
+    """
 
     count: int
     is_committed: bool = False
+    was_sent: bool = False
+    duplicates: int = 0
 
 
 class StageCount(msgspec.Struct, gc=False, array_like=True, frozen=True):

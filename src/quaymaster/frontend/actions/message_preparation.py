@@ -122,9 +122,13 @@ class MessagePreparation:
         definition: QueueDefinition,
         message: transaction_shapes.StagedMessageEntry,
         checked: message_rules.CheckedMessage,
+        origin_id: bytes | None = None,
     ) -> NewMessage:
-        """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
-        (prepared,) = self._prepare(call, definition, [("", message, checked)], _NO_INVOCATION)
+        """Return a message as a transaction stages it: without a retry hash, because its index does for that.
+
+        `origin_id`: the id that it has as its OriginMessageId, None for its own.
+        """
+        (prepared,) = self._prepare(call, definition, [("", message, checked)], _NO_INVOCATION, origin_id)
         return prepared.message
 
     def _prepare(
@@ -133,6 +137,7 @@ class MessagePreparation:
         definition: QueueDefinition,
         sent: Sequence[SentMessage],
         invocation: Invocation,
+        origin_id: bytes | None = None,
     ) -> list[Prepared]:
         retry_prefix = None
         if invocation.id is not None:
@@ -175,7 +180,7 @@ class MessagePreparation:
                 given.MessageBody, body_md5, attributes, attributes_sum, sender_id, group_id, dedup_id, trace
             )
             message_id = self._next_message_id()
-            encrypted = self._cipher.encrypt_content(content, definition, message_id)
+            encrypted = self._cipher.encrypt_content(content, definition, message_id, origin_id)
             flags, payload = join_payload(group, dedup, retry, encrypted)
             delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
             message = NewMessage(

@@ -26,6 +26,7 @@ COMMITTED_STAGES_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63) - 1
 
 _SINK = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _STAGE = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -49,6 +50,12 @@ def check_stage(request: StageMessagesRequest) -> None:
         raise InvalidParameterValue(
             f"Messages must be 1 to {STAGE_MESSAGES_MAX}, not {len(request.Messages)}."
         )
+    if request.Deduplicate is not None and not request.Commit:
+        raise InvalidParameterValue.of(
+            "Deduplicate",
+            str(request.Deduplicate).lower(),
+            "It needs Commit: messages are deduplicated then.",
+        )
 
 
 def check_message(number: int, message: StagedMessageEntry, queue: QueueDefinition) -> CheckedMessage:
@@ -59,6 +66,18 @@ def check_message(number: int, message: StagedMessageEntry, queue: QueueDefiniti
         error.message = f"Messages[{number}]: {error.message}"
         error.args = (error.message,)
         raise
+
+
+def check_origin(number: int, message: StagedMessageEntry) -> bytes | None:
+    """Return the id of origin that a message is to have, None for its own. Raises InvalidParameterValue."""
+    given = message.OriginMessageId
+    if given is None:
+        return None
+    if _UUID.fullmatch(given) is None:
+        raise InvalidParameterValue(
+            f"Messages[{number}]: Value {given} for parameter OriginMessageId is invalid. Reason: It must be a UUID."
+        )
+    return bytes.fromhex(given.replace("-", ""))
 
 
 def check_size(size_bytes: int) -> None:

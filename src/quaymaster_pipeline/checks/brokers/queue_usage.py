@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster.protocol.actions.table import STAGE_AND_COMMIT
+from quaymaster.protocol.actions.transaction_rules import STAGE_MESSAGES_MAX
 from quaymaster_pipeline.checks.brokers.allowances import DELETES, MESSAGES_PER_REQUEST, SENDS, SKEW_US
 from quaymaster_pipeline.usage.tasks import Workers, answer_table
 from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, read_row_groups
@@ -28,6 +30,7 @@ ANSWERED_AFTER_US: Final = 60_000_000
 """What a broker has done is answered, and so recorded, within this, clocks that differ included."""
 EVER_US: Final = -1
 """Before every time."""
+_COMMITS: Final = pa.array(["CommitTransaction", STAGE_AND_COMMIT.name])
 FILES_TOGETHER: Final = 64
 """The sums of so many files are merged at a time: all usage there ever was may be in thousands."""
 _NAMES: Final = ["event_time", "http_status", "queue_sk", "action", "messages", "duplicates", "batch_id"]
@@ -180,8 +183,10 @@ def _sums_of_rows(rows: Any, is_send: Any, wanted: Wanted) -> Any:
     is_high = (times <= until.high_us) & ~(is_known & (times <= kept.high_us))
     is_high &= ~has_baseline | (times > counted_us - SKEW_US)
     # Of a transaction, asking again for its commit tells how many messages were sent that nobody was told of.
-    found_done = np.where(pc.equal(rows.column("action"), "CommitTransaction").to_numpy(), duplicates, 0)
-    failed = np.where(status >= 500, MESSAGES_PER_REQUEST, 0) + found_done
+    found_done = np.where(pc.is_in(rows.column("action"), _COMMITS).to_numpy(), duplicates, 0)
+    is_large = pc.equal(rows.column("action"), STAGE_AND_COMMIT.name).to_numpy()
+    messages_max = np.where(is_large, STAGE_MESSAGES_MAX, MESSAGES_PER_REQUEST)
+    failed = np.where(status >= 500, messages_max, 0) + found_done
     done_us = times + ANSWERED_AFTER_US
     failed = np.where((batches > wanted.known_batch) & (done_us > counted_us), failed, 0)
     is_before = done_us <= wanted.counted_us
