@@ -17,7 +17,6 @@ certificate that do not fit together, and goes on with those before.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quaymaster.net.console_key import CONSOLE_KEY_FILE, make_console_key
+from quaymaster.net.private_files import write_private
 from quaymaster.net.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SCHEME, identity_name
 
 CONSOLE: Final = "console"
@@ -277,14 +277,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    new = path.with_name(path.name + ".new")
     try:
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
+        write_private(path, data, mode)
     except OSError as error:
         raise AuthorityError(f"{path} cannot be written: {error.strerror}") from None

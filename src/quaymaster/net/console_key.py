@@ -13,9 +13,10 @@ from typing import Final
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from quaymaster.net.private_files import write_private
+
 CONSOLE_KEY_FILE: Final = "console.key"
 CONSOLE_KEY_BYTES: Final = 32
-CONSOLE_KEY_MODE: Final = 0o600
 
 
 class ConsoleKeyUnusable(OSError):
@@ -32,14 +33,7 @@ def make_console_key(directory: Path) -> bytes:
 
 def write_console_key(directory: Path, key: bytes) -> None:
     """Put a key into a directory, in place of any that is there. Raises OSError."""
-    path = directory / CONSOLE_KEY_FILE
-    new = path.with_name(f"{CONSOLE_KEY_FILE}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, CONSOLE_KEY_MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    write_private(directory / CONSOLE_KEY_FILE, key)
 
 
 def read_console_key(directory: Path) -> bytes:

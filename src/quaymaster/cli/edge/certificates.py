@@ -13,10 +13,11 @@ Public: `read_bundles`, `write_bundles`, `bundles_in`, `CertificatesUnusable`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from quaymaster.net.private_files import write_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -75,17 +76,6 @@ def write_bundles(directory: Path, bundles: Mapping[str, bytes]) -> None:
             path.unlink()
     for name, content in bundles.items():
         write_private(directory / f"{name}.pem", content)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads, whole or not at all. Raises OSError."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _pairs_in(place: Path) -> Iterator[tuple[str, Path, Path]]:

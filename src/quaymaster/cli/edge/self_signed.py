@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quaymaster.cli.edge.certificates import write_private
+from quaymaster.net.private_files import write_private
 
 if TYPE_CHECKING:
     from cryptography import x509

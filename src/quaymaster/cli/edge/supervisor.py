@@ -23,13 +23,13 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.cli.edge.certificates import write_private
 from quaymaster.cli.edge.control import ControlFailed, LastingControl, announce_end, worker_pid
 from quaymaster.cli.edge.files import EdgeFiles, EdgeState
 from quaymaster.cli.edge.reload import reload_edge
 from quaymaster.cli.shared.failures import CommandFailed, CommandRefused, NoServer
 from quaymaster.cli.shared.output import note
 from quaymaster.coordination.noted_acts import NotedAct, act_of_user
+from quaymaster.net.private_files import write_private
 from quaymaster.settings import Address
 
 START_TIMEOUT_S: Final = 20.0

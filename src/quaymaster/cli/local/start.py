@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
-from quaymaster.cli.edge.certificates import read_bundles, write_private
+from quaymaster.cli.edge.certificates import read_bundles
 from quaymaster.cli.edge.self_signed import ensure_self_signed
 from quaymaster.cli.local.cluster import POLL_S, START_TIMEOUT_S, Cluster, Progress
 from quaymaster.cli.local.plan import (
@@ -36,6 +36,7 @@ from quaymaster.cli.shared.client import SQSClient
 from quaymaster.cli.shared.connection import ServerConnection, connection_fields, read_client_file
 from quaymaster.cli.shared.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
+from quaymaster.net.private_files import write_private
 from quaymaster.node.data.client_file import CLIENT_FILE
 
 
