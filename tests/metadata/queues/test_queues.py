@@ -14,6 +14,7 @@ from harness.server_metadata import ServerMetadata
 
 from metadata.support import ACCOUNT, REGION, START_MS, ActingStore, HeldStore, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
+from quaymaster.coordination.push_rows import PUSHED, PushedRow, decode_pushed
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
     InvalidAttributeValue,
@@ -1118,5 +1119,37 @@ def test_queues_are_not_pushed_until_all_of_a_cell_know_how(tmp_path: Path) -> N
             with pytest.raises(UnsupportedOperation, match="quaymaster cell upgrade"):
                 await service.queues.change(SetAttributes(ACCOUNT, "plain", {"PushTimeoutSeconds": "5"}))
             assert service.find_queue(ACCOUNT, "plain") is not None
+
+    run(scenario, tmp_path)
+
+
+def test_pushers_find_a_queue_from_the_moment_that_it_has_an_endpoint_until_it_has_none(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async def pushed() -> list[tuple[int, PushedRow]]:
+            items, _ = await world.store.list_all(PUSHED)
+            return [decode_pushed(item.key, item.value) for item in items]
+
+        async with world.service() as service:
+            change = service.queues.change
+            await change(CreateQueue(ACCOUNT, "plain"))
+            assert await pushed() == []
+
+            endpoint = {"PushEndpoint": "https://example.com"}
+            created = await change(CreateQueue(ACCOUNT, "orders", dict(endpoint)))
+            assert await pushed() == [(created.queue_id, PushedRow(ACCOUNT, "orders", 1))]
+
+            await change(SetAttributes(ACCOUNT, "orders", {"PushTimeoutSeconds": "5"}))
+            assert await pushed() == [(created.queue_id, PushedRow(ACCOUNT, "orders", 2))]
+
+            await change(SetAttributes(ACCOUNT, "orders", {"PushEndpoint": ""}))
+            assert await pushed() == []
+
+            changed = await change(SetAttributes(ACCOUNT, "plain", endpoint))
+            assert await pushed() == [(changed.queue_id, PushedRow(ACCOUNT, "plain", 2))]
+
+            await change(DeleteQueue(ACCOUNT, "plain"))
+            assert await pushed() == []
 
     run(scenario, tmp_path)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.push_rows import pushed_key
 from quaymaster.core.values.attribute_rules import change_attributes, require_delivery, says_push
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
@@ -164,7 +165,9 @@ class AttributeChanges:
                     puts = put_pending(changed, now_ms)
                     if not only_adds and attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
                         puts += raised_floor(queues.options.cell_format)
-                    revision = await queues.mirror.transact([compare, *bound.unchanged], puts)
+                    is_left = current.push_endpoint and not changed.push_endpoint
+                    deletes = [pushed_key(current.queue_id)] if is_left else []
+                    revision = await queues.mirror.transact([compare, *bound.unchanged], puts, deletes)
                 except RevisionMismatch:
                     continue
                 await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])

@@ -15,6 +15,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
+from quaymaster.coordination.push_rows import put_pushed
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.options import MetadataOptions
@@ -97,6 +98,7 @@ def put_pending(definition: QueueDefinition, now_ms: int) -> list[Put]:
     return [
         Put(QUEUES + suffix, encode_queue_definition(definition)),
         Put(PENDING + suffix, encode_row(PendingRow(definition.queue_id, now_ms))),
+        *put_pushed(definition),
     ]
 
 
