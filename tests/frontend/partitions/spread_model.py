@@ -354,7 +354,7 @@ class ModelFrontEnd:
         return asked if outcome.partition < 0 else outcome.partition, outcome
 
     async def delete(self, partition: int, receipt: Receipt) -> None:
-        outcome = await self.broker.ask(HandledEntries(QUEUE, [partition], [receipt]))  # type: ignore[arg-type]
+        outcome = await self.broker.ask(HandledEntries(QUEUE, [partition], [receipt]))
         assert isinstance(outcome, EntriesOutcome)
         if outcome.errors[0] is not None:
             raise outcome.errors[0]

@@ -284,7 +284,7 @@ class MessageActions:
             self._metrics.messages_deleted += 1
             call.message_count, call.duplicate_count = 1, outcome.gone
 
-        call.submit(_entries(definition, [parsed]), render)
+        call.submit(entries_command(definition, [parsed]), render)
 
     def delete_message_batch(self, call: Call, given: shapes.DeleteMessageBatchRequest) -> None:
         """Delete up to ten messages; a bad handle fails only its entry."""
@@ -317,7 +317,7 @@ class MessageActions:
             call.message_count, call.duplicate_count = len(successful), outcome.gone
             return shapes.DeleteMessageBatchResult(successful, failed)
 
-        call.submit(_entries(definition, parsed), render)
+        call.submit(entries_command(definition, parsed), render)
 
     # Hiding
 
@@ -335,7 +335,7 @@ class MessageActions:
                 raise quoting(error, handle)
             call.message_count = 1
 
-        call.submit(_entries(definition, [parsed], [timeout_ms]), render)
+        call.submit(entries_command(definition, [parsed], [timeout_ms]), render)
 
     def change_message_visibility_batch(
         self, call: Call, given: shapes.ChangeMessageVisibilityBatchRequest
@@ -375,7 +375,7 @@ class MessageActions:
             call.message_count = len(successful)
             return shapes.ChangeMessageVisibilityBatchResult(successful, failed)
 
-        call.submit(_entries(definition, parsed, timeouts_ms), render)
+        call.submit(entries_command(definition, parsed, timeouts_ms), render)
 
 
 _NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
@@ -387,7 +387,7 @@ def partition_of(definition: QueueDefinition) -> int:
     return partitions[0].number if len(partitions) == 1 else SEVERAL
 
 
-def _entries(
+def entries_command(
     definition: QueueDefinition, parsed: list[ParsedHandle], timeouts_ms: list[int] | None = None
 ) -> SubmittedCommand:
     """Return the command about these deliveries: a Delete, or with timeouts a ChangeVisibility."""

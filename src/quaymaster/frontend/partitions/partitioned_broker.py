@@ -96,11 +96,11 @@ class PartitionedBroker:
             return self._spread(definition, command, reply, has_met_change=True, answer=outcome)
         return self._spread(definition, command, reply, has_met_change=isinstance(command, Send))
 
-    async def ask(self, command: Command) -> Outcome:
+    async def ask(self, command: SubmittedCommand) -> Outcome:
         """Submit a command, and return its outcome. Raises as `net/routing/broker_client.ask` does."""
         told: Elsewhere | QueueDoesNotExist
         try:
-            outcome = await ask(self, command)
+            outcome = await ask(self, command)  # type: ignore[arg-type]  # `submit` takes both
             if not isinstance(outcome, Elsewhere):
                 return outcome
             told = outcome
@@ -108,7 +108,7 @@ class PartitionedBroker:
             if not isinstance(command, GOES_ON):
                 raise
             told = error
-        return await ask(_GoingOn(self, told), command)
+        return await ask(_GoingOn(self, told), command)  # type: ignore[arg-type]  # as above
 
     def _submit_spread(self, command: SubmittedCommand, reply: Reply) -> Submitted:
         queue_id: int | None = getattr(command, "queue_id", None)

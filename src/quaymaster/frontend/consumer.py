@@ -1,0 +1,252 @@
+"""A consumer inside of the server: it receives, deletes and hides messages by the commands that clients' requests make.
+
+    find ──▶ receive ──▶ delete, hide
+      └──▶ wait: a parked Watch for each partition, which takes nothing
+
+What it does is in the name of the queue's owner: nothing is judged or limited here. Of a log-retained queue it consumes
+through the consumer group PUSH_GROUP, which it makes if need be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from quaymaster.core.push.calls import PushedMessage
+from quaymaster.core.values.commands import (
+    Delivery,
+    Elsewhere,
+    EntriesOutcome,
+    Outcome,
+    Receive,
+    ReceiveOutcome,
+    Watch,
+    WatchOutcome,
+)
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded, Timeout
+from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
+from quaymaster.core.values.partition_tables import read_partitions
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queue_names import group_name
+from quaymaster.frontend.actions.message_actions import (
+    entries_command,
+    hex_or_none,
+    partition_of,
+    system_attributes,
+    uuid_text,
+)
+from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker, SubmittedCommand
+from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
+from quaymaster.messaging.lent_keys import LendsKeys
+from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.routing.metadata_client import known, one_request
+from quaymaster.protocol.actions.validation import SYSTEM_ATTRIBUTE_NAMES
+from quaymaster.protocol.rpc.metadata_messages import CreateGroup, QueueChange
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
+
+PUSH_GROUP: Final = "push"
+"""Whose messages a log-retained queue's are that are pushed."""
+QUESTIONS_MAX: Final = 64
+"""So many rows may have to be asked for, one after the other, before something is known: a receive's data keys."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class KnownQueues(Protocol):
+    """The part of the metadata service that has queues."""
+
+    async def refresh(self, definition: QueueDefinition) -> None: ...
+
+    async def change(self, request: QueueChange) -> QueueDefinition: ...
+
+
+class KnownRows(Protocol):
+    """The part of the metadata service that a consumer asks."""
+
+    @property
+    def queues(self) -> KnownQueues: ...
+
+    @property
+    def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
+
+    @property
+    def receipt_handles(self) -> ReceiptHandles: ...
+
+    @property
+    def data_key(self) -> Callable[[int], bytes]: ...
+
+    @property
+    def queue_keys(self) -> LendsKeys: ...
+
+
+class Consumer:
+    """Consumes queues of any account. One per process, made after a fork: it has a cipher of its own.
+
+    All methods raise NotNow where the outcome is unknown, and CallerError where the broker or a key service refuses.
+    """
+
+    def __init__(
+        self,
+        broker: PartitionedBroker,
+        tables: PartitionTables,
+        metadata: KnownRows,
+        metrics: Metrics,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._broker = broker
+        self._tables = tables
+        self._metadata = metadata
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._cipher = MessageCipher(metadata.data_key, lender=metadata.queue_keys)
+
+    async def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue of a name, None where there is none."""
+        return await _when_known(partial(self._metadata.find_queue, account_id, name))
+
+    async def consumed(self, queue: QueueDefinition) -> QueueDefinition:
+        """Return what a queue is consumed through: itself, of a log its group."""
+        if not queue.is_log:
+            return queue
+        name = group_name(queue.name, PUSH_GROUP)
+        group = await self.find(queue.account_id, name)
+        if group is None or group.group_of != queue.queue_id:
+            group = await self._metadata.queues.change(
+                CreateGroup(queue.account_id, name, log_id=queue.queue_id)
+            )
+        return group_definition(group, queue)
+
+    async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
+        """Return up to `count` (1-10) messages of what is consumed; none is normal. They are hidden for so long."""
+        await _when_known(partial(self._cipher.check_receive, queue))
+        number = partition_of(queue)
+        command = Receive(queue.queue_id, number, count, hidden_ms, table_version=queue.table_version)
+        outcome = await self._ask(command)
+        assert isinstance(outcome, ReceiveOutcome), "a Receive is answered by a ReceiveOutcome"
+        if not outcome.deliveries:
+            self._metrics.empty_receives += 1
+            return []
+        self._metrics.messages_received += len(outcome.deliveries)
+        number = number if outcome.partition < 0 else outcome.partition
+        found = []
+        for delivery in outcome.deliveries:
+            try:
+                found.append(await _when_known(partial(self._open, queue, number, outcome.epoch, delivery)))
+            except (MessageDamaged, UnknownMessageFormat, CallerError, NotNow) as error:
+                # It stays hidden, and the others are not kept from being called; its redrive policy takes it away.
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "message could not be read",
+                    queue=queue.name,
+                    queue_id=queue.queue_id,
+                    sequence=delivery.sequence,
+                    reason=str(error),
+                )
+        return found
+
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None:
+        """Delete messages that were received; what is gone already, or is somebody else's by now, is left alone."""
+        self._metrics.messages_deleted += await self._change(queue, messages, None)
+
+    async def hide(
+        self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
+    ) -> None:
+        """Hide messages that were received for other times, from now on."""
+        await self._change(queue, messages, timeouts_ms)
+
+    async def wait(self, queue: QueueDefinition, wait_ms: int) -> None:
+        """Return when a queue may have a message to hand out, or its partitions are others; else after `wait_ms`."""
+        known_as = self._tables.find(queue.queue_id) or queue
+        numbers = [entry.number for entry in read_partitions(known_as)]
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = set(numbers)
+
+        def reply(number: int, outcome: Outcome | Exception) -> None:
+            left.discard(number)
+            if isinstance(outcome, Elsewhere):
+                self._tables.meet(outcome.definition)
+            if answered.done():
+                return
+            if isinstance(outcome, Exception):
+                answered.set_exception(outcome)
+            elif not isinstance(outcome, WatchOutcome) or outcome.has_messages or not left:
+                answered.set_result(None)
+
+        watches = [
+            self._broker.submit(
+                Watch(queue.queue_id, number, wait_ms, known_as.table_version), partial(reply, number)
+            )
+            for number in numbers
+        ]
+        try:
+            async with asyncio.timeout(wait_ms / 1_000 + self._timeout_s):
+                await answered
+        except TimeoutError:
+            raise Timeout from None
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _change(
+        self,
+        queue: QueueDefinition,
+        messages: Sequence[PushedMessage],
+        timeouts_ms: Sequence[int] | None,
+    ) -> int:
+        """Carry out a Delete, or with times a ChangeVisibility; return of how many messages it was done."""
+        handles = self._metadata.receipt_handles
+        parsed = [handles.parse(message.receipt_handle, queue.queue_id) for message in messages]
+        command = entries_command(queue, parsed, None if timeouts_ms is None else list(timeouts_ms))
+        outcome = await self._ask(command)
+        assert isinstance(outcome, EntriesOutcome), "entries are answered by an EntriesOutcome"
+        unknown = next((error for error in outcome.errors if isinstance(error, NotNow)), None)
+        if unknown is not None:
+            raise unknown
+        return sum(error is None for error in outcome.errors)
+
+    async def _ask(self, command: SubmittedCommand) -> Outcome:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._broker.ask(command)
+        except TimeoutError:
+            raise Timeout from None
+
+    def _open(self, queue: QueueDefinition, number: int, epoch: int, delivery: Delivery) -> PushedMessage:
+        stored = decode_message(delivery.payload, prefix_bytes(delivery.flags))
+        content = self._cipher.open_stored(stored)
+        handle = self._metadata.receipt_handles.mint(
+            queue.queue_id, number, delivery.sequence, epoch, delivery.delivery_count
+        )
+        return PushedMessage(
+            message_id=uuid_text(stored.message_id),
+            origin_id=uuid_text(stored.origin_message_id),
+            receipt_handle=handle,
+            body=content.body,
+            body_md5=content.body_md5.hex(),
+            sent_ms=delivery.sent_ms,
+            delivery_count=delivery.delivery_count,
+            group_id=content.group_id,
+            attributes=tuple(content.attributes),
+            attributes_md5=hex_or_none(content.attributes_md5),
+            system=system_attributes(SYSTEM_ATTRIBUTE_NAMES, queue, delivery, stored, content),
+        )
+
+
+async def _when_known(question: Callable[[], T]) -> T:
+    """Return the answer to a question, once metadata has been asked for what is not in memory."""
+    with one_request():
+        for _ in range(QUESTIONS_MAX):
+            try:
+                return question()
+            except NotYetKnown as unknown:
+                await known(unknown)
+    raise Overloaded
