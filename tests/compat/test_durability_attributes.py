@@ -10,7 +10,6 @@ from .conftest import MakeQueue
 from .support import attributes_of, bodies, refused, send, unique
 
 NOT_BUILT = [
-    ("DeliveryGuarantee", "AtMostOnce"),
     ("PushSigning", "Ed25519"),
 ]
 

@@ -8,7 +8,16 @@ import pytest
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
-from quaymaster.core.values.errors import InvalidSecurity, NotLeader, OverLimit, Unreachable
+from quaymaster.core.values.errors import (
+    ConnectionLost,
+    InvalidSecurity,
+    JournalStopped,
+    NotLeader,
+    OverLimit,
+    StaleEpoch,
+    Timeout,
+    Unreachable,
+)
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 from .support import HIGH, LOW, delivered, entry, queue
@@ -259,3 +268,22 @@ def test_a_partition_that_is_drained_by_a_newer_table_has_nothing() -> None:
     (second,) = spread.again(first, newer)
 
     assert second.number == 2
+
+
+@pytest.mark.parametrize("error", [Timeout(), ConnectionLost(), StaleEpoch(), JournalStopped()])
+def test_a_receive_that_takes_for_good_fails_with_the_answer_that_was_lost(error: Exception) -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    lost = SpreadReceive(table, msgspec.structs.replace(receive(), takes_for_good=True), 0)
+    other = SpreadReceive(table, receive(), 0)
+
+    assert run(lost, table, {1: error, 2: delivered(5)}) == [1]
+    assert run(other, table, {1: error, 2: delivered(5)}) == [1, 2]
+
+    assert lost.result is error
+
+
+def test_a_receive_that_takes_for_good_goes_on_where_nothing_was_taken() -> None:
+    table = queue(entry(1, keys=LOW), entry(2, keys=HIGH))
+    spread = SpreadReceive(table, msgspec.structs.replace(receive(), takes_for_good=True), 0)
+
+    assert run(spread, table, {1: NotLeader(), 2: delivered(5)}) == [1, 2]

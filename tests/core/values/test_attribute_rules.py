@@ -310,7 +310,7 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
     ("name", "value", "reason"),
     [
         ("ReplicationMode", "Peer", " Reason: It must be Leader or Peers."),
-        ("DeliveryGuarantee", "Twice", " Reason: It must be AtLeastOnce or ExactlyOnce."),
+        ("DeliveryGuarantee", "Twice", " Reason: It must be AtLeastOnce or AtMostOnce or ExactlyOnce."),
         ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
         ("GroupStart", "latest", " Reason: Only a queue with RetentionMode=Log has it."),
         ("RetentionPins", "archive", " Reason: Only a queue with RetentionMode=Log has it."),
@@ -669,3 +669,22 @@ def test_guarantees_that_older_programs_do_not_know_wait_for_the_upgrade_of_the_
 
     require_delivery({"DeliveryGuarantee": "AtLeastOnce"}, CellFormat(7))
     require_delivery({"DeliveryGuarantee": "ExactlyOnce"}, CellFormat())
+
+
+def test_at_most_once_is_given_when_a_queue_is_created() -> None:
+    attributes = _create(DeliveryGuarantee="AtMostOnce")
+
+    assert attributes.is_at_most_once
+    assert _change(attributes, {"DeliveryGuarantee": "AtMostOnce", "DelaySeconds": "1"}).is_at_most_once
+    for other in ("AtLeastOnce", "ExactlyOnce"):
+        with pytest.raises(InvalidAttributeValue, match="AtMostOnce is given when a queue is created"):
+            _change(attributes, {"DeliveryGuarantee": other})
+        with pytest.raises(InvalidAttributeValue, match="AtMostOnce is given when a queue is created"):
+            _change(_create(DeliveryGuarantee=other), {"DeliveryGuarantee": "AtMostOnce"})
+
+
+def test_a_queue_whose_messages_are_received_once_has_no_dead_letters() -> None:
+    with pytest.raises(InvalidAttributeValue, match=r"RedrivePolicy. Reason: .* has no dead letters"):
+        _create(DeliveryGuarantee="AtMostOnce", RedrivePolicy=_redrive())
+    with pytest.raises(InvalidAttributeValue, match=r"RedrivePolicy. Reason: .* has no dead letters"):
+        _change(_create(DeliveryGuarantee="AtMostOnce"), {"RedrivePolicy": _redrive()})

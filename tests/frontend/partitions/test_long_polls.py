@@ -387,6 +387,24 @@ def test_a_partition_that_could_not_be_asked_is_soon_known_to_have_nothing(outco
     run(scenario())
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_poll_that_takes_for_good_hears_of_an_answer_that_was_lost(is_first: bool) -> None:
+    async def scenario() -> None:
+        bench = Bench(HALVES)
+        answer, _ = submitted(bench, Receive(QUEUE, -2, 1, wait_ms=20_000, takes_for_good=True))
+        if not is_first:
+            bench.broker.one(Receive).answer(NOTHING)
+            bench.broker.one(Receive).answer(NOTHING)
+            watches(bench)[1].answer(FOUND)
+        error = Timeout()
+
+        bench.broker.one(Receive).answer(error)
+
+        assert answer.outcome is error
+
+    run(scenario())
+
+
 def test_a_partition_that_has_messages_which_a_poll_could_not_get_is_still_unknown_to_it() -> None:
     async def scenario() -> None:
         bench = Bench(HALVES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from harness.routed_cell import Cell, message, poll, run, send, until
 
@@ -907,6 +908,21 @@ def test_long_poll_that_loses_its_connection_again_and_again_is_given_up() -> No
             await cell.ask(poll())
 
         assert broker.loses_commands > 900
+
+    run(scenario, brokers=1)
+
+
+def test_long_poll_that_takes_for_good_is_not_asked_again_when_its_outcome_is_unknown() -> None:
+    async def scenario(cell: Cell) -> None:
+        (broker,) = cell.brokers
+        cell.lead(1, broker)
+        broker.loses_commands = 1
+
+        with pytest.raises(Timeout):
+            await cell.ask(msgspec.structs.replace(poll(), takes_for_good=True))
+
+        assert not broker.loses_commands
+        assert not broker.parked
 
     run(scenario, brokers=1)
 

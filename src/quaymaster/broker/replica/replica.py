@@ -20,13 +20,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
+from quaymaster.broker.replica.consuming_receives import ConsumingReceives
 from quaymaster.broker.replica.elections import Elections
 from quaymaster.broker.replica.fetches import Fetches
 from quaymaster.broker.replica.inbox import Inbox, stores
 from quaymaster.broker.replica.measures import Measures
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.broker.replica.record_bodies import Body, RecordBodies
-from quaymaster.broker.replica.replies import Replies
+from quaymaster.broker.replica.replies import Replies, delivery_of
 from quaymaster.broker.replica.waiters import Waiter, Waiters
 from quaymaster.broker.storage.bodies import BodyCache
 from quaymaster.broker.storage.journal_files import JournalFiles
@@ -188,6 +189,14 @@ class ReplicaHost:
             spawn=self._spawn,
         )
         self._replies = Replies(loop, replica, self.records, files.journal_id)
+        self._consuming = ConsumingReceives(
+            loop,
+            self.records,
+            submit=self.submit,
+            delivery_of=delivery_of,
+            reply_later=self._replies.reply_later,
+            wake=self._wake,
+        )
         self._fetches = Fetches(files, self.bodies, self.readers, mend=self.records.of, spawn=self._spawn)
         self.writer = JournalWriter(
             files,
@@ -274,6 +283,11 @@ class ReplicaHost:
         changes, self._changes = self._changes, {}
         for event in changes.values():
             event.set()
+
+    def _wake(self, key: int) -> None:
+        partition = self.replica.queues.partitions.get(key)
+        if partition is not None:
+            self.waiters.wake(partition)
 
     def _try_again(self, waiter: Waiter) -> None:
         self._inbox.waiting.append((waiter.command, waiter))
@@ -594,6 +608,7 @@ class ReplicaHost:
         if self._ticker is not None:
             self._ticker.cancel()
         self.waiters.answer_all()
+        self._consuming.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -652,11 +667,26 @@ class ReplicaHost:
             if not waiter.is_done:
                 self._park(waiter, answer)
             return
+        if answer.is_to_consume:
+            self._consume(waiter, answer)
+            return
         # The messages are out with this consumer, whether it is still there or not.
         waiter.finish()
         self.measures.answered(Receive, answer)
         self._pass_on(waiter)
         self._replies.on_taken(waiter.reply, answer)
+
+    def _consume(self, waiter: Waiter, answer: TakenOutcome) -> None:
+        """Deliver what is set aside for a receive, if its client is still there."""
+        command = waiter.command
+        assert isinstance(command, Receive), "a Watch takes nothing"
+        if waiter.is_done:
+            self._consuming.put_back(command, answer)
+        else:
+            waiter.finish()
+            self.measures.answered(Receive, answer)
+            self._consuming.begin(command, waiter.reply, answer)
+        self._pass_on(waiter)
 
     def _answer_watch(self, waiter: Waiter, answer: WatchOutcome | Elsewhere) -> None:
         """Answer what has taken nothing, or park it. What a watch has found is there for the next in line, too."""

@@ -106,20 +106,20 @@ class Replies:
             body = get(taken.offset)
             if body is None:
                 break
-            deliveries.append(_delivery(taken, body))
+            deliveries.append(delivery_of(taken, body))
             payload_bytes += len(body[3])
         else:
             if payload_bytes <= LARGE_REPLY_BYTES:
                 reply(ReceiveOutcome(epoch, deliveries))
             else:
-                self._reply_later(reply, ReceiveOutcome(epoch, deliveries))
+                self.reply_later(reply, ReceiveOutcome(epoch, deliveries))
             return
 
         def finish(bodies: dict[int, Body]) -> None:
             found = [
-                _delivery(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
+                delivery_of(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
             ]
-            self._reply_later(reply, ReceiveOutcome(epoch, found))
+            self.reply_later(reply, ReceiveOutcome(epoch, found))
 
         self._records.read([taken.offset for taken in answer.taken], finish)
 
@@ -131,7 +131,7 @@ class Replies:
             for taken, state in zip(peeked.messages, peeked.states, strict=True):
                 body = bodies.get(taken.offset)
                 if body is not None:
-                    delivery = _delivery(taken, body)
+                    delivery = delivery_of(taken, body)
                     messages.append(
                         PeekedMessage(
                             taken.sequence,
@@ -148,7 +148,7 @@ class Replies:
 
         self._records.read([taken.offset for taken in peeked.messages], finish)
 
-    def _reply_later(self, reply: Reply, outcome: ReceiveOutcome) -> None:
+    def reply_later(self, reply: Reply, outcome: ReceiveOutcome) -> None:
         """Reply in a turn of its own if it is large: ten messages of 1 MiB take long to open and to write."""
         payload_bytes = sum([len(delivery.payload) for delivery in outcome.deliveries])
         if payload_bytes <= LARGE_REPLY_BYTES:
@@ -169,7 +169,7 @@ class Replies:
             self._loop.call_soon(self._reply_next)
 
 
-def _delivery(taken: Taken, body: Body) -> Delivery:
+def delivery_of(taken: Taken, body: Body) -> Delivery:
     record_type, flags, _, payload = body
     if record_type == _MOVE:
         payload = payload[MOVE_HEAD_BYTES:]

@@ -8,7 +8,7 @@ Records and what their payloads hold, all integers little-endian:
     RECEIVE            [attempt 16 bytes, with HAS_ATTEMPT], then (sequence u64 · delivery count u32) each;
                        due_after: the visibility timeout, up to the slot's end
     CHANGE_VISIBILITY  delivery count u32 · receipt's epoch u64; due_after as in RECEIVE
-    DELETE             sequence u64 each
+    DELETE             sequence u64 each; flag BY_RECEIVE: a receive took them (AtMostOnce)
     EXPIRE             the same, for single ones; `sequence`: every message below it has expired
     PURGE              nothing; `sequence`: every message below it is gone
     QUEUE_SET          the definition (core/values/queue_definitions), by whose table partitions begin and are sealed;
@@ -382,7 +382,10 @@ class AppliedQueues:
     def _apply_delete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_deletion(array("Q", bytes(payload)), row.time_ms)
+            if row.flags & BY_RECEIVE:
+                partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
+            else:
+                partition.apply_deletion(array("Q", bytes(payload)), row.time_ms)
 
     def _apply_change_visibility(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)

@@ -21,7 +21,14 @@ from quaymaster.core.partition.receipts import (
     visibility_error,
     was_finished_by,
 )
-from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues, partition_key
+from quaymaster.core.queues.applied_queues import (
+    BY_RECEIVE,
+    CHANGE,
+    HAS_ATTEMPT,
+    PAIR,
+    AppliedQueues,
+    partition_key,
+)
 from quaymaster.core.queues.transactions import expire_transactions
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
@@ -32,6 +39,8 @@ from quaymaster.core.values.commands import (
     ANY_TABLE,
     AskGroups,
     ChangeVisibility,
+    Consume,
+    Consumed,
     DeadLetter,
     Decided,
     Delete,
@@ -122,11 +131,50 @@ class ConsumedQueues(AppliedQueues):
             if not dead_letters and not unfinished:
                 return self._nothing(command, proposal)
             return TakenOutcome(proposal.epoch, [], dead_letters, unfinished), Wait.NOTHING
+        if definition.is_at_most_once:
+            found = self._set_aside(partition, taken, now_ms)
+            return TakenOutcome(proposal.epoch, found, [], unfinished, is_to_consume=True), Wait.NOTHING
         attempt = command.attempt if is_fifo else None
         found = self._hand_out(partition, taken, now_ms, timeout_ms, attempt, proposal)
         outcome = TakenOutcome(partition.receipt_epoch(proposal.epoch), found, dead_letters, unfinished)
         # Else a later leader, which does not know of it, gives another delivery the same number.
         return outcome, Wait.COMMIT if is_fifo or definition.is_exactly_once else Wait.NOTHING
+
+    def _set_aside(self, partition: Partition, messages: list[tuple[int, int]], now_ms: int) -> list[Taken]:
+        """Have messages, as (sequence, delivery count), wait for the decision that takes them out of the queue."""
+        self._undecided.add(partition.key)
+        found: list[Taken] = []
+        for sequence, count in messages:
+            partition.moving[sequence] = 0
+            offset, sent_ms = partition.index.offset_and_sent_ms(sequence)
+            before = partition.returned.get(sequence)
+            first_ms = before.first_receive_ms or now_ms if before is not None else now_ms
+            found.append(Taken(sequence, count, first_ms, sent_ms, offset))
+        return found
+
+    def _consume(self, command: Consume, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        # What was put back meanwhile is for the receive that takes it next, or has taken it.
+        sequences = [sequence for sequence in command.sequences if sequence in partition.moving]
+        if sequences:
+            waits = [
+                now_ms - partition.index.sent_ms(sequence)
+                for sequence in sequences
+                if sequence not in partition.returned
+            ]
+            for wait_ms in waits:
+                self.waits.counts[bisect_left(WAITS_BOUNDS_MS, wait_ms)] += 1
+            self.waits.sum_ms += sum(waits)
+            totals = totals_of(partition, proposal.epoch)
+            totals.received += len(sequences)
+            totals.wait_ms += sum(waits)
+            payload = array("Q", sequences).tobytes()
+            proposal.add(RecordType.DELETE, partition, now_ms, flags=BY_RECEIVE, payload=payload)
+            partition.apply_delete(sequences, now_ms)
+            if partition.log is None:
+                self.messages_gone += len(sequences)
+            proposal.awake.add(partition)
+        return Consumed(sequences), Wait.COMMIT
 
     def _watch(self, command: Watch, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         """Look whether a Receive would find something. A TakenOutcome, which is unfinished, says: look again."""

@@ -5,6 +5,8 @@ because one could not be asked. One without a leader is passed by at first, and 
 messages. A partition whose journal has a newer table says so instead of "nothing"; then those
 that the table adds are asked, too.
 
+In an AtMostOnce queue what a lost answer took is gone: the receive fails then, so that its caller hears of it.
+
 With an attempt id all partitions are first asked whether they know the attempt: it is to bring the same messages again.
 """
 
@@ -12,14 +14,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
-from quaymaster.core.values.errors import NotNow, OverLimit
+from quaymaster.core.values.errors import (
+    ConnectionLost,
+    JournalStopped,
+    NotNow,
+    OverLimit,
+    StaleEpoch,
+    Timeout,
+)
 from quaymaster.core.values.partition_tables import entry_of, is_read, read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
+
+_UNKNOWN: Final = (Timeout, ConnectionLost, StaleEpoch, JournalStopped)
+"""Errors after which what was asked may have happened."""
+
+
+def may_have_lost(command: Receive, outcome: Outcome | Exception) -> bool:
+    """Tell whether messages may be gone with the answer of a receive that takes them for good."""
+    return command.takes_for_good and isinstance(outcome, _UNKNOWN)
 
 
 class SpreadReceive:
@@ -76,7 +94,9 @@ class SpreadReceive:
             self.unknown.pop(part.number, None)
         elif isinstance(outcome, NotNow):
             self.unknown[part.number] = outcome
-            if is_attempt:  # it may be the one that knows
+            if is_attempt or may_have_lost(
+                self._command, outcome
+            ):  # it may be the one that knows, or took some
                 self.result = outcome
                 return []
         elif isinstance(outcome, Exception):

@@ -61,6 +61,10 @@ def change_attributes(
     for name, attribute in SETTABLE.items():
         if attribute.fixed and attribute.of(changed) != attribute.of(current):
             raise InvalidAttributeValue.of(name, attribute.fixed)
+    if _is_at_most_once(changed) != _is_at_most_once(current):
+        raise InvalidAttributeValue.of(
+            DELIVERY_GUARANTEE.name, "AtMostOnce is given when a queue is created and cannot be changed."
+        )
     return changed
 
 
@@ -175,8 +179,17 @@ def _check_log(values: Mapping[str, str], given: Mapping[str, str]) -> None:
             raise attribute.elsewhere(name)
 
 
+def _is_at_most_once(values: Mapping[str, str]) -> bool:
+    return DELIVERY_GUARANTEE.of(values) == DeliveryGuarantee.AT_MOST_ONCE
+
+
 def _check_guarantee(values: Mapping[str, str], given: Mapping[str, str]) -> None:
     """Refuse what a guarantee cannot hold with; the error names what was given."""
+    if _is_at_most_once(values) and REDRIVE_POLICY.of(values) is not None:
+        name = REDRIVE_POLICY.name if REDRIVE_POLICY.name in given else DELIVERY_GUARANTEE.name
+        raise InvalidAttributeValue.of(
+            name, "A queue with DeliveryGuarantee=AtMostOnce has no dead letters: what is received is gone."
+        )
     if DELIVERY_GUARANTEE.of(values) == DeliveryGuarantee.EXACTLY_ONCE:
         if DURABILITY.of(values) != Durability.SYNC:
             name = DURABILITY.name if DURABILITY.name in given else DELIVERY_GUARANTEE.name

@@ -95,6 +95,9 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
 
     `is_part`: one of several by which a request looks into several partitions: that it finds nothing is not counted.
     `empty_before`: so many such requests have ended without messages since the front end last said so.
+
+    `takes_for_good`: the queue is AtMostOnce. Who carries it does not ask again when the outcome is unknown, for what
+    the first attempt took is gone.
     """
 
     queue_id: int
@@ -108,6 +111,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     fails_fast: bool = False
     is_part: bool = False
     empty_before: int = 0
+    takes_for_good: bool = False
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True):
@@ -737,13 +741,29 @@ class DeadLetter(msgspec.Struct, gc=False):
 class TakenOutcome(msgspec.Struct, gc=False):
     """What a Receive or TakeForMove took, before bodies are read.
 
-    `unfinished`: the scan stopped at its bound, and asking again at once may find more.
+    `unfinished`: the scan stopped at its bound, and asking again at once may find more. `is_to_consume`: the messages
+    are set aside, and are delivered only once they are gone (`Consume`).
     """
 
     epoch: int
     taken: list[Taken]
     dead_letters: list[DeadLetter]
     unfinished: bool
+    is_to_consume: bool = False
+
+
+class Consume(msgspec.Struct, gc=False):
+    """Delete messages that a receive took, whose bodies are read (AtMostOnce). The broker asks this of itself."""
+
+    queue_id: int
+    partition: int
+    sequences: list[int]
+
+
+class Consumed(msgspec.Struct, gc=False):
+    """The messages that were there still, and are gone now: only they are delivered."""
+
+    sequences: list[int]
 
 
 class TakenForTask(msgspec.Struct, gc=False):
@@ -831,7 +851,15 @@ Command = (
 """What a front end or a metadata node may ask."""
 
 InternalCommand = (
-    ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves | WriteBarrier | AskGroups
+    ExpireMessages
+    | MoveMessage
+    | TakeForMove
+    | FinishMoveTask
+    | MoveIn
+    | EndMoves
+    | WriteBarrier
+    | AskGroups
+    | Consume
 )
 Outcome = (
     SendOutcome
@@ -860,6 +888,7 @@ Decided = (
     SentOutcome
     | TakenOutcome
     | TakenForTask
+    | Consumed
     | EntriesOutcome
     | Done
     | QueueCounts

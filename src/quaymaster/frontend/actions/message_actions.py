@@ -187,7 +187,7 @@ class MessageActions:
         if wait_ms and not loads.has_place_for_poll(loads.of(call.principal.account_id)):
             wait_ms = 0
         attempt = None
-        if asked.attempt_id is not None and definition.is_fifo:
+        if asked.attempt_id is not None and definition.is_fifo and not definition.is_at_most_once:
             attempt = hash_attempt(asked.attempt_id)
         timeout_ms = asked.visibility_timeout_ms
         partition = partition_of(definition)
@@ -199,6 +199,7 @@ class MessageActions:
             wait_ms,
             attempt,
             definition.table_version,
+            takes_for_good=definition.is_at_most_once,
         )
 
         def render(outcome: Outcome) -> shapes.ReceiveMessageResult:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.spread.receives import SpreadReceive
+from quaymaster.core.spread.receives import SpreadReceive, may_have_lost
 from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome, Watch, WatchOutcome
 from quaymaster.core.values.errors import CallerError, NotNow, OverLimit, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import read_partitions
@@ -311,7 +311,7 @@ class Board:
             self._tables.meet(outcome.definition)
         if isinstance(outcome, ReceiveOutcome | Elsewhere | OverLimit):
             self._note_nothing(number)
-        elif not isinstance(outcome, QueueDoesNotExist | NotNow):
+        elif not isinstance(outcome, QueueDoesNotExist | NotNow) or may_have_lost(poll.command, outcome):
             poll.answer(outcome)
         if poll in self._waiting and poll.is_over:
             poll.end()
@@ -320,7 +320,8 @@ class Board:
 def _is_to_wait(command: Receive, outcome: Outcome | Exception) -> bool:
     """Tell whether a poll waits that was answered so at first."""
     if isinstance(outcome, NotNow):
-        return command.attempt is None  # else the partition that could not be asked may know the attempt
+        # The partition that could not be asked may know the attempt.
+        return command.attempt is None and not may_have_lost(command, outcome)
     return isinstance(outcome, OverLimit) or (isinstance(outcome, ReceiveOutcome) and not outcome.deliveries)
 
 

@@ -288,7 +288,7 @@ class BrokerRouter:
     def move(self, submission: Submission) -> None:
         """Another broker leads since a while, and the one that was asked has not answered."""
         assert submission.call is not None, "what is on its way has a call"
-        if submission.is_poll or (not submission.is_repeat and may_repeat(submission.command)):
+        if _is_asked_again(submission) or (not submission.is_repeat and may_repeat(submission.command)):
             submission.call.cancel()
             self._leave(submission)
             self._outcome_unknown(submission)
@@ -427,7 +427,7 @@ class BrokerRouter:
     def _outcome_unknown(self, submission: Submission) -> None:
         """Nobody can say whether it was carried out."""
         submission.is_unknown = True
-        if submission.is_poll and submission.reparks < REPARKS_MAX:
+        if _is_asked_again(submission) and submission.reparks < REPARKS_MAX:
             submission.reparks += 1
             self.count("parked_again")
             self._route_again(submission)
@@ -529,3 +529,9 @@ class BrokerRouter:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         return bool(unused)
+
+
+def _is_asked_again(submission: Submission) -> bool:
+    """Tell whether it is a poll that is parked again when its outcome is unknown: what it may have taken comes back."""
+    command = submission.command
+    return submission.is_poll and not (type(command) is Receive and command.takes_for_good)

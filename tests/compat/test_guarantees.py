@@ -1,0 +1,69 @@
+"""Guarantees as SQS clients see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import MakeQueue
+from .support import bodies, refused, send
+
+
+@pytest.mark.parametrize("is_fifo", [False, True])
+def test_a_message_of_an_at_most_once_queue_is_gone_when_it_is_received(
+    sqs: Any, make_queue: MakeQueue, make_fifo_queue: MakeQueue, is_fifo: bool
+) -> None:
+    make = make_fifo_queue if is_fifo else make_queue
+    url = make(DeliveryGuarantee="AtMostOnce", VisibilityTimeout="0")
+    extra = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if is_fifo else {}
+    sqs.send_message(QueueUrl=url, MessageBody="m", **extra)
+
+    received = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)
+
+    assert bodies(received) == ["m"]
+    assert bodies(sqs.receive_message(QueueUrl=url)) == []
+    handle = received["Messages"][0]["ReceiptHandle"]
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=handle)
+    with refused("InvalidParameterValue", containing="not available for visibility timeout change"):
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)
+
+
+def test_only_the_newest_delivery_of_an_exactly_once_queue_deletes_its_message(
+    sqs: Any, make_queue: MakeQueue
+) -> None:
+    url = make_queue(DeliveryGuarantee="ExactlyOnce")
+    send(sqs, url, "m")
+
+    (first,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5, AttributeNames=["All"])["Messages"]
+    sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=0)
+    (second,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5, AttributeNames=["All"])["Messages"]
+
+    counts = [one["Attributes"]["ApproximateReceiveCount"] for one in (first, second)]
+    assert counts == ["1", "2"]
+    with refused("InvalidParameterValue", containing="The receipt handle has expired"):
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"])
+    for _ in range(2):
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=second["ReceiptHandle"])
+    with refused("InvalidParameterValue", containing="The receipt handle has expired"):
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"DeliveryGuarantee": "ExactlyOnce", "Durability": "Async"}, "Durability"),
+        ({"DeliveryGuarantee": "ExactlyOnce", "ReplicationMode": "Peers"}, "DeliveryGuarantee"),
+        ({"DeliveryGuarantee": "Sometimes"}, "DeliveryGuarantee"),
+    ],
+)
+def test_what_a_guarantee_cannot_hold_with_is_refused(
+    sqs: Any, make_queue: MakeQueue, given: dict[str, str], named: str
+) -> None:
+    with refused("InvalidAttributeValue", containing=named):
+        make_queue(**given)
+
+
+def test_at_most_once_is_no_change_of_a_queue(sqs: Any, queue: str) -> None:
+    with refused("InvalidAttributeValue", containing="AtMostOnce is given when a queue is created"):
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={"DeliveryGuarantee": "AtMostOnce"})
