@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from harness.server_metadata import ServerMetadata
 from harness.waiting import PATIENCE_S
 
+from frontend.fake_claims import FakeClaims
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.values import commands
@@ -88,6 +89,7 @@ class FakeQueue:
         self.tasks: list[commands.MoveTask] = []
         self.staged: dict[tuple[str, int], dict[str, list[commands.NewMessage]]] = {}
         self.committed: dict[str, int] = {}
+        self.claims = FakeClaims()
 
     def copy(self, sequence: int) -> FakeMessage:
         """Return a message as a consumer group of a log-retained queue first has it."""
@@ -247,6 +249,15 @@ class FakeBroker:
                 return commands.Done()
             case commands.StageMessages() | commands.CommitTransaction() | commands.AbortTransaction():
                 return self._transact(command)
+            case (
+                commands.Claim()
+                | commands.ReadClaim()
+                | commands.Settle()
+                | commands.DescribeClaims()
+                | commands.ReleaseClaims()
+            ):
+                queue = self._queue(command.queue_id)
+                return queue.claims.answer(command, queue.messages)
             case commands.ResetGroup(queue_id):
                 group = self._queue(queue_id)
                 log = self._queue(group.definition.group_of)

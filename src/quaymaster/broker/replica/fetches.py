@@ -124,10 +124,15 @@ def outcome_of(found: FetchedOffsets, messages: list[bytes]) -> FetchOutcome:
         found.sequences if is_all else found.sequences[:count],
         found.sent_ms if is_all else found.sent_ms[:count],
         messages,
-        found.next_sequence if is_all else found.sequences[count],
+        found.next_sequence if is_all else _next_of(found, count),
         found.earliest,
         found.end,
     )
+
+
+def _next_of(found: FetchedOffsets, count: int) -> int:
+    """Return where to go on behind so many of the messages that were found."""
+    return found.sequences[count] if found.places_from is None else found.places_from + count
 
 
 def _unreadable(found: FetchedOffsets) -> InternalFailure:

@@ -46,6 +46,7 @@ from quaymaster.core.replication.journal import JournalReplica, ToDo
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.commands import (
+    ClaimedOutcome,
     Command,
     DeadLetter,
     Decided,
@@ -646,6 +647,10 @@ class ReplicaHost:
             self._replies.on_peeked(reply, answer)  # type: ignore[arg-type]
         elif kind is FetchedOffsets:
             self._fetches.answer(answer, reply)  # type: ignore[arg-type]
+        elif kind is ClaimedOutcome:
+            if answer.dead_letters:  # type: ignore[union-attr]
+                self._links.dead_letters(answer.dead_letters)  # type: ignore[union-attr]
+            reply(answer.outcome)  # type: ignore[union-attr]
         else:
             reply(answer)  # type: ignore[arg-type]
 

@@ -28,7 +28,8 @@ from pyroaring import BitMap64
 from quaymaster.core.partition.partition_moves import MovesOut, PartitionMoves
 from quaymaster.core.partition.partition_totals import PartitionTotals
 from quaymaster.core.partition.staged_messages import StagedMessages
-from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempts, InFlight, Returned
+from quaymaster.core.structures.claims import Claims, OpenClaim
+from quaymaster.core.structures.deliveries import CLAIMED_MS, RETURNED_PACKING, Attempts, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.groups_left import GroupsLeft
 from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
@@ -63,6 +64,7 @@ class Partition:
         "alive",
         "applied",
         "attempts",
+        "claims",
         "counted_from",
         "definition",
         "deleted",
@@ -141,6 +143,7 @@ class Partition:
         self.ids = SentIds(retry_window_ms, id_limits)
         self.attempts = Attempts()
         self._settled_ids_max = id_limits.settled_ids_max
+        self.claims: Claims | None = None
         self.settled: SettledDeliveries | None = None
         """Which deliveries finished their messages lately, and by what; there are none before the first."""
         self.resets = 0
@@ -283,6 +286,7 @@ class Partition:
             self.index.next_sequence > self.first_sequence
             or self.moves is not None
             or self.staged is not None
+            or self.claims is not None
             or bool(self.tasks)
         )
 
@@ -300,7 +304,8 @@ class Partition:
 
     def next_change_ms(self) -> int | None:
         """Return when, by time alone, a message may become visible next; None: never."""
-        times = (self.wheel.next_due_ms(), self.timers.next_due_ms(), self.order.next_due_ms)
+        claims_ms = self.claims.due_ms if self.claims is not None else None
+        times = (self.wheel.next_due_ms(), self.timers.next_due_ms(), self.order.next_due_ms, claims_ms)
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def state_of(self, sequence: int, now_ms: int) -> str:
@@ -328,7 +333,12 @@ class Partition:
 
     def is_behind(self, now_ms: int) -> bool:
         """Return whether `advance` has something to do."""
-        return self.wheel.is_due(now_ms) or self.timers.is_due(now_ms)
+        claims = self.claims
+        return (
+            self.wheel.is_due(now_ms)
+            or self.timers.is_due(now_ms)
+            or (claims is not None and claims.is_due(now_ms))
+        )
 
     def advance(self, now_ms: int, left: WorkLeft | None = None) -> bool:
         """Bring timeouts and delays up to `now_ms`; return whether a message became visible.
@@ -351,8 +361,27 @@ class Partition:
                 if self.timed.discard(sequence):
                     self.order.became_due(sequence)
                     changed = True
+        if self.claims is not None and self.claims.is_due(now_ms):
+            for claim in self.claims.due(now_ms):
+                changed |= self.give_back_claim(claim, claim.deadline_ms, left)
+            self.claims.note_due()
         if changed:
             self.note_touch()
+        return changed
+
+    def give_back_claim(self, claim: OpenClaim, time_ms: int, left: WorkLeft | None = None) -> bool:
+        """Let messages of a claim come back, all or as many as are left of that work; return whether one did."""
+        changed = False
+        in_flight = self.in_flight
+        while claim.is_out and (left is None or left.entries > 0):
+            sequence, count = claim.sequences[claim.returned], claim.counts[claim.returned]
+            claim.returned += 1
+            if left is not None:
+                left.entries -= 1
+            row = in_flight.get(sequence)
+            if row is not None and row.deadline_ms == CLAIMED_MS and row.delivery_count == count:
+                self._return(sequence, row, time_ms)
+                changed = True
         return changed
 
     def return_if_due(self, sequence: int, now_ms: int) -> None:

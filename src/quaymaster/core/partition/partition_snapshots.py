@@ -25,7 +25,8 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import PartitionMoves
 from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.partition.staged_snapshots import Parts
-from quaymaster.core.structures.deliveries import Attempt, InFlight, Returned
+from quaymaster.core.structures.claims import Claims
+from quaymaster.core.structures.deliveries import CLAIMED_MS, Attempt, InFlight, Returned
 from quaymaster.core.structures.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SequenceIndex
@@ -65,6 +66,7 @@ class Section(IntEnum):
     LOG = 12
     TRANSACTIONS = 13
     SETTLED = 14
+    CLAIMS = 16
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -157,6 +159,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         (Section.LOG, iter([partition.sizes.state()] if partition.sizes is not None else [])),
         (Section.TRANSACTIONS, partition.staged.pieces() if partition.staged is not None else iter(())),
         (Section.SETTLED, iter(partition.settled.pieces() if partition.settled is not None else [])),
+        (Section.CLAIMS, iter(partition.claims.pieces() if partition.claims is not None else [])),
         (Section.END, iter([b""])),
     ]
     return _render(sections, version)
@@ -164,7 +167,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
 
 def state_version_min(partition: Partition) -> int:
     """Return the first version of the state that can hold what there is."""
-    if partition.settled is not None or partition.resets:
+    if partition.settled is not None or partition.resets or partition.claims is not None:
         return STATE_VERSION
     if partition.number or partition.is_sealed or partition.first_sequence != FIRST_SEQUENCE:
         return STATE_VERSION_WITHOUT_SETTLED
@@ -194,7 +197,8 @@ def load_partition(
         rows = _in_flight_decoder.decode(piece)
         partition.in_flight.load(rows)
         for sequence, row in rows.items():
-            partition.wheel.add(sequence, row.deadline_ms)
+            if row.deadline_ms != CLAIMED_MS:
+                partition.wheel.add(sequence, row.deadline_ms)
             last_ms = max(last_ms, row.received_ms)
     for piece in sections[Section.RETURNED]:
         partition.returned.load(_returned_decoder.decode(piece))
@@ -219,6 +223,8 @@ def load_partition(
         partition.settled = SettledDeliveries.from_bytes(
             b"".join(sections[Section.SETTLED]), id_limits.settled_ids_max
         )
+    if sections[Section.CLAIMS]:
+        partition.claims = Claims.of_pieces(sections[Section.CLAIMS])
     order = partition.order
     if isinstance(order, FIFOOrder):
         for piece in sections[Section.GROUPS]:

@@ -33,6 +33,13 @@ It returns the outcome that its command is answered with. Until there is a recor
 """
 
 
+def next_turn() -> Generator[bool, Turn | None, Turn]:
+    """End a slice before anything is recorded; return the turn of the next."""
+    turn = yield False
+    assert turn is not None, "nothing is recorded, so there is a turn"
+    return turn
+
+
 class Work:
     """Slices of work on one family of queues: a log with its consumer groups, or any other queue."""
 

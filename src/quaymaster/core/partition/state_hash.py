@@ -54,6 +54,7 @@ def partition_hash(partition: Partition, now_ms: int) -> int:
         [] if partition.counted_from else [partition.sends, partition.deletions],
         partition.staged.content() if partition.staged is not None else [],
         partition.sealed_ms,
+        *([] if partition.claims is None else [partition.claims.content()]),
         partition.resets,
         partition.settled.content(now_ms) if partition.settled is not None else [],
     ]

@@ -22,6 +22,7 @@ Records and what their payloads hold, all integers little-endian:
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
     GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
     STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/partition_transactions
+    CLAIM              see core/partition/applied_claims
 
 What a SEND, commit, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow
 (`core/partition/partition`). A new group starts where the leader said, and has the messages up to an end: others it is
@@ -40,6 +41,16 @@ from itertools import islice
 
 import msgspec
 
+from quaymaster.core.partition.applied_claims import (
+    ClaimStep,
+    apply_broken,
+    apply_forgotten,
+    apply_grown,
+    apply_held,
+    apply_settled,
+    opened_consumer,
+    split_claim,
+)
 from quaymaster.core.partition.applied_moves import (
     apply_move_end,
     apply_move_out,
@@ -65,6 +76,7 @@ from quaymaster.core.partition.running_tasks import RunningTasks
 from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.partition.touched_partitions import TouchedPartitions
+from quaymaster.core.structures.claims import OpenClaim
 from quaymaster.core.structures.committed_runs import Run
 from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
@@ -202,6 +214,8 @@ class AppliedQueues:
         self.open_stages = OpenStages()
         self.sending_away: set[int] = set()
         """The partitions with messages on their way to other journals."""
+        self.claiming: set[int] = set()
+        """The partitions with consumers of claims."""
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
         self.unfinished = UnfinishedWork()
@@ -228,6 +242,7 @@ class AppliedQueues:
                 RecordType.STAGE: self._apply_stage,
                 RecordType.TRANSACTION_COMMIT: self._apply_commit,
                 RecordType.TRANSACTION_ABORT: self._apply_abort,
+                RecordType.CLAIM: self._apply_claim,
             }
         )
 
@@ -573,6 +588,42 @@ class AppliedQueues:
             opened_staged(partition).drop(sink, batch)
             self.open_stages.note(partition)
 
+    def _apply_claim(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is None:
+            return
+        name, owner, messages = split_claim(payload)
+        consumer = opened_consumer(partition, name, owner)
+        claim = consumer.open.get(row.sequence)
+        count = 0
+        steps: Iterator[object] = iter(())
+        step = ClaimStep(row.flags)
+        if step is ClaimStep.GREW:
+            claim = consumer.open.setdefault(row.sequence, OpenClaim(row.sequence))
+            apply_grown(partition, claim, messages, row.time_ms, row.due_after_ms, epoch, taken=False)
+        elif step is ClaimStep.HELD:
+            assert claim is not None, "a claim that is held is open"
+            count = len(claim)
+            steps = apply_held(partition, claim, row.time_ms, row.due_after_ms, epoch)
+        elif step is ClaimStep.BROKEN:
+            assert claim is not None, "a claim that is broken is open"
+            apply_broken(partition, claim, row.time_ms)
+        elif step is ClaimStep.SETTLED:
+            count = consumer.count_up_to(row.sequence)
+            steps = apply_settled(partition, consumer, row.sequence, row.time_ms)
+        else:
+            apply_forgotten(partition, name, row.time_ms)
+        self.note_claiming(partition)
+        work = Work(self.family_of(row.queue_id), _decided(steps), is_decided=True)
+        self.unfinished.begin(work, count)
+
+    def note_claiming(self, partition: Partition) -> None:
+        """A partition has consumers of claims, or none any more."""
+        if partition.claims is not None:
+            self.claiming.add(partition.key)
+        else:
+            self.claiming.discard(partition.key)
+
     def _apply_task(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
@@ -596,6 +647,7 @@ class AppliedQueues:
             self.open_stages.note(partition)
             if partition.is_sending_away:
                 self.sending_away.add(partition.key)
+            self.note_claiming(partition)
         self._note_unlisted(queue_id, [*before, *partitions])
 
     def attach_groups(self) -> None:
@@ -729,10 +781,11 @@ class AppliedQueues:
         self.running_tasks.forget(key)
         self.open_stages.forget(key)
         self.sending_away.discard(key)
+        self.claiming.discard(key)
         self.removed.add(key)
 
 
-def _decided(steps: Iterator[None]) -> Slices:
+def _decided(steps: Iterator[object]) -> Slices:
     """Return steps as slices of what a record says."""
     for _ in steps:
         yield True

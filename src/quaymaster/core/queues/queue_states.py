@@ -27,7 +27,7 @@ from quaymaster.core.queues.applied_queues import (
     partition_key,
     parts_of_key,
 )
-from quaymaster.core.queues.consumed_queues import ConsumedQueues
+from quaymaster.core.queues.claimed_queues import ClaimedQueues
 from quaymaster.core.queues.defined_queues import DefinedQueues
 from quaymaster.core.queues.move_tasks import (
     cancel_task,
@@ -75,12 +75,14 @@ from quaymaster.core.values.commands import (
     AskPartition,
     CancelMoveTask,
     ChangeVisibility,
+    Claim,
     Command,
     CommitTransaction,
     Consume,
     CountMessages,
     Decided,
     Delete,
+    DescribeClaims,
     Done,
     Duplicate,
     Elsewhere,
@@ -104,7 +106,9 @@ from quaymaster.core.values.commands import (
     Peek,
     PeekedOffsets,
     Purge,
+    ReadClaim,
     Receive,
+    ReleaseClaims,
     ResetGroup,
     Send,
     SendResult,
@@ -112,6 +116,7 @@ from quaymaster.core.values.commands import (
     SentOutcome,
     SetGroupOffset,
     SetQueue,
+    Settle,
     StageMessages,
     StartMoveTask,
     TakeForMove,
@@ -135,7 +140,7 @@ ACTIVE_TASKS_MAX = 100
 _SEND = int(RecordType.SEND)
 
 
-class QueueStates(DefinedQueues, ConsumedQueues):
+class QueueStates(DefinedQueues, ClaimedQueues):
     """The queues of one journal where it is led. Followers need only what it is made from."""
 
     def __init__(
@@ -198,6 +203,11 @@ class QueueStates(DefinedQueues, ConsumedQueues):
             AskPartition: self._ask_partition,
             AskIds: self._ask_ids,
             AskGroups: self._ask_groups,
+            Claim: self._claim,
+            ReadClaim: self._read_claim,
+            Settle: self._settle,
+            DescribeClaims: self._describe_claims,
+            ReleaseClaims: self._release_claims,
         }
 
     def decide(

@@ -5,7 +5,7 @@ A transaction concerns one partition, which is a whole queue, and so is decided 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from struct import iter_unpack
 
 from pyroaring import BitMap
@@ -24,7 +24,7 @@ from quaymaster.core.partition.partition_transactions import (
     opened_staged,
 )
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.partition.slices import Slices, Turn
+from quaymaster.core.partition.slices import Slices, next_turn
 from quaymaster.core.partition.staged_messages import (
     OPEN_MESSAGES_MAX,
     OPEN_STAGES_MAX,
@@ -241,11 +241,11 @@ def commit_transaction(
     A message whose deduplication id was sent within the window, in this transaction or before, is one that was sent
     already: it gets no number of its own. Unless `deduplicate` is false: then all get one.
     """
-    now_ms, proposal = yield from _next_turn()
+    now_ms, proposal = yield from next_turn()
     search = _DuplicateSearch(partition, now_ms)
     if deduplicate:
         for _ in search.look_through(stages):
-            now_ms, proposal = yield from _next_turn()
+            now_ms, proposal = yield from next_turn()
     duplicates = search.places
     totals_of(partition, proposal.epoch).duplicate += len(duplicates)
     committed = Committed(
@@ -277,13 +277,6 @@ def commit_transaction(
         for _ in follow_commit(group, partition, first, count, delay_ms, now_ms, one_delay=one_delay):
             yield True
     return CommittedOutcome(committed.messages, duplicates=len(duplicates))
-
-
-def _next_turn() -> Generator[bool, Turn | None, Turn]:
-    """End a slice before anything is recorded; return the turn of the next."""
-    turn = yield False
-    assert turn is not None, "nothing is recorded, so there is a turn"
-    return turn
 
 
 def _named_stages(staged: StagedMessages | None, command: CommitTransaction) -> list[Stage]:

@@ -200,6 +200,44 @@ class MessageUnreadable(CallerError):
         self.offset = offset
 
 
+# Claims
+
+
+class ClaimTakenOver(CallerError):
+    """A consumer of claims has another owner than the one who asks, as that one took it later."""
+
+    def __init__(self, consumer: str) -> None:
+        super().__init__(f"The consumer {consumer} was taken over by another owner.")
+
+
+class ClaimNotFound(CallerError):
+    """A claim that is to be read is not open."""
+
+    def __init__(self, consumer: str, claim_id: int) -> None:
+        super().__init__(f"The consumer {consumer} has no open claim {claim_id}.")
+
+
+class ClaimIsBroken(CallerError):
+    """A claim cannot be read again: others received or deleted messages of it, or they have expired."""
+
+    def __init__(self, consumer: str, claim_id: int) -> None:
+        super().__init__(
+            f"Claim {claim_id} of the consumer {consumer} is broken: it does not have all of its messages any more."
+        )
+
+
+class ClaimIsSettled(CallerError):
+    """A claim is settled already: its messages are deleted."""
+
+    settled: int = 0
+
+    def __init__(self, consumer: str, claim_id: int, settled: int) -> None:
+        super().__init__(
+            f"Claim {claim_id} of the consumer {consumer} is settled; the last one that is settled is {settled}."
+        )
+        self.settled = settled
+
+
 # Transactions
 
 

@@ -48,8 +48,8 @@ FRONT_DOOR: Final[Versions] = {1: 0, 6: 1}
 PARTITIONS: Final[Versions] = {1: 0, 7: 1}
 """Since which cell format queues can have several partitions: older programs would use the first one only."""
 DELIVERY: Final[Versions] = {1: 0, 8: 1}
-"""Since which cell format queues may have another DeliveryGuarantee than AtLeastOnce, longer windows of ids, and an
-endpoint that they are pushed to."""
+"""Since which cell format queues may have another DeliveryGuarantee than AtLeastOnce, longer windows of ids, claims,
+and an endpoint that they are pushed to."""
 
 
 class CellFormat:

@@ -89,6 +89,10 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     # Logs
     errors.OffsetOutOfRange: WireError("com.quaymaster#OffsetOutOfRange", "OffsetOutOfRange", 400),
     errors.GroupTakenOver: WireError("com.quaymaster#GroupTakenOver", "GroupTakenOver", 400),
+    errors.ClaimTakenOver: WireError("com.quaymaster#ClaimTakenOver", "ClaimTakenOver", 400),
+    errors.ClaimNotFound: WireError("com.quaymaster#ClaimNotFound", "ClaimNotFound", 400),
+    errors.ClaimIsBroken: WireError("com.quaymaster#ClaimIsBroken", "ClaimIsBroken", 400),
+    errors.ClaimIsSettled: WireError("com.quaymaster#ClaimIsSettled", "ClaimIsSettled", 400),
     errors.MessageUnreadable: WireError("com.quaymaster#MessageUnreadable", "MessageUnreadable", 400),
     # Transactions
     errors.StageNotFound: WireError("com.quaymaster#StageNotFound", "StageNotFound", 400),
