@@ -21,9 +21,9 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.cell.decisions import ManagerDecisions
 from quaymaster.core.values.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
-from quaymaster.managers.decision_log import ManagerDecisions
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics

@@ -16,6 +16,9 @@ from harness.process import QuaymasterProcess
 from harness.short_paths import short_directory
 from harness.waiting import eventually
 
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
+from quaymaster.cli.shared.failures import CommandRefused
 from quaymaster.console.api_client import APIClient
 from quaymaster.console.exchange import APIPlace
 from quaymaster.console.site import AccessKeySignIn, Caller
@@ -43,6 +46,16 @@ def answers(process: QuaymasterProcess) -> bool:
     """Tell whether the console gives its metrics to the server."""
     with urlopen(f"{process.admin_url}/metrics", timeout=30) as answer:
         return b'quaymaster_build_info{worker="console"' in answer.read()
+
+
+def measured(process: QuaymasterProcess) -> list[str]:
+    """Return the processes of a server whose use its console knows."""
+    with AdminClient(find_connection(process.data, None)) as admin:
+        try:
+            found = admin.call("GetCell")["processes"]
+        except CommandRefused:
+            return []  # the console has just begun
+    return [one["name"] for one in found if None not in (one["cpu"], one["memory"])]
 
 
 def is_gone(pid: int) -> bool:
@@ -91,6 +104,12 @@ def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
         assert os.getpriority(os.PRIO_PROCESS, first) == min(of_server + 10, NICE_MAX)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: first not in consoles_of(process) and answers(process))
+        processes = [
+            "server",
+            "console",
+            *(f"worker {number}" for number in range(workers if workers > 1 else 0)),
+        ]
+        eventually(lambda: measured(process) == processes)
         signed_in = asyncio.run(sign_in_by_sockets(process))
         assert signed_in["is_operator"]
         [second] = consoles_of(process)

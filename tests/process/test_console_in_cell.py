@@ -9,6 +9,8 @@ import boto3
 from harness.running_cell import CELL, RunningCell
 from harness.waiting import eventually
 
+from quaymaster.cli.shared.client import AdminClient
+from quaymaster.cli.shared.connection import find_connection
 from quaymaster.net.certificates import CertificateAuthority
 
 
@@ -60,6 +62,20 @@ def test_a_console_of_a_cell_answers_front_ends_and_knows_all_queues(tmp_path: P
                 Statistics=["Sum"],
             )["Datapoints"]
             return float(sum(point["Sum"] for point in points))
+
+        with AdminClient(find_connection(cell["frontend-1"].data, None)) as admin:
+
+            def knows_processes() -> bool:
+                processes = admin.call("GetCell")["processes"]
+                names = {
+                    one["name"] for one in processes if None not in (one["cpu"], one["memory"], one["disk"])
+                }
+                return names == {f"{role}-1" for role in roles}
+
+            eventually(knows_processes)
+            eventually(lambda: admin.call("ListDecisions")["decisions"])
+            decided = {one["decision"].split()[0] for one in admin.call("ListDecisions")["decisions"]}
+            assert "CreateJournal" in decided
 
         eventually(lambda: sent() >= 3)
         assert sent() == 3

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.cell.cell import Action
-from quaymaster.core.cell.decisions import CellDecision, decision_of
+from quaymaster.core.cell.decisions import DecisionTaken, ManagerDecisions, decision_of, is_same_decision
 from quaymaster.core.cell.partition_plans import PlannedChange
 from quaymaster.monitoring.logs import log_event
 
@@ -19,27 +19,6 @@ KEPT_MAX: Final = 1_000
 ERROR_CHARACTERS_MAX: Final = 300
 
 log = logging.getLogger(__name__)
-
-
-class DecisionTaken(msgspec.Struct, frozen=True):
-    """A decision, when it was carried out (UTC), and what came of it.
-
-    `result` is done, failed, outdated (another manager was faster) or unknown; `error` says more. `times`: how often in
-    a row the same was decided with the same result; `at_ms` is the last time.
-    """
-
-    at_ms: int
-    decision: CellDecision
-    result: str
-    error: str | None = None
-    times: int = 1
-
-
-class ManagerDecisions(msgspec.Struct, frozen=True):
-    """What one manager decided, the newest last."""
-
-    manager: str
-    decisions: tuple[DecisionTaken, ...]
 
 
 class DecisionLog:
@@ -67,14 +46,10 @@ class DecisionLog:
         )
         error = None if error is None else error[:ERROR_CHARACTERS_MAX]
         taken = DecisionTaken(self._wall_ms(), decision, result, error)
-        if self._taken and _is_same(self._taken[-1], taken):
+        if self._taken and is_same_decision(self._taken[-1], taken):
             taken = msgspec.structs.replace(taken, times=self._taken.pop().times + 1)
         self._taken.append(taken)
 
     def told_by(self, manager: str) -> ManagerDecisions:
         """Return all that are kept."""
         return ManagerDecisions(manager, tuple(self._taken))
-
-
-def _is_same(one: DecisionTaken, other: DecisionTaken) -> bool:
-    return (one.decision, one.result, one.error) == (other.decision, other.result, other.error)

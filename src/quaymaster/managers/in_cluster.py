@@ -74,13 +74,14 @@ from quaymaster.core.cell.cell import (
     with_learner,
 )
 from quaymaster.core.cell.cell_view import CellView, is_quiet
+from quaymaster.core.cell.decisions import ManagerDecisions
 from quaymaster.core.cell.partition_plans import PlannedChange
 from quaymaster.core.cell.placement import plan
 from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
-from quaymaster.managers.decision_log import DecisionLog, ManagerDecisions
+from quaymaster.managers.decision_log import DecisionLog
 from quaymaster.managers.partition_manager import PartitionManager, QueueNodes
 from quaymaster.managers.stand_in import StandIn
 from quaymaster.managers.watched_broker import WatchedBroker

@@ -26,6 +26,7 @@ from quaymaster.protocol.rpc.manager_calls import (
     STATUS,
     BrokerStateRequest,
     decode_state_request,
+    encode_decisions,
 )
 
 CALLS_MAX = 64
@@ -86,7 +87,7 @@ class ManagerCalls:
         call.reply(msgspec.json.encode(told))
 
     def _on_decisions(self, call: OperatorCall) -> None:
-        call.reply(msgspec.json.encode(self._manager.decisions()))
+        call.reply(encode_decisions(self._manager.decisions()))
 
     def _on_set_broker_state(self, call: OperatorCall) -> None:
         try:

@@ -22,7 +22,8 @@ from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.node.metadata_roles import link_metadata_nodes
-from quaymaster.node.transport import BROKER_ROLE, OPERATOR_ROLE, Transport
+from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, OPERATOR_ROLE, Transport
+from quaymaster.protocol.rpc.manager_calls import CALLERS
 from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,9 @@ async def start_manager(
         on_failure=on_failure,
     )
     calls = ManagerCalls(manager, problems)
-    address = await transport.listen(stack, settings.manager_listen_address, calls.handlers(), OPERATOR_ROLE)
+    address = await transport.listen(
+        *(stack, settings.manager_listen_address, calls.handlers(), OPERATOR_ROLE, CONSOLE_ROLE), only=CALLERS
+    )
     stack.push_async_callback(calls.close)
     manager.start()
     stack.push_async_callback(manager.close)

@@ -76,6 +76,8 @@ async def join_cell(node: Node) -> Membership:
     if node.role == CONSOLE_ROLE:
         row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
         lease_ms = SHORT_LEASE_MS
+    elif node.role == MANAGER_ROLE:
+        row = msgspec.structs.replace(row, address=await _found_at(node.settings.manager_listen_address))
     elif node.role == FRONT_END_ROLE:
         row = msgspec.structs.replace(row, address=await _found_at(node.settings.listen_address))
     presence = Presence(store, row, lease_ms=lease_ms)

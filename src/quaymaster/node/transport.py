@@ -6,7 +6,7 @@ stands for the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
 
@@ -89,8 +89,9 @@ class Transport:
         wanted: Address,
         handlers: Mapping[str, Callable[[IncomingCall], None]],
         *callers: str,
+        only: Mapping[str, Collection[str]] | None = None,
     ) -> Address:
-        """Answer calls of these roles until the stack ends; return the address.
+        """Answer calls of these roles until the stack ends; return the address. `only`: see `RPCServer`'s `callers`.
 
         Raises TransportSecurityError as `secure`, OSError when the address cannot be listened on.
         """
@@ -101,6 +102,7 @@ class Transport:
             check_peer=self.check_peer(*callers),
             metrics=self.rpc,
             limits=rpc_limits(self.settings),
+            callers=only,
         )
         host, port = await server.start(
             wanted.host, wanted.port, tls=None if security is None else security.server_context()

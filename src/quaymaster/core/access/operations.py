@@ -42,6 +42,7 @@ class Operation(StrEnum):
     ENABLE_ACCOUNT = "EnableAccount"
     ENABLE_KMS_KEY = "EnableKMSKey"
     GET_BACKUP = "GetBackup"
+    GET_CELL = "GetCell"
     GET_DESTINATION_SECRET = "GetDestinationSecret"  # noqa: S105 -- an operation
     GET_KMS_KEY = "GetKMSKey"
     GET_LIMITS = "GetLimits"
@@ -56,6 +57,7 @@ class Operation(StrEnum):
     LIST_ACCESS_KEYS = "ListAccessKeys"
     LIST_ACCOUNTS = "ListAccounts"
     LIST_CONSUMER_GROUPS = "ListConsumerGroups"
+    LIST_DECISIONS = "ListDecisions"
     LIST_DESTINATIONS = "ListDestinations"
     LIST_FRONT_ENDS = "ListFrontEnds"
     LIST_KMS_KEYS = "ListKMSKeys"

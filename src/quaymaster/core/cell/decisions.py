@@ -35,6 +35,32 @@ class CellDecision(msgspec.Struct, frozen=True):
     reason: str
 
 
+class DecisionTaken(msgspec.Struct, frozen=True):
+    """A decision, when it was carried out (UTC), and what came of it.
+
+    `result` is done, failed, outdated (another manager was faster) or unknown; `error` says more. `times`: how often in
+    a row the same was decided with the same result; `at_ms` is the last time.
+    """
+
+    at_ms: int
+    decision: CellDecision
+    result: str
+    error: str | None = None
+    times: int = 1
+
+
+class ManagerDecisions(msgspec.Struct, frozen=True):
+    """What one manager decided, the newest last."""
+
+    manager: str
+    decisions: tuple[DecisionTaken, ...]
+
+
+def is_same_decision(one: DecisionTaken, other: DecisionTaken) -> bool:
+    """Tell whether the same was decided, with the same result."""
+    return (one.decision, one.result, one.error) == (other.decision, other.result, other.error)
+
+
 def decision_of(action: Action | PlannedChange) -> CellDecision:
     """Return what an action decides."""
     kind = type(action).__name__

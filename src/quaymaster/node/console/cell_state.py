@@ -17,14 +17,14 @@ from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.console.exchange import APIPlace
 from quaymaster.console.process_monitor import ProcessMonitor, ProcessName
 from quaymaster.console.queue_monitor import QueueMonitor
-from quaymaster.console.site import CellFollower, CellJournal, CellNow, CellProcess, Chart
+from quaymaster.console.site import CellDecision, CellFollower, CellJournal, CellNow, CellProcess, Chart
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.presence import PresenceRow, list_alive
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.monitoring.process_metrics import SAMPLE_MS
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.unreadable import UNREADABLE
-from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE
+from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE
 
 LOOK_S: Final = 5.0
 SERVER: Final = ProcessName("server", "server")
@@ -54,6 +54,8 @@ class CellState:
         self.on_front_end: Callable[[PresenceRow], None] = lambda row: None
         """Called with a front end that is there, at each look."""
         self.processes = ProcessMonitor(self._places, now_ms=wall_ms)
+        self.decisions: Callable[[], Sequence[CellDecision]] = tuple
+        """What managers decided, the newest first."""
 
     async def look_for_ever(self) -> None:
         """Look every few seconds who is there."""
@@ -111,7 +113,11 @@ class CellState:
             )
             for journal, leader in sorted(leaders.items())
         ]
-        return CellNow(self._name, processes, journals, [])
+        return CellNow(self._name, processes, journals, self.decisions())
+
+    def managers(self) -> list[str]:
+        """Return the addresses of the managers that are there."""
+        return [row.address for row in self._alive if row.role == MANAGER_ROLE and row.address]
 
     def _followers(self, journal: int, leader: str) -> Sequence[CellFollower]:
         """Return the followers of a journal, with what its leader told of them last."""

@@ -21,7 +21,9 @@ from quaymaster.broker.storage.disk import DirectoryInUse
 from quaymaster.console.alerts.destination_operations import DestinationOperations
 from quaymaster.console.alerts.history_series import HistorySeries
 from quaymaster.console.api_client import APIClient
+from quaymaster.console.cell_operations import CellOperations
 from quaymaster.console.dashboard_operations import DashboardOperations
+from quaymaster.console.decision_book import DecisionBook
 from quaymaster.console.dispatch import Dispatch
 from quaymaster.console.exchange import APIPlace
 from quaymaster.console.known_queues import KnownQueues
@@ -53,7 +55,7 @@ from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.membership import Membership
 from quaymaster.node.node import Node, Role, cannot_listen
 from quaymaster.node.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, SERVER_SOCKET, SQS_SOCKET, unix_address
-from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, Transport
+from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, MANAGER_ROLE, Transport
 from quaymaster.protocol.rpc.console_calls import (
     METRICS,
     QUEUE_METRICS,
@@ -136,6 +138,11 @@ async def start_console(node: Node, cell: Membership) -> None:
     )
     state.on_front_end = partial(_move, console.site.api, settings.public_url)
     node.run("cell-state", state.look_for_ever())
+    transport.check_peer(MANAGER_ROLE)  # now, not with the first connection
+    book = DecisionBook(node.data, state.managers, lambda address: transport.connect(address, MANAGER_ROLE))
+    stack.push_async_callback(book.close)
+    state.decisions = book.decisions
+    node.run("decisions", book.run())
     node.metrics.queues = console.scrape
     await transport.listen(stack, settings.console_rpc_listen_address, console.handlers(), FRONT_END_ROLE)
     wanted = settings.console_listen_address
@@ -303,6 +310,7 @@ async def _start(node: Node, around: Surroundings) -> Console:
     stack.push_async_callback(reports.close)
     dispatch.add("admin", reports.handlers)
     state = around.cell(monitor)
+    dispatch.add("admin", CellOperations(state.now).handlers)
     node.run("process-monitor", state.processes.run())
     api = APIClient(
         around.sqs,

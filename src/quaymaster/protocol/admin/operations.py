@@ -16,6 +16,7 @@ from typing import Final
 
 from quaymaster.protocol.admin.accounts import ACCOUNTS_OPERATIONS, KEYS_OPERATIONS
 from quaymaster.protocol.admin.alerts import ALERTS_OPERATIONS
+from quaymaster.protocol.admin.cell import CELL_OPERATIONS
 from quaymaster.protocol.admin.identities import IDENTITIES_OPERATIONS
 from quaymaster.protocol.admin.kms import KMS_OPERATIONS
 from quaymaster.protocol.admin.operation import AdminOperation
@@ -31,6 +32,7 @@ OPERATIONS: Final = {
         *SIGN_IN_OPERATIONS,
         *OWN_OPERATIONS,
         *SERVER_OPERATIONS,
+        *CELL_OPERATIONS,
         *ACCOUNTS_OPERATIONS,
         *KEYS_OPERATIONS,
         *IDENTITIES_OPERATIONS,
