@@ -38,7 +38,7 @@ from quaymaster.core.values.errors import (
     QueueDoesNotExist,
     StageNotFound,
 )
-from quaymaster.core.values.messages import decode_message, prefix_bytes
+from quaymaster.core.values.messages import decode_message, message_id_of, prefix_bytes, split_prefix
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
@@ -215,6 +215,8 @@ class FakeBroker:
             case commands.Delete():
                 errors = [self._delete(command.queue_id, receipt) for receipt in command.receipts]
                 return commands.EntriesOutcome(errors)
+            case commands.Complete():
+                return self._complete(command)
             case commands.ChangeVisibility():
                 pairs = zip(command.receipts, command.visibility_timeouts_ms, strict=True)
                 return commands.EntriesOutcome([self._change(command.queue_id, *pair) for pair in pairs])
@@ -372,6 +374,29 @@ class FakeBroker:
             )
         queue.messages.pop(receipt.sequence, None)
         return None
+
+    def _complete(self, command: commands.Complete) -> commands.CompleteOutcome:
+        queue = self._queue(command.queue_id)
+        keys = [f"{command.digest}/{receipt.sequence}".encode() for receipt in command.receipts]
+        if all(key in queue.dedup for key in keys):
+            return commands.CompleteOutcome([None] * len(keys), was_done=True)
+        gone = [receipt for receipt in command.receipts if receipt.sequence not in queue.messages]
+        if gone:
+            expired = InvalidParameterValue.of(
+                "ReceiptHandle", RECEIPT_HANDLE_PLACEHOLDER, "The receipt handle has expired."
+            )
+            return commands.CompleteOutcome(
+                [expired if receipt in gone else None for receipt in command.receipts]
+            )
+        for receipt, key in zip(command.receipts, keys, strict=True):
+            del queue.messages[receipt.sequence]
+            queue.dedup[key] = receipt.sequence, b""
+        for output in command.outputs:
+            group, dedup, _ = split_prefix(output.flags, output.payload)
+            message_id = message_id_of(output.payload[prefix_bytes(output.flags) :])
+            new = commands.NewMessage(message_id, output.payload, output.flags, output.delay_ms, group, dedup)
+            self._send(commands.Send(output.queue_id, output.partition, [new]))
+        return commands.CompleteOutcome([None] * len(keys))
 
     def _change(self, queue_id: int, receipt: Receipt, timeout_ms: int) -> Exception | None:
         message = self._queue(queue_id).messages.get(receipt.sequence)

@@ -18,12 +18,16 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import (
     Command,
+    Complete,
+    CompletionDecided,
     EndMoves,
     InternalCommand,
     MoveBegun,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
+    Output,
+    Receipt,
     Receive,
     Send,
     SetQueue,
@@ -31,7 +35,9 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.messages import message_id_of
+from quaymaster.core.values.partition_tables import with_children, with_children_open, without
+from quaymaster.core.values.queue_definitions import KEY_MAX, QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
 
 JOBS, OTHERS, DEAD = 1, 2, 3
@@ -93,6 +99,22 @@ class Leader:
             begun.append(outcome)
         return begun
 
+    def complete(self, *numbers: int) -> list[MoveBegun]:
+        """Let outputs leave in the place of a message, in one record."""
+        self.core.ask(Send(JOBS, 0, [message(1)]))
+        self.core.ask(Receive(JOBS, 0, 1, 30_000))
+        outputs = [Output(DEAD, 0, THERE, number, arn("dead"), message(number).payload) for number in numbers]
+        sequence = self.core.partition(JOBS).next_sequence - 1
+        decided = self.core.ask(Complete(JOBS, 0, [Receipt(sequence, 1, 1)], outputs, 7))
+        assert isinstance(decided, CompletionDecided)
+        return decided.begun
+
+    @property
+    def outputs_under_way(self) -> int:
+        """How many outputs are not settled."""
+        moves = self.core.partition(JOBS).moves
+        return moves.outputs_under_way if moves is not None else 0
+
     async def of(self, offsets: list[int]) -> dict[int, Body]:
         found: dict[int, Body] = {}
         for offset in offsets:
@@ -136,6 +158,7 @@ class Targets:
         self.noted: list[QueueDefinition] = []
         self.gone: list[tuple[int, int, list[str]]] = []
         self.doubted = 0
+        self.table: QueueDefinition | None = None
 
     def note(self, queue: QueueDefinition) -> None:
         self.noted.append(queue)
@@ -145,6 +168,10 @@ class Targets:
         if len(self.gone) <= self.doubted:
             raise NotNow
         return True
+
+    async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
+        await self.is_gone(target_key, journal_id, [arn])
+        return self.table
 
 
 def away_of(leader: Leader, carrier: Carrier) -> tuple[MovesAway, Targets, list[int]]:
@@ -333,5 +360,99 @@ def test_nothing_is_sent_once_another_leads() -> None:
 
         assert carrier.counts() == [1]
         assert leader.ended == []
+
+    asyncio.run(scenario())
+
+
+def begin_all(moves: MovesAway, begun: list[MoveBegun]) -> None:
+    for each in begun:
+        moves.begun(JOBS_KEY, each)
+
+
+def test_outputs_are_read_from_their_record_and_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves_out, "BATCH_MAX", 2)
+
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, _ = away_of(leader, carrier)
+        begin_all(moves, leader.complete(10, 11, 12))
+        await until(lambda: not leader.outputs_under_way)
+        await moves.close()
+
+        assert carrier.counts() == [2, 1]
+        sent = [one for command in carrier.sent for one in command.messages]
+        assert all(one.is_output for one in sent)
+        ids = [int.from_bytes(message_id_of(one.payload or b""), "big") for one in sent]
+        assert ids == [10, 11, 12]
+
+    asyncio.run(scenario())
+
+
+def test_output_that_cannot_be_read_is_not_withdrawn() -> None:
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, _ = away_of(leader, carrier)
+        first = leader.leave(JOBS, 1)
+        begun = leader.complete(10)
+        offset = leader.core.replica.end_offset - 1
+        leader.unreadable.add(offset)
+        begin_all(moves, first + begun)
+        await until(lambda: len(leader.ended) == 1)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        before = carrier.counts()
+        leader.unreadable.clear()
+        await until(lambda: not leader.outputs_under_way)
+        await moves.close()
+
+        assert before == [1]
+        assert carrier.counts() == [1, 1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_listed_elsewhere", [False, True])
+def test_outputs_are_dropped_with_their_queue_only(*, is_listed_elsewhere: bool) -> None:
+    async def scenario() -> None:
+        leader = Leader()
+
+        async def gone(command: MoveIn) -> MoveInOutcome:
+            return MoveInOutcome([], is_gone=command.partition == 0)
+
+        carrier = Carrier(gone)
+        moves, targets, _ = away_of(leader, carrier)
+        targets.doubted = 1
+        if is_listed_elsewhere:
+            split = with_children_open(with_children(FAR, FAR.partitions, [(0, KEY_MAX)], [THERE]))
+            targets.table = without(split, [0])
+        begin_all(moves, leader.complete(10, 11))
+        await until(lambda: not leader.outputs_under_way)
+        await moves.close()
+
+        assert targets.gone == [(DEAD_KEY, THERE, [arn("dead")])] * 2
+        assert [command.partition for command in carrier.sent] == (
+            [0, 0, 1] if is_listed_elsewhere else [0, 0]
+        )
+
+    asyncio.run(scenario())
+
+
+def test_nobody_is_told_that_an_output_is_gone_whose_record_cannot_be_read() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+
+        async def gone(command: MoveIn) -> MoveInOutcome:
+            leader.unreadable.add(leader.core.replica.end_offset - 1)
+            return MoveInOutcome([], is_gone=True)
+
+        moves, targets, _ = away_of(leader, Carrier(gone))
+        begin_all(moves, leader.complete(10))
+        await until(lambda: bool(leader.unreadable))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await moves.close()
+
+        assert leader.outputs_under_way == 1
+        assert targets.gone == []
 
     asyncio.run(scenario())

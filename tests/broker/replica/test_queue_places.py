@@ -135,3 +135,22 @@ def test_absent_queues_are_looked_for_again_after_a_while(monkeypatch: pytest.Mo
         assert await places.locate(arn("other")) == store.queues["other"]
 
     asyncio.run(scenario())
+
+
+def test_outputs_go_on_by_the_table_of_their_queue_where_that_lists_their_partition_no_more() -> None:
+    async def scenario() -> None:
+        dead = far_queue(DEAD, "dead", THERE)
+        store = Store(dead)
+        places = store.places()
+
+        with pytest.raises(NotNow):
+            await places.table_without(KEY, THERE, arn("dead"))
+        store.queues["dead"] = without(moved(dead), [0])
+        assert await places.table_without(KEY, THERE, arn("dead")) == store.queues["dead"]
+        store.queues["dead"] = replace_definition(dead, state="deleting")
+        assert await places.table_without(KEY, THERE, arn("dead")) is None
+        store.queues["dead"] = far_queue(OTHER, "dead", THERE)
+        assert await places.table_without(KEY, THERE, arn("dead")) is None
+        assert await places.table_without(KEY, THERE, "no-arn") is None
+
+    asyncio.run(scenario())

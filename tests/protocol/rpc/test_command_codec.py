@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quaymaster.core.values import errors
 from quaymaster.core.values.commands import (
     Command,
+    CompleteOutcome,
     CountMessages,
     Done,
     EntriesOutcome,
@@ -109,8 +110,8 @@ def test_an_outcome_is_the_same_at_the_other_end(kind: type[Any], data: st.DataO
     decoded = decode_outcome(memoryview(encode_outcome(outcome)))
 
     assert type(decoded) is kind
-    if isinstance(outcome, EntriesOutcome | SendOutcome):
-        assert isinstance(decoded, EntriesOutcome | SendOutcome)
+    if isinstance(outcome, EntriesOutcome | SendOutcome | CompleteOutcome):
+        assert isinstance(decoded, EntriesOutcome | SendOutcome | CompleteOutcome)
         assert [_told(error) for error in decoded.errors] == [_told(error) for error in outcome.errors]
     else:
         assert decoded == outcome

@@ -6,6 +6,7 @@ Records of deleted messages count until compaction has removed them.
 
 from __future__ import annotations
 
+import struct
 import time
 from array import array
 from bisect import bisect_right
@@ -18,9 +19,10 @@ from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segment_compaction import read_loosely
 from quaymaster.broker.storage.segments import RecordUnreadable, Segment
+from quaymaster.core.partition.completion_records import messages_of
 from quaymaster.core.values.commands import DataKeysOutcome
 from quaymaster.core.values.messages import UnknownMessageFormat, data_key_of
-from quaymaster.core.values.records import message_places, row_at
+from quaymaster.core.values.records import RecordType, message_places, row_at
 
 READING_S: Final = 5.0
 """So long segments are read for one answer; less than a command may take."""
@@ -62,8 +64,11 @@ def data_keys_in(disk: Disk, segment: Segment) -> set[int]:
             try:
                 if crc32c(payload) != crc:
                     raise UnknownMessageFormat("the payload does not match its CRC")
-                found.add(data_key_of(message_in(record_type, flags, payload)))
-            except UnknownMessageFormat as error:
+                if record_type == RecordType.COMPLETE:
+                    found.update(data_key_of(message) for message in messages_of(payload))
+                else:
+                    found.add(data_key_of(message_in(record_type, flags, payload)))
+            except (UnknownMessageFormat, struct.error) as error:
                 offset = row_at(data, header, number).offset
                 raise RecordUnreadable(offset, f"{segment.path}: {error}") from error
     return {int.from_bytes(key, "little") for key in found}

@@ -15,6 +15,7 @@ from typing import Final
 from quaymaster.core.structures.fair_turns import FairTurns
 from quaymaster.core.values.commands import (
     Command,
+    Complete,
     InternalCommand,
     MoveIn,
     MoveMessage,
@@ -33,7 +34,7 @@ QUANTUM: Final = 64 * 1024
 COMMAND_COST: Final = 1_024
 """What a command costs besides the bytes that it stores."""
 
-_STORING: Final = (Send, MoveIn, StageMessages)
+_STORING: Final = (Send, MoveIn, StageMessages, Complete)
 """What brings messages into the journal, and is refused while the disk cannot take more; see `stores`."""
 
 Waiting = tuple[Command | InternalCommand, object]
@@ -102,6 +103,8 @@ def _account_of(command: Command | InternalCommand, definitions: Mapping[int, Qu
 def _cost_of(command: Command | InternalCommand) -> int:
     if type(command) is Send or type(command) is StageMessages:
         return COMMAND_COST + sum(len(message.payload) for message in command.messages)
+    if type(command) is Complete:
+        return COMMAND_COST + sum(len(output.payload) for output in command.outputs)
     if type(command) is MoveIn:
         return COMMAND_COST + sum(len(message.payload or b"") for message in command.messages)
     return COMMAND_COST

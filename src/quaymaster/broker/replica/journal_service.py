@@ -46,6 +46,7 @@ from quaymaster.core.cell.backup_cut import BackupBarrier
 from quaymaster.core.cell.cell import ReplicaSeen
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
@@ -56,6 +57,8 @@ from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.commands import (
     AskGroups,
     Command,
+    Complete,
+    CompletionDecided,
     DeadLetter,
     GroupsOutcome,
     ListDataKeys,
@@ -303,6 +306,8 @@ class JournalService:
         """See `BrokerClient`."""
         if type(command) is StartMoveTask:
             return self.host.submit(command, self._and_start_tasks(reply))
+        if type(command) is Complete:
+            return self.host.submit(command, self._and_send_outputs(command, reply))
         if type(command) is ListDataKeys:
             self._run(self._list_data_keys(command, reply))
             return NotTakenBack()
@@ -614,6 +619,15 @@ class JournalService:
             self.leaderships += 1
         self._moves.leads(is_leading)
         self._questions.leads(is_leading)
+
+    def _and_send_outputs(self, command: Complete, reply: Reply) -> Reply:
+        def completed(answer: Any) -> None:
+            if isinstance(answer, CompletionDecided):
+                self._moves.outputs_begun(partition_key(command.queue_id, command.partition), answer.begun)
+                answer = answer.outcome
+            reply(answer)
+
+        return completed
 
     def _and_start_tasks(self, reply: Reply) -> Reply:
         def started(outcome: Any) -> None:

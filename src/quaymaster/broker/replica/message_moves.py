@@ -20,12 +20,20 @@ from msgspec.structs import replace
 
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.core.partition.partition_moves import UNKNOWN
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key, parts_of_key
+from quaymaster.core.queues.applied_queues import (
+    IS_OUTPUT,
+    MOVE_HEAD_BYTES,
+    PREFIX_FLAGS,
+    partition_key,
+    parts_of_key,
+)
 from quaymaster.core.queues.move_tasks import looks_in_vain_max
 from quaymaster.core.values.commands import (
     DeadLetter,
     FinishMoveTask,
     MoveBegun,
+    MoveIn,
+    MoveInOutcome,
     MoveMessage,
     MoveTask,
     TakeForMove,
@@ -91,9 +99,13 @@ class MessageMoves:
     ) -> None:
         self._host = host
         self._places = places
-        self._away: MovesAway | None = None
-        if places is not None and carrier is not None:
-            self._away = MovesAway(host, region, carrier, targets=places, on_settled=self._wake)
+        self._away = MovesAway(
+            host,
+            region,
+            carrier if carrier is not None else _WithinJournal(host),
+            targets=places if places is not None else _NoOthers(),
+            on_settled=self._wake,
+        )
         self._unlocated: dict[str, list[tuple[DeadLetter, Body]]] = {}
         self._locating: set[asyncio.Task[None]] = set()
         self._region = region
@@ -173,11 +185,15 @@ class MessageMoves:
             self._put_back_undecided()
             if self._places is not None:
                 self._host.replica.queues.elsewhere = self._places.elsewhere
-            if self._away is not None:
-                self._away.resume()
+            self._away.resume()
             self.start_tasks()
-        elif self._away is not None:
+        else:
             self._away.stop()
+
+    def outputs_begun(self, source_key: int, begun: list[MoveBegun]) -> None:
+        """A completion is committed: what it sent may leave."""
+        for each in begun:
+            self._away.begun(source_key, each)
 
     def _put_back_undecided(self) -> None:
         """Make visible again what was taken for a move in an earlier epoch, and not decided upon."""
@@ -204,8 +220,7 @@ class MessageMoves:
         for handle in self._put_back_later:
             handle.cancel()
         self._put_back_later.clear()
-        if self._away is not None:
-            await self._away.close()
+        await self._away.close()
         running = [*self._tasks.values(), *self._locating]
         for work in running:
             work.cancel()
@@ -237,7 +252,7 @@ class MessageMoves:
 
         def moved(answer: object) -> None:
             done()
-            if isinstance(answer, MoveBegun) and self._away is not None:
+            if isinstance(answer, MoveBegun):
                 self._away.begun(partition_key(letter.queue_id, letter.partition), answer)
             if isinstance(answer, NotNow) and self._host.replica.is_leading:
                 self._leave_alone(letter, AWAY_RETRY_S)
@@ -340,7 +355,7 @@ class MessageMoves:
 
     async def _redriven(self, key: int, task: MoveTask) -> bool:
         """Return when what tasks took from here has arrived in other journals; false if the task is over before."""
-        while self._away is not None and self._away.has_redrives(key):
+        while self._away.has_redrives(key):
             await self._away.something_settled()
             if await self._is_over(key, task):
                 return False
@@ -413,7 +428,7 @@ class MessageMoves:
                 if await self._is_over(key, task):
                     command = replace(command, payload=None)
                 continue
-            if isinstance(outcome, MoveBegun) and self._away is not None:
+            if isinstance(outcome, MoveBegun):
                 self._away.begun(partition_key(command.queue_id, command.partition), outcome)
             return
 
@@ -445,6 +460,34 @@ class MessageMoves:
         return place if place is not None and place.queue_id == target_id else NO_TARGET
 
 
+class _WithinJournal:
+    """The way to other journals where there are none: outputs of completions go to queues of this one."""
+
+    def __init__(self, host: ReplicaHost) -> None:
+        self._host = host
+
+    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
+        """See `MoveCarrier`."""
+        outcome: object = await self._host.ask(command)
+        assert isinstance(outcome, MoveInOutcome), "a MoveIn is answered by a MoveInOutcome"
+        return outcome
+
+
+class _NoOthers:
+    """What is known of queues of other journals where there are none: what this journal says of its own is so."""
+
+    def note(self, queue: QueueDefinition) -> None:
+        """See `QueuePlaces`."""
+
+    async def is_gone(self, target_key: int, journal_id: int, arns: list[str]) -> bool:
+        """See `QueuePlaces`."""
+        return True
+
+    async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
+        """See `QueuePlaces`."""
+        return None
+
+
 def _nothing() -> None:
     """Nobody waits for it."""
 
@@ -458,5 +501,7 @@ def _queue_it_came_from(body: Body) -> tuple[int, str | None] | None:
     record_type, flags, _, payload = body
     if record_type != RecordType.MOVE:
         return None
+    if flags & IS_OUTPUT:
+        return None  # it was sent here, by a completion
     moved = decode_moved(split_payload(flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[3])
     return moved.source_queue_id, moved.dead_letter_source_arn

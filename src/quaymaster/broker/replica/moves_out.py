@@ -1,5 +1,7 @@
 """Messages that are leaving for other journals: sent to the leaders there until they are settled.
 
+Outputs of completions leave so too, also for partitions of this journal.
+
     MOVE_OUT committed ─▶ begun ─▶ batch of one pair of partitions ─▶ the target's leader ─▶ EndMoves ─▶ the next batch
                             ▲                    ▲                            │
     leads again: all that is not settled         └────── no answer: again ────┘
@@ -17,9 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from quaymaster.core.partition.completion_records import RecordedOutput, outputs_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import MovesOut, OpenMove
 from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
+from quaymaster.core.queues.completions import output_to_move
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.values.commands import (
     EndMoves,
@@ -72,6 +76,9 @@ class TargetQueues(Protocol):
         """See `QueuePlaces`."""
 
     async def is_gone(self, target_key: int, journal_id: int, arns: list[str]) -> bool:
+        """See `QueuePlaces`."""
+
+    async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
         """See `QueuePlaces`."""
 
 
@@ -192,19 +199,32 @@ class MovesAway:
         return (partition, to, moves) if moves else None
 
     async def _command(self, partition: Partition, to: MovesOut, moves: list[tuple[int, OpenMove]]) -> MoveIn:
-        """Read what is sent. What was deleted meanwhile or cannot be read is withdrawn, if it has not arrived."""
-        offsets = {
-            move.sequence: partition.index.offset_and_sent_ms(move.sequence)[0]
-            for _, move in moves
-            if partition.is_live(move.sequence)
-        }
-        bodies = await self._host.records.of(list(offsets.values()))
+        """Read what is sent. What was deleted meanwhile or cannot be read is withdrawn, if it has not arrived.
+
+        An output that cannot be read stays under way: raises NotNow when it is the first.
+        """
+        offsets: dict[int, int] = {}
+        for number, move in moves:
+            if move.is_output:
+                offsets[number] = move.offset
+            elif partition.is_live(move.sequence):
+                offsets[number] = partition.index.offset_and_sent_ms(move.sequence)[0]
+        bodies = await self._host.records.of(list(dict.fromkeys(offsets.values())))
+        outputs: dict[int, list[RecordedOutput]] = {}
         messages: list[MovedMessage] = []
         size = 0
         for number, move in moves:
-            body = bodies.get(offsets.get(move.sequence, -1))
+            body = bodies.get(offsets.get(number, -1))
             message = MovedMessage(number)
-            if body is not None and partition.is_live(move.sequence):
+            if move.is_output:
+                if body is None:
+                    if messages:
+                        break
+                    raise NotNow("An output of a completion cannot be read.")
+                if move.offset not in outputs:
+                    outputs[move.offset] = list(outputs_of(body[3]))
+                message = output_to_move(partition, number, outputs[move.offset][move.at])
+            elif body is not None and partition.is_live(move.sequence):
                 message = self._message(partition, number, move, body)
             size += len(message.payload or b"")
             if messages and size > BATCH_BYTES_MAX:
@@ -230,9 +250,9 @@ class MovesAway:
     async def _end(self, command: MoveIn, to: MovesOut, outcome: MoveInOutcome) -> None:
         """Note what the target has decided; returns when that is committed."""
         numbers = [message.number for message in command.messages]
-        if outcome.is_gone:
-            await self._targets.is_gone(to.target_key, to.journal_id, self._names_of(command))
         elsewhere = outcome.definition if outcome.is_sealed else None
+        if outcome.is_gone:
+            elsewhere = await self._table_of_gone(command, to)
         if elsewhere is not None:
             self._targets.note(elsewhere)
         withdrawn = numbers if outcome.is_gone else outcome.withdrawn
@@ -251,6 +271,26 @@ class MovesAway:
             self.begun(source_key, begun)
         self._note_settled()
         self._on_settled(source_key)
+
+    async def _table_of_gone(self, command: MoveIn, to: MovesOut) -> QueueDefinition | None:
+        """Return the table by which outputs go on whose partition is gone, None if their queue is; see `QueuePlaces`.
+
+        Messages return to where they came from, and are looked at again there; an output has nowhere to return to.
+        """
+        source = self._host.replica.queues.partitions.get(
+            partition_key(command.source_queue_id, command.source_partition)
+        )
+        pair = source.moves_to(to.target_key) if source is not None else None
+        moves = [pair.open.get(message.number) for message in command.messages] if pair is not None else []
+        output = next((move for move in moves if move is not None and move.is_output), None)
+        if output is None:
+            await self._targets.is_gone(to.target_key, to.journal_id, self._names_of(command))
+            return None
+        body = (await self._host.records.of([output.offset])).get(output.offset)
+        if body is None:
+            raise NotNow("An output of a completion cannot be read.")
+        arn = list(outputs_of(body[3]))[output.at].arn
+        return await self._targets.table_without(to.target_key, to.journal_id, arn)
 
     def _names_of(self, command: MoveIn) -> list[str]:
         """Return the ARNs that the queue may have which these messages are for, as far as their source says."""

@@ -71,6 +71,21 @@ class QueuePlaces:
         self._doubted.pop(target_key, None)
         return True
 
+    async def table_without(self, target_key: int, journal_id: int, arn: str) -> QueueDefinition | None:
+        """Return the table of a queue that does not list a partition any more, None if there is no such queue now.
+
+        Raises NotNow while metadata cannot say, or has the partition in the journal that does not know it.
+        """
+        queue_id, number = parts_of_key(target_key)
+        parsed = parse_queue_arn(arn)
+        queue = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
+        if queue is None or queue.queue_id != queue_id or queue.state != "active":
+            return None
+        entry = entry_of(queue, number)
+        if entry is not None and entry.journal_id == journal_id:
+            raise NotNow("The journal does not know the partition yet.")
+        return queue
+
     async def _look(self, arn: str) -> QueueDefinition | None:
         parsed = parse_queue_arn(arn)
         queue = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None

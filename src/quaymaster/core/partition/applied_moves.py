@@ -41,20 +41,32 @@ def apply_move_out(
 
 
 def apply_move_withdrawn(
-    partition: Partition, source_key: int, settled_below: int, numbers: Sequence[int]
+    partition: Partition,
+    source_key: int,
+    settled_below: int,
+    numbers: Sequence[int],
+    *,
+    are_duplicates: bool = False,
 ) -> None:
-    """Messages that would have come from another journal do not."""
-    opened_moves(partition).withdraw(source_key, settled_below, numbers)
+    """Messages that would have come from another journal do not; `are_duplicates`: they are here already."""
+    moves = opened_moves(partition)
+    if are_duplicates:
+        moves.came(source_key).last = numbers[-1]
+    else:
+        moves.withdraw(source_key, settled_below, numbers)
 
 
 def apply_move_end(
     partition: Partition, target_key: int, number: int, time_ms: int, *, taken: bool
 ) -> OpenMove | None:
-    """A move is settled: the message is gone, or visible again. Return it, if it still existed."""
+    """A move is settled: the message is gone, or visible again. Return it, if it still existed.
+
+    An output is settled either way: where it was not taken, its queue is gone.
+    """
     moves = opened_moves(partition)
     move = moves.end(target_key, number)
-    if move is None:
-        return None
+    if move is None or move.is_output:
+        return move
     if taken:
         partition.apply_delete((move.sequence,), time_ms)
     else:

@@ -18,6 +18,10 @@ the first number of a batch says that all lower ones are.
 A sealed target takes no new numbers. All moves to it then go on to other partitions of the queue, under new numbers and
 in their order. A message of a group goes where the one of its group goes that left before it and is not settled: the
 tables that both go by may differ, their order must not.
+
+Outputs of completions (`core/partition/completion_records`) leave as numbered moves, too, also for partitions of the
+same journal. They have no sequence number, and never return: each is in a COMPLETE record, which stays until all of its
+outputs are settled.
 """
 
 from __future__ import annotations
@@ -73,11 +77,34 @@ class QueuesElsewhere:
         return self.places.get(arn, UNKNOWN) if self.is_reachable else None
 
 
+OUTPUTS_MAX = 10_000
+"""With so many outputs of a partition under way, nothing more is completed there."""
+
+NOT_IN_A_RECORD = -1
+
+
 class OpenMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message that is leaving, and whether a move task took it."""
+    """A message that is leaving, and whether a move task took it; or an output of a completion.
+
+    An output is the one with the index `at` in the COMPLETE record at `offset`; `key` chooses its partition.
+    """
 
     sequence: int
     is_redrive: bool
+    key: int = 0
+    offset: int = NOT_IN_A_RECORD
+    at: int = 0
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is an output: it has no sequence number."""
+        return self.offset != NOT_IN_A_RECORD
+
+    def row(self) -> tuple[int, ...]:
+        """Return what a snapshot says of it: as before there were outputs, where it is none."""
+        if not self.is_output:
+            return self.sequence, self.is_redrive
+        return self.sequence, self.is_redrive, self.key, self.offset, self.at
 
 
 class MovesOut(msgspec.Struct, array_like=True):
@@ -107,7 +134,7 @@ class _MovesState(msgspec.Struct, array_like=True):
 class PartitionMoves:
     """The moves of one partition, out and in."""
 
-    __slots__ = ("into", "last_of_group", "leaving", "out")
+    __slots__ = ("into", "last_of_group", "leaving", "out", "outputs", "outputs_under_way")
 
     def __init__(self) -> None:
         self.out: dict[int, MovesOut] = {}
@@ -115,7 +142,14 @@ class PartitionMoves:
         self.leaving: dict[int, OpenMove] = {}
         """What is leaving and exists, by sequence."""
         self.last_of_group: dict[tuple[int, int], tuple[int, int]] = {}
-        """Of a leader: target and number of the last message of a group that left for a queue, by queue and group."""
+        """Target and number of the last message of a group that left for a queue, by queue and group.
+
+        Of messages a leader knows those that it let go; of outputs every replica knows all that are not settled.
+        """
+        self.outputs: dict[int, int] = {}
+        """How many outputs of a record are not settled, by its offset."""
+        self.outputs_under_way = 0
+        """How many outputs are not settled."""
 
     def next_number(self, target_key: int, epoch: int) -> int:
         """Return the number that the next move to a partition gets."""
@@ -129,16 +163,43 @@ class PartitionMoves:
             pair = self.out[target_key] = MovesOut(target_key, journal_id)
         pair.last = number
         pair.open[number] = move
-        self.leaving[move.sequence] = move
+        if move.is_output:
+            self._note_output(target_key, number, move)
+        else:
+            self.leaving[move.sequence] = move
 
     def go_on(self, target_key: int, number: int, to: tuple[int, int, int]) -> None:
         """A move has another target: its key, journal and number are `to`."""
-        self.begin(*to, self.out[target_key].open.pop(number))
+        move = self.out[target_key].open.pop(number)
+        if move.is_output:
+            self._forget_output(target_key, number, move)
+        self.begin(*to, move)
 
     def end(self, target_key: int, number: int) -> OpenMove | None:
-        """A move is settled: return it, if its message still exists."""
+        """A move is settled: return it, if it is an output or its message still exists."""
         move = self.out[target_key].open.pop(number)
+        if move.is_output:
+            self._forget_output(target_key, number, move)
+            return move
         return move if move.sequence in self.leaving else None
+
+    def is_going(self, move: OpenMove) -> bool:
+        """Return whether there still is what a move takes away."""
+        return move.is_output or move.sequence in self.leaving
+
+    def _note_output(self, target_key: int, number: int, move: OpenMove) -> None:
+        self.outputs_under_way += 1
+        self.outputs[move.offset] = self.outputs.get(move.offset, 0) + 1
+        self.last_of_group[target_key >> 16, move.key] = target_key, number
+
+    def _forget_output(self, target_key: int, number: int, move: OpenMove) -> None:
+        self.outputs_under_way -= 1
+        self.outputs[move.offset] -= 1
+        if not self.outputs[move.offset]:
+            del self.outputs[move.offset]
+        group = target_key >> 16, move.key
+        if self.last_of_group.get(group) == (target_key, number):
+            del self.last_of_group[group]
 
     def to_send(self, target_key: int, committed: int, count_max: int) -> list[tuple[int, OpenMove]]:
         """Return the first moves to a partition that are not settled, none above the number `committed`."""
@@ -176,7 +237,11 @@ class PartitionMoves:
 
     def to_bytes(self) -> bytes:
         """Return everything as it is now, for a snapshot."""
-        return _encode(_MovesState(list(self.out.values()), list(self.into.values())))
+        out = [
+            (pair.target_key, pair.journal_id, pair.last, {at: move.row() for at, move in pair.open.items()})
+            for pair in self.out.values()
+        ]
+        return _encode((out, list(self.into.values())))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, is_live: Callable[[int], bool]) -> PartitionMoves:
@@ -186,15 +251,31 @@ class PartitionMoves:
         moves.out = {pair.target_key: pair for pair in state.out}
         moves.into = {pair.source_key: pair for pair in state.into}
         moves.leaving = {
-            move.sequence: move for pair in state.out for move in pair.open.values() if is_live(move.sequence)
+            move.sequence: move
+            for pair in state.out
+            for move in pair.open.values()
+            if not move.is_output and is_live(move.sequence)
         }
+        outputs = [
+            (move.offset, move.at, pair.target_key, number, move)
+            for pair in state.out
+            for number, move in pair.open.items()
+            if move.is_output
+        ]
+        for _, _, target_key, number, move in sorted(outputs, key=lambda output: output[:2]):
+            moves._note_output(target_key, number, move)
         return moves
 
     def content(self) -> list[object]:
         """Return what a hash of the state is taken of."""
         return [
             [
-                (pair.target_key, pair.journal_id, pair.last, list(pair.open.items()))
+                (
+                    pair.target_key,
+                    pair.journal_id,
+                    pair.last,
+                    [(number, move.row()) for number, move in pair.open.items()],
+                )
                 for _, pair in sorted(self.out.items())
             ],
             [(pair.source_key, pair.last, pair.withdrawn) for _, pair in sorted(self.into.items())],

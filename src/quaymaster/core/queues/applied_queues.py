@@ -4,7 +4,8 @@ Records and what their payloads hold, all integers little-endian:
 
     SEND               prefix · message (core/values/messages); flags HAS_* and OWN_DELAY; due_after: the delay
     MOVE               sent u64 · first receive u64 · delivery count u32 · task u8, then prefix · wrapper · message;
-                       queue, partition and sequence are the target's, the source's are in the wrapper
+                       queue, partition and sequence are the target's, the source's are in the wrapper;
+                       with IS_OUTPUT it arrived as a SEND does, with OWN_DELAY and due_after as there
     RECEIVE            [attempt 16 bytes, with HAS_ATTEMPT], then (sequence u64 · delivery count u32) each;
                        due_after: the visibility timeout, up to the slot's end
     CHANGE_VISIBILITY  delivery count u32 · receipt's epoch u64; due_after as in RECEIVE
@@ -18,17 +19,19 @@ Records and what their payloads hold, all integers little-endian:
     MOVE_TASK          the task, MessagePack
     MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8; with GOES_ON: its move to
                        another partition of the queue is over: partition u16 · number u64
-    MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
+    MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each;
+                       with IS_DUPLICATE: outputs that are here already
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
     GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
     STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/partition_transactions
     CLAIM              see core/partition/applied_claims
+    COMPLETE           see core/partition/completion_records
 
 What a SEND, commit, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow
 (`core/partition/partition`). A new group starts where the leader said, and has the messages up to an end: others it is
 told of. A QUEUE_SET of the log is one of its groups, too; a QUEUE_DELETE takes them along.
 
-A message that came from another journal is a MOVE too, whose wrapper has a number (`core/partition/partition_moves`).
+A message that came by a numbered move is a MOVE too, whose wrapper has the number (`core/partition/partition_moves`).
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ from quaymaster.core.partition.applied_moves import (
     apply_move_withdrawn,
     opened_moves,
 )
+from quaymaster.core.partition.completion_records import apply_completion, split_completion
 from quaymaster.core.partition.consumer_groups import begin_group, follow, follow_send, reset_group
 from quaymaster.core.partition.open_stages import OpenStages
 from quaymaster.core.partition.partition import Partition
@@ -94,7 +98,7 @@ from quaymaster.core.values.queue_definitions import (
 )
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.queue_names import QueueArn
-from quaymaster.core.values.records import MESSAGE_TYPES, RecordRow, RecordType
+from quaymaster.core.values.records import HOLDING_TYPES, RecordRow, RecordType
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/values/messages`'s."""
@@ -116,6 +120,9 @@ IS_DUPLICATE = 1
 
 GOES_ON = 1
 """Flag of a MOVE_OUT of a message that was leaving already, for a partition that was sealed."""
+
+IS_OUTPUT = 16
+"""Flag of a MOVE of an output of a completion; the lower ones are those of a SEND."""
 
 PREFIX_FLAGS = 7
 
@@ -243,6 +250,7 @@ class AppliedQueues:
                 RecordType.TRANSACTION_COMMIT: self._apply_commit,
                 RecordType.TRANSACTION_ABORT: self._apply_abort,
                 RecordType.CLAIM: self._apply_claim,
+                RecordType.COMPLETE: self._apply_complete,
             }
         )
 
@@ -292,12 +300,17 @@ class AppliedQueues:
         return run.sequence if run is not None else 0
 
     def is_live(self, row: RecordRow) -> bool:
-        """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
-        if row.type not in MESSAGE_TYPES:
+        """Return whether a record still has a message that somebody may ask for. Compaction keeps these.
+
+        A COMPLETE is needed until each of its outputs is settled.
+        """
+        if row.type not in HOLDING_TYPES:
             return False
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
         if partition is None:
             return False
+        if row.type == RecordType.COMPLETE:
+            return partition.moves is not None and row.offset in partition.moves.outputs
         if row.type == RecordType.STAGE:
             return partition.is_kept(row.sequence)
         return partition.is_live(row.sequence)
@@ -410,7 +423,27 @@ class AppliedQueues:
                 row.sequence, row.time_ms, row.due_after_ms, delivery_count, receipt_epoch, changed=True
             )
 
+    def _apply_complete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            apply_completion(partition, split_completion(payload), row.offset, row.time_ms)
+            if partition.is_sending_away:
+                self.sending_away.add(partition.key)
+
+    def _apply_output(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        sent = payload[MOVE_HEAD_BYTES:]
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        if partition is not None and row.offset >= partition.applied:
+            moved = decode_moved(split_payload(row.flags, sent)[3])
+            source_key = partition_key(moved.source_queue_id, moved.source_partition)
+            opened_moves(partition).came(source_key).last = moved.number
+            partition.moved_in += 1
+        self._apply_send(row, sent, epoch)
+
     def _apply_move(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        if row.flags & IS_OUTPUT:
+            self._apply_output(row, payload, epoch)
+            return
         sent_ms, first_ms, count, is_task = MOVE_HEAD.unpack_from(payload)
         group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
         moved = decode_moved(wrapped)
@@ -455,7 +488,13 @@ class AppliedQueues:
             (settled_below,) = SETTLED_BELOW.unpack_from(payload, OTHER_END.size)
             numbers = array("Q", bytes(payload[OTHER_END.size + SETTLED_BELOW.size :]))
             source_key = partition_key(queue_id, source_partition)
-            apply_move_withdrawn(partition, source_key, settled_below, numbers)
+            apply_move_withdrawn(
+                partition,
+                source_key,
+                settled_below,
+                numbers,
+                are_duplicates=bool(row.flags & IS_DUPLICATE),
+            )
 
     def _apply_move_end(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -471,11 +510,11 @@ class AppliedQueues:
     def _end_moves_of(
         self, partition: Partition, target_key: int, ended: list[tuple[int, int]], now_ms: int
     ) -> int:
-        """Settle moves, as (number, whether it was taken); return how many messages have moved."""
+        """Settle moves, as (number, whether it was taken); return how many messages have moved, but for outputs."""
         arrived = 0
         for number, taken in ended:
             move = apply_move_end(partition, target_key, number, now_ms, taken=bool(taken))
-            if move is not None and taken:
+            if move is not None and taken and not move.is_output:
                 arrived += 1
                 if move.is_redrive:
                     count_arrived(partition)
@@ -843,6 +882,6 @@ def entry_of_record(row: RecordRow, payload: bytes | memoryview, run: Run | None
     if row.type == RecordType.MOVE:
         sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
         group = split_prefix(row.flags, payload[MOVE_HEAD_BYTES:])[0]
-        return IndexEntry(row.offset, sent_ms, sent_ms, group)
+        return IndexEntry(row.offset, sent_ms, sent_ms + row.due_after_ms, group)
     group = split_prefix(row.flags, payload)[0]
     return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)

@@ -26,6 +26,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
+    NotNow,
     OverLimit,
     QueueDoesNotExist,
     QueueIdTaken,
@@ -151,6 +152,7 @@ class DefinedQueues(AppliedQueues):
         if command.identity is not None:
             self._check_identity(known, command.identity)
         if known is not None:
+            self._check_has_no_outputs(command.queue_id)
             proposal.records.append(
                 Record(RecordType.QUEUE_DELETE, 0, command.queue_id, 0, 0, now_ms, 0, b"")
             )
@@ -158,6 +160,16 @@ class DefinedQueues(AppliedQueues):
                 proposal.awake.update(self.partitions_of(queue_id))
             self._forget(command.queue_id)
         return Done(), Wait.COMMIT
+
+    def _check_has_no_outputs(self, queue_id: int) -> None:
+        """Raise NotNow while messages that were completed here have outputs under way: they would be lost."""
+        for each in (queue_id, *self._groups_of(queue_id)):
+            for partition in self._here(each):
+                if partition.moves is not None and partition.moves.outputs_under_way:
+                    raise NotNow(
+                        f"{partition.moves.outputs_under_way} messages that completions sent from this queue have not "
+                        "arrived yet. Try again."
+                    )
 
     def _ask_partition(self, command: AskPartition, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)

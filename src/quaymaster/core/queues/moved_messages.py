@@ -2,6 +2,7 @@
 
     in one journal          `message_to_move` ──▶ `store_moved`: one record does both ends
     to another journal      `begin_move`; the host carries `message_to_move` there ──▶ `take_in` ──▶ END of the move
+    of a completion         as to another journal, wherever it goes (`core/queues/completions`)
 
 What each end remembers of moves between journals is in `core/partition/partition_moves`.
 
@@ -16,21 +17,26 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from quaymaster.core.partition.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
+from quaymaster.core.partition.consumer_groups import follow_send
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import AWAY_MAX, MovesOut, OpenMove
+from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.applied_queues import (
     GOES_ON,
     GONE_ON,
+    IS_DUPLICATE,
     MOVE_HEAD,
     MOVE_HEAD_BYTES,
     MOVE_OUT,
     OTHER_END,
+    OWN_DELAY,
     PREFIX_FLAGS,
     SETTLED_BELOW,
     partition_key,
     parts_of_key,
 )
+from quaymaster.core.queues.completions import record_of_output
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.values.commands import MoveBegun, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
 from quaymaster.core.values.errors import NotNow
@@ -116,18 +122,24 @@ def find_place(
     sequence: int,
     queue: QueueDefinition,
     takes_moves: Callable[[PartitionPlacement], bool],
-    *,
-    after: int = -1,
 ) -> PartitionPlacement | None:
-    """Return which partition of a queue a message goes to, among those numbered above `after`; None: there is none.
+    """Return which partition of a queue a message goes to; None: there is none.
 
     A message of a FIFO queue goes by its group. Others are spread by where they come from: that is the same whenever
     it is asked, and needs no look at the message.
     """
+    return _find_by_key(queue, _key_of(source, sequence, queue), takes_moves, after=-1)
+
+
+def _key_of(source: Partition, sequence: int, queue: QueueDefinition) -> int:
     if queue.is_fifo:
-        key = source.index.group(sequence)
-    else:
-        key = (source.key + sequence * SPREAD) & KEY_MAX
+        return source.index.group(sequence)
+    return (source.key + sequence * SPREAD) & KEY_MAX
+
+
+def _find_by_key(
+    queue: QueueDefinition, key: int, takes_moves: Callable[[PartitionPlacement], bool], *, after: int
+) -> PartitionPlacement | None:
     for entry in taking(queue, key):
         if entry.number > after and takes_moves(entry):
             return entry
@@ -211,8 +223,9 @@ def go_on(
     queue_id, before = parts_of_key(pair.target_key)
     going: list[tuple[int, OpenMove, PartitionPlacement]] = []
     for number, move in pair.open.items():
-        if move.sequence in moves.leaving and number not in settled:
-            entry = find_place(source, move.sequence, queue, takes_moves, after=before)
+        if moves.is_going(move) and number not in settled:
+            move_key = move.key if move.is_output else _key_of(source, move.sequence, queue)
+            entry = _find_by_key(queue, move_key, takes_moves, after=before)
             if entry is None:
                 raise NotNow("The partitions that follow a sealed one are not known yet.")
             going.append((number, move, entry))
@@ -226,19 +239,22 @@ def go_on(
             RecordType.MOVE_OUT, source, now_ms, sequence=move.sequence, flags=GOES_ON, payload=payload
         )
         moves.go_on(pair.target_key, number, (key, entry.journal_id, new_number))
-        _note_last_of_group(source, move.sequence, key, new_number)
+        if not move.is_output:
+            _note_last_of_group(source, move.sequence, key, new_number)
     return [MoveBegun(key, number) for key, number in last.items()]
 
 
 def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal) -> MoveInOutcome:
-    """Take what is new of the messages that another journal sends; its answer rests on all that was decided.
+    """Take what is new of the messages that leave a partition; its answer rests on all that was decided.
 
-    A sealed partition takes none of them. That it does not needs no record: it never will.
+    A sealed partition takes none of them. That it does not needs no record: it never will. An output that is stored
+    already is passed over, also there.
     """
     source_key = partition_key(command.source_queue_id, command.source_partition)
     known = target.moves.into.get(source_key) if target.moves is not None else None
     last = known.last if known is not None else 0
     withdrawn: list[int] = []
+    duplicates: list[int] = []
     is_sealed = False
     for message in command.messages:
         number = message.number
@@ -246,24 +262,72 @@ def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal)
             if known is not None and number in known.withdrawn:
                 withdrawn.append(number)
             continue
+        is_duplicate = message.is_output and _is_stored(target, message, now_ms)
+        if is_duplicate:
+            duplicates.append(number)
+            totals_of(target, proposal.epoch).duplicate += 1
+            target.note_touch()
         if target.is_sealed:
+            if is_duplicate:
+                continue
             withdrawn.append(number)
             is_sealed = True
             continue
         last = number
-        if message.payload is None:
+        if is_duplicate:
+            _withdraw(target, command, number, now_ms, proposal, are_duplicates=True)
+        elif message.payload is None:
             withdrawn.append(number)
             _withdraw(target, command, number, now_ms, proposal)
+        elif message.is_output:
+            _store_output(target, message, now_ms, proposal)
+            opened_moves(target).came(source_key).last = number
         else:
             store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
             opened_moves(target).came(source_key).last = number
-    return MoveInOutcome(withdrawn, is_sealed=is_sealed)
+    return MoveInOutcome(withdrawn, is_sealed=is_sealed, duplicates=duplicates)
 
 
-def _withdraw(target: Partition, command: MoveIn, number: int, now_ms: int, proposal: Proposal) -> None:
+def _is_stored(target: Partition, message: MovedMessage, now_ms: int) -> bool:
+    """Return whether an output has the deduplication id of a message that is stored."""
+    dedup = split_prefix(message.flags, message.payload or b"")[1]
+    return dedup is not None and target.ids.find(dedup, None, now_ms) is not None
+
+
+def _store_output(target: Partition, message: MovedMessage, now_ms: int, proposal: Proposal) -> None:
+    """Store an output as a Send would have stored it."""
+    record = record_of_output(target, message, now_ms)
+    offset = proposal.next_offset
+    proposal.records.append(record)
+    payload = record.payload[MOVE_HEAD_BYTES:]
+    group, dedup, _ = split_prefix(record.flags, payload)
+    own_delay = bool(record.flags & OWN_DELAY)
+    sequence, delay_ms = record.sequence, record.due_after_ms
+    target.apply_send(sequence, offset, now_ms, delay_ms, own_delay, group)
+    target.moved_in += 1
+    if dedup is not None:
+        target.ids.note(dedup, None, offset, now_ms)
+    if target.sizes is not None:
+        target.sizes.add(sequence, len(payload))
+    for follower in target.groups.values():
+        follow_send(follower, sequence, offset, now_ms, delay_ms, own_delay, group)
+    for partition in (target, *target.groups.values()):
+        proposal.note_sent(partition, sequence, partition.next_sequence)
+
+
+def _withdraw(
+    target: Partition,
+    command: MoveIn,
+    number: int,
+    now_ms: int,
+    proposal: Proposal,
+    *,
+    are_duplicates: bool = False,
+) -> None:
     settled_below = command.messages[0].number
     other_end = OTHER_END.pack(command.source_queue_id, command.source_partition)
     payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
-    proposal.add(RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
+    flags = IS_DUPLICATE if are_duplicates else 0
+    proposal.add(RecordType.MOVE_WITHDRAWN, target, now_ms, flags=flags, payload=payload)
     source_key = partition_key(command.source_queue_id, command.source_partition)
-    apply_move_withdrawn(target, source_key, settled_below, [number])
+    apply_move_withdrawn(target, source_key, settled_below, [number], are_duplicates=are_duplicates)

@@ -28,6 +28,7 @@ from quaymaster.core.queues.applied_queues import (
     parts_of_key,
 )
 from quaymaster.core.queues.claimed_queues import ClaimedQueues
+from quaymaster.core.queues.completions import complete
 from quaymaster.core.queues.defined_queues import DefinedQueues
 from quaymaster.core.queues.move_tasks import (
     cancel_task,
@@ -78,6 +79,7 @@ from quaymaster.core.values.commands import (
     Claim,
     Command,
     CommitTransaction,
+    Complete,
     Consume,
     CountMessages,
     Decided,
@@ -130,7 +132,7 @@ from quaymaster.core.values.errors import (
     OverLimit,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.queue_counts import sum_counts
 from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
@@ -208,6 +210,7 @@ class QueueStates(DefinedQueues, ClaimedQueues):
             Settle: self._settle,
             DescribeClaims: self._describe_claims,
             ReleaseClaims: self._release_claims,
+            Complete: self._complete,
         }
 
     def decide(
@@ -416,6 +419,29 @@ class QueueStates(DefinedQueues, ClaimedQueues):
         self.open_stages.note(partition)
         return outcome, Wait.COMMIT
 
+    # Completions
+
+    def _complete(self, command: Complete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self._consumed(command.queue_id, command.partition)
+        self.cell_format.require(DELIVERY, "Messages can be completed")
+        if partition.definition.is_at_most_once:
+            raise UnsupportedOperation(
+                "A receive takes messages out of a queue with DeliveryGuarantee=AtMostOnce: "
+                "there is nothing to complete."
+            )
+        if partition.definition.is_fifo or partition.definition.is_exactly_once:
+            self._advance(partition, now_ms)
+        was_full = len(partition.in_flight) >= self._in_flight_max
+        before = partition.alive
+        decided = complete(partition, command, now_ms, proposal)
+        if decided.begun:
+            self.sending_away.add(partition.key)
+        if partition.log is None:
+            self.messages_gone += before - partition.alive
+        if partition.definition.is_fifo or was_full:
+            proposal.awake.add(partition)
+        return decided, Wait.COMMIT
+
     # Moves
 
     def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -514,9 +540,12 @@ class QueueStates(DefinedQueues, ClaimedQueues):
             other_end = OTHER_END.pack(*parts_of_key(command.target_key))
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
             proposal.add(RecordType.MOVE_END, source, now_ms, payload=payload)
-            dead = sum(taken and not pair.open[number].is_redrive for number, taken in ended)
+            moves = [(pair.open[number], taken) for number, taken in ended]
+            dead = sum(taken and not (move.is_redrive or move.is_output) for move, taken in moves)
             totals_of(source, proposal.epoch).dead_lettered += dead
             arrived = self._end_moves_of(source, command.target_key, ended, now_ms)
+            # Compaction looks again: records of outputs may be needed no more.
+            self.messages_gone += sum(move.is_output for move, _ in moves)
             if source.log is None:
                 self.messages_gone += arrived
             self.messages_moved += arrived

@@ -17,6 +17,8 @@ from quaymaster.core.values.commands import (
     Command,
     CommittedOutcome,
     CommitTransaction,
+    Complete,
+    CompleteOutcome,
     CountMessages,
     Delete,
     DescribeClaims,
@@ -71,6 +73,7 @@ _REPEATABLE = (
     Settle,
     DescribeClaims,
     ReleaseClaims,
+    Complete,
 )
 
 
@@ -101,7 +104,8 @@ def as_repeat(command: Command) -> Command:
 def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
     """Return what the outcome of a repeated command says of the command.
 
-    A message that duplicates itself was stored by the first attempt, and a transaction found committed was so by it. A
+    A message that duplicates itself was stored by the first attempt, and so was a transaction found committed, or a
+    completion found done. A
     changed visibility may be refused because the first attempt changed it: whether it did is unknown.
     """
     if isinstance(outcome, SendOutcome) and isinstance(command, Send):
@@ -122,6 +126,8 @@ def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
         return StagedOutcome(outcome.count, was_sent=True)
     if isinstance(outcome, CommittedOutcome):
         return msgspec.structs.replace(outcome, was_committed=False)
+    if isinstance(outcome, CompleteOutcome):
+        return msgspec.structs.replace(outcome, was_done=False)
     return outcome
 
 

@@ -744,6 +744,51 @@ class MoveMessage(msgspec.Struct, gc=False):
     target: QueueDefinition | None = None
 
 
+class Output(msgspec.Struct, gc=False, array_like=True):
+    """A message that a completion sends: `payload` and `flags` are those of a SEND record (`core/values/messages`).
+
+    It is for a partition of a queue in some journal, by the table of who asks. `key` is what chose the partition there:
+    where the table has changed meanwhile, it chooses again. `delay_ms` as in NewMessage.
+    """
+
+    queue_id: int
+    partition: int
+    journal_id: int
+    key: int
+    arn: str
+    payload: bytes
+    flags: int = 0
+    delay_ms: int = QUEUE_DEFAULT
+
+
+class Complete(msgspec.Struct, gc=False, array_like=True, tag=45):
+    """Delete 1-10 messages by their receipts and send 1-100 others, as one act: both, or nothing.
+
+    `digest` is a 64-bit hash, not 0, of the receipts and of all that is sent. The same receipts and digest again within
+    5 minutes are answered as the first time.
+    """
+
+    queue_id: int
+    partition: int
+    receipts: list[Receipt]
+    outputs: list[Output]
+    digest: int
+
+
+class CompleteOutcome(msgspec.Struct, gc=False, array_like=True, tag=45):
+    """For each receipt None, or why it is not good: then nothing was done. `was_done`: it was done before."""
+
+    errors: list[Exception | None]
+    was_done: bool = False
+
+
+class CompletionDecided(msgspec.Struct, gc=False):
+    """What a Complete decided, and the outputs that may be sent once that is committed, for each target."""
+
+    outcome: CompleteOutcome
+    begun: list[MoveBegun] = []
+
+
 class MoveBegun(msgspec.Struct, gc=False):
     """The message is leaving, as this number among those that leave for its target. Once committed, it may be sent."""
 
@@ -754,7 +799,8 @@ class MoveBegun(msgspec.Struct, gc=False):
 class MovedMessage(msgspec.Struct, gc=False, array_like=True):
     """A message that comes from another journal, by its number. `payload` is a MOVE record's, without the head.
 
-    `payload` None: it is withdrawn. `is_redrive`: it starts afresh, at the present time.
+    `payload` None: it is withdrawn. `is_redrive`: it starts afresh, at the present time. `is_output`: it arrives as a
+    Send, with the delay of one; the other times and counts mean nothing.
     """
 
     number: int
@@ -764,10 +810,12 @@ class MovedMessage(msgspec.Struct, gc=False, array_like=True):
     delivery_count: int = 0
     first_receive_ms: int = 0
     is_redrive: bool = False
+    is_output: bool = False
+    delay_ms: int = QUEUE_DEFAULT
 
 
 class MoveIn(msgspec.Struct, gc=False, array_like=True, tag=13):
-    """Take 1 or more messages from a partition of another journal, in the order of their numbers; idempotent.
+    """Take 1 or more messages that leave a partition, in the order of their numbers; idempotent.
 
     All numbers below the first are settled. The broker that leads the source asks this, with the target's queue.
     """
@@ -784,12 +832,15 @@ class MoveInOutcome(msgspec.Struct, gc=False, array_like=True, tag=8):
 
     `is_sealed`: those withdrawn now are so because the partition takes no messages any more; by the table of
     `definition` they go to another one.
+
+    `duplicates`: outputs that were found to be stored before, by their deduplication ids. They count as taken.
     """
 
     withdrawn: list[int]
     is_gone: bool = False
     is_sealed: bool = False
     definition: QueueDefinition | None = None
+    duplicates: list[int] = []
 
 
 class EndMoves(msgspec.Struct, gc=False):
@@ -983,6 +1034,7 @@ Command = (
     | Settle
     | DescribeClaims
     | ReleaseClaims
+    | Complete
 )
 """What a front end or a metadata node may ask."""
 
@@ -1021,6 +1073,7 @@ Outcome = (
     | SettledOutcome
     | ClaimsOutcome
     | ReleasedOutcome
+    | CompleteOutcome
 )
 """What it is answered."""
 
@@ -1056,5 +1109,6 @@ Decided = (
     | SettledOutcome
     | ClaimsOutcome
     | ReleasedOutcome
+    | CompletionDecided
 )
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

@@ -97,7 +97,9 @@ class RecordType(IntEnum):
 
 
 MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE), int(RecordType.STAGE)})
-"""Records that hold a message."""
+"""Records that hold a message, which has its own number."""
+HOLDING_TYPES = MESSAGE_TYPES | {int(RecordType.COMPLETE)}
+"""Those and records that hold outputs of a completion: what compaction keeps as long as it is needed."""
 
 
 class Record(msgspec.Struct, gc=False):
@@ -346,10 +348,10 @@ def payload_places(data: bytes, rows: Sequence[int]) -> Iterator[tuple[int, int,
 
 
 def message_places(data: memoryview, header: BatchHeader) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield (row number, type, flags, crc, start, end) of the records of a batch that hold messages."""
+    """Yield (row number, type, flags, crc, start, end) of the records of a batch that hold messages or outputs."""
     table = data[HEADER_BYTES : HEADER_BYTES + header.count * ROW_BYTES]
     for number, (record_type, flags, crc, start, size) in enumerate(_CHECKED_PLACE.iter_unpack(table)):
-        if record_type in MESSAGE_TYPES:
+        if record_type in HOLDING_TYPES:
             yield number, record_type, flags, crc, start, start + size
 
 

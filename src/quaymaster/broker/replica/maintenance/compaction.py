@@ -15,7 +15,7 @@ from quaymaster.broker.storage.disk import is_full
 from quaymaster.broker.storage.journal_reading import SegmentInfo
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.segments import RecordUnreadable
-from quaymaster.core.values.records import MESSAGE_TYPES, iterate_rows
+from quaymaster.core.values.records import HOLDING_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 
 COMPACT_AFTER_MS = 600_000
@@ -199,7 +199,7 @@ class Compaction:
             if header.base_offset >= segment.end_offset:
                 break
             for row in iterate_rows(data, header):
-                if row.type in MESSAGE_TYPES:
+                if row.type in HOLDING_TYPES:
                     messages += 1
                     if queues.is_live(row):
                         live.add(row.offset)
