@@ -27,6 +27,8 @@ from quaymaster.core.values.commands import (
     Claim,
     Command,
     CommitTransaction,
+    Complete,
+    Consume,
     CountMessages,
     Delete,
     DescribeClaims,
@@ -42,6 +44,7 @@ from quaymaster.core.values.commands import (
     LogBounds,
     MoveIn,
     MoveMessage,
+    Output,
     Peek,
     Purge,
     ReadClaim,
@@ -63,9 +66,15 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 FEW, MANY = 100, 100_000
-JOBS, DEAD, LOG, GROUP, NEW = 1, 2, 3, 4, 5
+JOBS, DEAD, LOG, GROUP, NEW, ONCE = 1, 2, 3, 4, 5, 6
 OTHERS_FROM = 1_000
 TASK = b"task-number-one-"
+
+
+def output(number: int) -> Output:
+    sent = message(number)
+    return Output(DEAD, 0, 0, int.from_bytes(sent.message_id[8:], "big"), arn("dead"), sent.payload)
+
 
 # In this order each finds what it needs, and has some work to do.
 STEPS: list[Command | InternalCommand] = [
@@ -110,6 +119,12 @@ STEPS: list[Command | InternalCommand] = [
     DescribeClaims(JOBS, 0),
     Settle(JOBS, 0, "spark", "a", 1),
     ReleaseClaims(JOBS, 0, "spark"),
+    Send(ONCE, 0, [message(11)]),
+    Receive(ONCE, 0, 1, 60_000),
+    Consume(ONCE, 0, [1]),
+    Send(JOBS, 0, [message(13)]),
+    Receive(JOBS, 0, 2, 60_000),
+    Complete(JOBS, 0, [Receipt(8, 1, 1)], [output(12)], 1),
 ]
 
 
@@ -142,6 +157,7 @@ def with_others(count: int) -> Host:
         queue(JOBS, "jobs"),
         queue(DEAD, "dead"),
         queue(LOG, "log", attributes={"RetentionMode": "Log"}),
+        queue(ONCE, "once", attributes={"DeliveryGuarantee": "AtMostOnce"}),
         msgspec.structs.replace(queue(GROUP, "log@a"), group_of=LOG),
     ):
         host.ask(SetQueue(definition))
