@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -59,22 +59,35 @@ _rows = msgspec.msgpack.Decoder(PresenceRow)
 class Presence:
     """The row of this process, from `register` to `close`."""
 
-    def __init__(self, store: Coordination, row: PresenceRow, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self,
+        store: Coordination,
+        row: PresenceRow,
+        *,
+        lease_ms: int = LEASE_MS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.row = row
+        self._clock = clock
         self._store = store
         self._lease_ms = lease_ms
         self._lease_id = 0
         self._renewed_s = -math.inf
         self._keeper: asyncio.Task[None] | None = None
 
+    @property
+    def renewed_s(self) -> float:
+        """When the lease was last asked for, or to be renewed, with success: a time of its clock; -inf: never."""
+        return self._renewed_s
+
     def samples(self) -> Iterator[Sample]:
         """A source for `Metrics`."""
-        left_s = self._renewed_s + self._lease_ms / 1_000 - time.monotonic()
+        left_s = self._renewed_s + self._lease_ms / 1_000 - self._clock()
         yield Sample("quaymaster_lease_remaining_seconds", max(0.0, left_s))
 
     async def register(self) -> None:
         """Write the row. Raises NotNow, LeaseExpired."""
-        asked_s = time.monotonic()
+        asked_s = self._clock()
         self._lease_id = await self._store.grant_lease(self._lease_ms)
         await self._store.transaction([], [Put(self.row.key, _encode(self.row), self._lease_id)])
         self._renewed_s = asked_s
@@ -95,7 +108,7 @@ class Presence:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._lease_ms / 3_000)
-            asked_s = time.monotonic()
+            asked_s = self._clock()
             try:
                 await self._store.keep_alive(self._lease_id)
                 self._renewed_s = asked_s

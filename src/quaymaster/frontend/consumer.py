@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.values.commands import (
@@ -26,7 +26,7 @@ from quaymaster.core.values.commands import (
     Watch,
     WatchOutcome,
 )
-from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded, Timeout
+from quaymaster.core.values.errors import CallerError, NotNow, Timeout
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.values.partition_tables import read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
@@ -44,18 +44,13 @@ from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.routing.metadata_client import known, one_request
+from quaymaster.net.routing.metadata_client import answer_to
 from quaymaster.protocol.actions.validation import SYSTEM_ATTRIBUTE_NAMES
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, QueueChange
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 PUSH_GROUP: Final = "push"
 """Whose messages a log-retained queue's are that are pushed."""
-QUESTIONS_MAX: Final = 64
-"""So many rows may have to be asked for, one after the other, before something is known: a receive's data keys."""
-
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 
@@ -110,7 +105,11 @@ class Consumer:
 
     async def find(self, account_id: str, name: str) -> QueueDefinition | None:
         """Return an active queue of a name, None where there is none."""
-        return await _when_known(partial(self._metadata.find_queue, account_id, name))
+        return await answer_to(partial(self._metadata.find_queue, account_id, name))
+
+    async def refresh(self, queue: QueueDefinition) -> None:
+        """Have `find` show a queue as it is now."""
+        await self._metadata.queues.refresh(queue)
 
     async def consumed(self, queue: QueueDefinition) -> QueueDefinition:
         """Return what a queue is consumed through: itself, of a log its group."""
@@ -126,7 +125,7 @@ class Consumer:
 
     async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
         """Return up to `count` (1-10) messages of what is consumed; none is normal. They are hidden for so long."""
-        await _when_known(partial(self._cipher.check_receive, queue))
+        await answer_to(partial(self._cipher.check_receive, queue))
         number = partition_of(queue)
         command = Receive(queue.queue_id, number, count, hidden_ms, table_version=queue.table_version)
         outcome = await self._ask(command)
@@ -139,7 +138,7 @@ class Consumer:
         found = []
         for delivery in outcome.deliveries:
             try:
-                found.append(await _when_known(partial(self._open, queue, number, outcome.epoch, delivery)))
+                found.append(await answer_to(partial(self._open, queue, number, outcome.epoch, delivery)))
             except (MessageDamaged, UnknownMessageFormat, CallerError, NotNow) as error:
                 # It stays hidden, and the others are not kept from being called; its redrive policy takes it away.
                 log_event(
@@ -163,11 +162,11 @@ class Consumer:
         """Hide messages that were received for other times, from now on."""
         await self._change(queue, messages, timeouts_ms)
 
-    async def wait(self, queue: QueueDefinition, wait_ms: int) -> None:
-        """Return when a queue may have a message to hand out, or its partitions are others; else after `wait_ms`."""
+    async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool:
+        """Return true as soon as a queue may have a message to hand out, false if it had none for `wait_ms`."""
         known_as = self._tables.find(queue.queue_id) or queue
         numbers = [entry.number for entry in read_partitions(known_as)]
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         left = set(numbers)
 
         def reply(number: int, outcome: Outcome | Exception) -> None:
@@ -178,8 +177,10 @@ class Consumer:
                 return
             if isinstance(outcome, Exception):
                 answered.set_exception(outcome)
-            elif not isinstance(outcome, WatchOutcome) or outcome.has_messages or not left:
-                answered.set_result(None)
+            elif not isinstance(outcome, WatchOutcome) or outcome.has_messages:
+                answered.set_result(True)
+            elif not left:
+                answered.set_result(False)
 
         watches = [
             self._broker.submit(
@@ -189,7 +190,7 @@ class Consumer:
         ]
         try:
             async with asyncio.timeout(wait_ms / 1_000 + self._timeout_s):
-                await answered
+                return await answered
         except TimeoutError:
             raise Timeout from None
         finally:
@@ -239,14 +240,3 @@ class Consumer:
             attributes_md5=hex_or_none(content.attributes_md5),
             system=system_attributes(SYSTEM_ATTRIBUTE_NAMES, queue, delivery, stored, content),
         )
-
-
-async def _when_known(question: Callable[[], T]) -> T:
-    """Return the answer to a question, once metadata has been asked for what is not in memory."""
-    with one_request():
-        for _ in range(QUESTIONS_MAX):
-            try:
-                return question()
-            except NotYetKnown as unknown:
-                await known(unknown)
-    raise Overloaded

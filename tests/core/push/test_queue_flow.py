@@ -115,6 +115,7 @@ def test_a_call_that_cannot_begin_soon_after_its_receive_does_not_begin() -> Non
     (call,) = flow.received(ask, messages(None))
 
     assert flow.begin(call, BEGINS_WITHIN_MS + 1) is False
+    flow.end(call)
     assert flow.under_way == 0
 
     for _ in range(FAILURES_MAX):
@@ -124,6 +125,7 @@ def test_a_call_that_cannot_begin_soon_after_its_receive_does_not_begin() -> Non
     (probe,) = flow.received(ask, messages(None))
 
     assert flow.begin(probe, 1_000 + BEGINS_WITHIN_MS + 1) is False
+    flow.end(probe)
     assert flow.take(6_000, CALLS) is not None, "another probe may go"
 
 
@@ -138,6 +140,8 @@ def test_messages_that_were_taken_are_deleted_and_the_others_back_off() -> None:
 
     assert settlement.deleted == (0, 2), "groups of a standard queue are tenants"
     assert settlement.hidden == ((1, 2_000),)
+    assert flow.under_way == 1, "nothing of it is acknowledged yet"
+    flow.end(call)
     assert flow.under_way == 0
 
 
@@ -157,7 +161,7 @@ def test_a_receive_of_a_fifo_queue_is_one_call() -> None:
     assert flow.under_way == 1
 
 
-def test_a_failed_message_of_a_fifo_queue_fails_what_follows_in_its_group_and_is_hidden_as_long() -> None:
+def test_failed_messages_of_a_fifo_group_are_hidden_for_the_same_time() -> None:
     flow = QueueFlow(FIFO)
     ask = flow.take(0, CALLS)
     assert ask is not None
@@ -166,7 +170,23 @@ def test_a_failed_message_of_a_fifo_queue_fails_what_follows_in_its_group_and_is
     (call,) = flow.received(ask, batch)
     flow.begin(call, 0)
 
-    settlement = flow.settle(call, judged("works", [0]), 100, EVEN)
+    settlement = flow.settle(call, judged("works", [0, 2]), 100, EVEN)
 
     assert settlement.deleted == (1, 3)
     assert settlement.hidden == ((0, 1_000), (2, 1_000))
+
+
+def test_an_endpoint_that_took_a_probe_may_be_called_while_its_message_is_deleted() -> None:
+    flow = QueueFlow(PLAN)
+    for _ in range(FAILURES_MAX):
+        flow.endpoint.end(flow.endpoint.begin(), judged("fails"), 0)
+    ask = flow.take(1_000, CALLS)
+    assert ask is not None
+    (probe,) = flow.received(ask, messages(None))
+    flow.begin(probe, 1_000)
+
+    flow.settle(probe, judged("works"), 1_100, EVEN)
+    assert flow.endpoint.state == "active"
+    flow.end(probe)
+
+    assert flow.take(1_200, CALLS) is not None

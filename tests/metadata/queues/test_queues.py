@@ -14,7 +14,7 @@ from harness.server_metadata import ServerMetadata
 
 from metadata.support import ACCOUNT, REGION, START_MS, ActingStore, HeldStore, World, eventually, run
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
-from quaymaster.coordination.push_rows import PUSHED, PushedRow, decode_pushed
+from quaymaster.coordination.push_rows import PUSHED, PushedRow, decode_pushed, queue_id_of
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import (
     InvalidAttributeValue,
@@ -1129,7 +1129,7 @@ def test_pushers_find_a_queue_from_the_moment_that_it_has_an_endpoint_until_it_h
     async def scenario(world: World) -> None:
         async def pushed() -> list[tuple[int, PushedRow]]:
             items, _ = await world.store.list_all(PUSHED)
-            return [decode_pushed(item.key, item.value) for item in items]
+            return [(queue_id_of(item.key), decode_pushed(item.value)) for item in items]
 
         async with world.service() as service:
             change = service.queues.change

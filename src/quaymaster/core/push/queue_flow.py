@@ -1,14 +1,13 @@
 """One queue that is pushed: how many messages are received now, in which calls they go, and what follows the answers.
 
-    room for calls ──take──▶ Ask ──received──▶ PushCall ──begin──▶ called ──settle──▶ Settlement: deleted, hidden
+    room for a call ──take──▶ Ask ──received──▶ PushCall ──begin──▶ called ──settle──▶ deleted, hidden ──end──▶ room
                               └── nothing there: its room is free again
 
 A pusher receives only what it calls at once: each receive counts, and messages that were received and not tried would
 become dead letters. So an ask has room for all its messages when it is made.
 
 A FIFO queue's receive is one call, whatever groups its messages are of: the broker gives none of a group out while one
-of it is in flight. So nothing of a group is called before what was before it is deleted. When a message of a call
-failed, those behind it in its group fail, too.
+of it is in flight. So nothing of a group is called before what was before it is deleted.
 
 A message is hidden for as long as its call may take, and some seconds. A call that could not begin within those seconds
 (the process was stopped) does not begin: another pusher may have the message by then, and have deleted it.
@@ -46,10 +45,14 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class PushCall(msgspec.Struct, gc=False, eq=False):
-    """Messages that go to the endpoint together. `number` is 0 until it begins."""
+    """Messages that go to the endpoint together. Until `hidden_until_ms` no other pusher has them.
+
+    `number` is 0 until it begins.
+    """
 
     messages: Sequence[PushedMessage]
     asked_ms: int
+    hidden_until_ms: int
     is_probe: bool
     number: int = 0
 
@@ -92,7 +95,7 @@ class QueueFlow:
         """Return the calls in which received messages go; room that they do not need is free again."""
         size = len(messages) if self.plan.is_fifo else self.plan.batch_size
         calls = [
-            PushCall(messages[at : at + size], ask.asked_ms, ask.is_probe)
+            PushCall(messages[at : at + size], ask.asked_ms, ask.asked_ms + ask.hidden_ms, ask.is_probe)
             for at in range(0, len(messages), size or 1)
         ]
         assert len(calls) <= ask.calls, "a receive gives no more than was asked for"
@@ -102,39 +105,26 @@ class QueueFlow:
         return calls
 
     def begin(self, call: PushCall, now_ms: int) -> bool:
-        """Tell whether a call begins; if not, it is over."""
+        """Tell whether a call begins."""
         if now_ms - call.asked_ms > BEGINS_WITHIN_MS:
-            self._end(call)
             return False
         call.number = self.endpoint.begin()
         return True
 
     def settle(self, call: PushCall, judged: Judged, now_ms: int, luck: float) -> Settlement:
-        """A call has ended so: return what becomes of its messages. `luck` as in `backoff_ms`."""
-        self.under_way -= 1
+        """An answer came, or none: return what becomes of the call's messages. `luck` as in `backoff_ms`."""
         self.endpoint.end(call.number, judged, now_ms, is_probe=call.is_probe)
-        failed = self._with_followers(call.messages, judged.failed)
+        call.is_probe = False
         return Settlement(
-            tuple(at for at in range(len(call.messages)) if at not in failed),
-            tuple((at, hidden_ms) for at, hidden_ms in self._back_offs(call.messages, failed, luck).items()),
+            tuple(at for at in range(len(call.messages)) if at not in judged.failed),
+            tuple(self._back_offs(call.messages, sorted(judged.failed), luck).items()),
         )
 
-    def _end(self, call: PushCall) -> None:
+    def end(self, call: PushCall) -> None:
+        """A call is over, and what became of its messages acknowledged; or it did not begin: its room is free again."""
         self.under_way -= 1
         if call.is_probe:
             self.endpoint.is_probing = False
-
-    def _with_followers(self, messages: Sequence[PushedMessage], failed: frozenset[int]) -> list[int]:
-        """Return positions of failed messages, in order, and of a FIFO queue those behind them in their groups."""
-        if not self.plan.is_fifo:
-            return sorted(failed)
-        groups: set[str | None] = set()
-        found: list[int] = []
-        for at, message in enumerate(messages):
-            if at in failed or message.group_id in groups:
-                groups.add(message.group_id)
-                found.append(at)
-        return found
 
     def _back_offs(
         self, messages: Sequence[PushedMessage], failed: Sequence[int], luck: float

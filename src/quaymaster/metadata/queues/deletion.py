@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 
 from quaymaster.coordination.interface import Put, RevisionMismatch
-from quaymaster.coordination.push_rows import pushed_key, state_key
+from quaymaster.coordination.push_rows import pushed_key
 from quaymaster.core.values.errors import (
     NotNow,
     Overloaded,
@@ -171,7 +171,7 @@ def _keys_of(suffix: str, definition: QueueDefinition) -> list[str]:
     queue_id = id_text(definition.queue_id)
     return [
         *(QUEUES + suffix, PENDING + suffix, PURGES + queue_id, QUEUE_KEYS + queue_id),
-        *(pushed_key(definition.queue_id), state_key(definition.queue_id)),
+        pushed_key(definition.queue_id),
     ]
 
 

@@ -33,7 +33,7 @@
     /counted_time               how long the store was watched (text, ms; coordination/counted_time)
     /accepted                   an operator decided to go on with a store that went back (text: when, in ms)
 
-Next to them, written with the rows of queues: pushed/QUEUE-ID, push_states/QUEUE-ID (coordination/push_rows).
+Next to them, written with the rows of queues: pushed/QUEUE-ID (coordination/push_rows).
 
 Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
 ROW_VERSION and keep decoding the old one. Ids in keys are 16 hexadecimal digits.

@@ -62,6 +62,8 @@ MEET_INTERVAL_S: Final = 5.0
 MEET_MS: Final = 1_000
 STALE_REST_S: Final = 15.0
 """A node of the own zone that was left because its store is away is not gone back to for so long."""
+QUESTIONS_MAX: Final = 64
+"""So many rows may have to be asked for, one after the other, to answer one question."""
 
 T = TypeVar("T")
 
@@ -400,6 +402,20 @@ async def known(unknown: NotYetKnown) -> None:
 
     unknown.when_known(resume)
     looked_up.set(await done)
+
+
+async def answer_to(question: Callable[[], T]) -> T:
+    """Return the answer to a question, once metadata has been asked for what is not in memory.
+
+    Raises what the question raises, and Overloaded where one row after the other has to be asked for.
+    """
+    with one_request():
+        for _ in range(QUESTIONS_MAX):
+            try:
+                return question()
+            except NotYetKnown as unknown:
+                await known(unknown)
+    raise Overloaded
 
 
 def unknown_until(task: asyncio.Future[T]) -> NotYetKnown:

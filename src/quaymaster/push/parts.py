@@ -1,0 +1,116 @@
+"""What pushing stands on: consuming, calling, secrets, and bounds that all queues of a process share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol
+
+from quaymaster.core.push.calls import PushedMessage, PushSecrets
+from quaymaster.core.push.flow import PushPlan
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+VerifiedState = Literal["active", "refused", "unreachable"]
+CALLS_MAX: Final = 4_000
+"""Calls of a process that are under way at once, of all queues."""
+
+
+class Consumes(Protocol):
+    """Receives messages and settles them; see `frontend/consumer`."""
+
+    async def find(self, account_id: str, name: str) -> QueueDefinition | None: ...
+
+    async def refresh(self, queue: QueueDefinition) -> None: ...
+
+    async def consumed(self, queue: QueueDefinition) -> QueueDefinition: ...
+
+    async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]: ...
+
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None: ...
+
+    async def hide(
+        self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
+    ) -> None: ...
+
+    async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool: ...
+
+
+class Answer(Protocol):
+    """What came of a request."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+class MakesCalls(Protocol):
+    """Sends requests to endpoints; see `net/outbound/client`."""
+
+    async def call(
+        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Answer: ...
+
+
+class Verified(NamedTuple):
+    """What came of asking an endpoint whether it wants calls, and why, for people. `client` makes them then."""
+
+    state: VerifiedState
+    reason: str
+    client: MakesCalls
+
+
+class VerifiesEndpoints(Protocol):
+    """Asks endpoints whether they want calls; see `push/verification`."""
+
+    async def verify(self, plan: PushPlan) -> Verified: ...
+
+
+class Room:
+    """A bound on calls that the queues of a process share. `full` hear of it when one is free again."""
+
+    def __init__(self, calls_max: int = CALLS_MAX) -> None:
+        self._calls_max = calls_max
+        self.calls = 0
+        self._waiting: set[Callable[[], None]] = set()
+
+    @property
+    def left(self) -> int:
+        """How many more calls there may be."""
+        return self._calls_max - self.calls
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when there may be a call again."""
+        self._waiting.add(wake)
+
+    def change(self, calls: int) -> None:
+        """So many calls more, or fewer."""
+        self.calls += calls
+        if calls < 0 and self._waiting:
+            waiting, self._waiting = self._waiting, set()
+            for wake in waiting:
+                wake()
+
+
+@dataclass(slots=True)
+class PushParts:
+    """What each queue's pusher needs. `now_ms` does not jump; `wall_ms` is since 1970; `luck` is random in [0, 1)."""
+
+    consumer: Consumes
+    endpoints: VerifiesEndpoints
+    secrets: Callable[[QueueDefinition], Awaitable[PushSecrets]]
+    note_state: Callable[[QueueDefinition, str], Awaitable[None]]
+    """Stores how a queue's calls go, for who asks. Raises NotNow."""
+    may_receive: Callable[[], bool]
+    """Tells whether this process is certainly alive for the others: only then it receives."""
+    now_ms: Callable[[], int]
+    wall_ms: Callable[[], int]
+    luck: Callable[[], float]
+    room: Room = field(default_factory=Room)
+    results: Counter[str] = field(default_factory=Counter)
+    """Calls so far, by what came of them."""

@@ -1,0 +1,271 @@
+"""Pushes one queue: a task that receives what is called at once, and a task for each call.
+
+    verified? ──▶ room for a call? ──▶ receive ──▶ calls ──▶ POST ──▶ judged ──▶ Delete, ChangeVisibility
+        ▲              └── no: until a call ends, or a probe is due
+        └── nothing there: one parked Watch
+
+What is decided is in `core/push`. A pusher that is told to stop receives nothing new, and ends when its calls have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from quaymaster.core.push.calls import PushSecrets
+from quaymaster.core.push.flow import Judged, PushPlan
+from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow, Settlement
+from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
+from quaymaster.protocol.push.answers import judge
+from quaymaster.protocol.push.requests import build_request
+from quaymaster.push.parts import MakesCalls, PushParts
+
+WATCH_MS: Final = 120_000
+"""So long one Watch waits for messages of an idle queue."""
+PAUSE_MS_MIN: Final = 250
+PAUSE_MS_MAX: Final = 10_000
+"""After what could not be done now; doubled each time."""
+LEASE_LOOK_MS: Final = 100
+"""How often it is looked whether this process may receive again."""
+VERIFIED_MS: Final = 86_400_000
+"""An endpoint is asked again after so long whether it wants calls."""
+VERIFY_MS_MIN: Final = 1_000
+VERIFY_MS_MAX: Final = 60_000
+"""An endpoint that does not want calls is asked again after so long; doubled each time."""
+DELETE_AGAIN_MS: Final = 200
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class QueuePusher:
+    """The calls for one queue by this process, from `start` until `stop` returns.
+
+    `queue` is what is consumed: of a log, its group; `owner` is the log then. `on_state` hears of each other state.
+    """
+
+    def __init__(
+        self,
+        queue: QueueDefinition,
+        plan: PushPlan,
+        parts: PushParts,
+        *,
+        owner: QueueDefinition | None = None,
+        on_state: Callable[[str, str], None] = lambda state, reason: None,
+    ) -> None:
+        self.state = "verifying"
+        self._queue = queue
+        self._owner = owner or queue
+        self._parts = parts
+        self._flow = QueueFlow(plan)
+        self._on_state = on_state
+        self._client: MakesCalls | None = None
+        """Makes the calls; None until the endpoint is verified."""
+        self._verified_until_ms = 0
+        self._verify_wait_ms = VERIFY_MS_MIN
+        self._pause_ms = PAUSE_MS_MIN
+        self._calls: set[asyncio.Task[None]] = set()
+        self._woken = asyncio.Event()
+        self._is_idle = False
+        """Whether there was no message when it was looked last."""
+        self._is_stopping = False
+        self._holds_nothing = False
+        """Whether the task waits, and may be ended at once."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run(), name=f"push {self._queue.queue_id}")
+
+    async def stop(self) -> None:
+        """Receive nothing new; return when the calls under way have ended."""
+        self._is_stopping = True
+        if self._task is not None:
+            if self._holds_nothing:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def abort(self) -> None:
+        """End at once. Messages of calls under way come back when their time is over."""
+        tasks = [task for task in (self._task, *self._calls) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                await self._step()
+                self._pause_ms = PAUSE_MS_MIN
+            except (NotNow, CallerError) as error:
+                log_event(
+                    log,
+                    logging.INFO,
+                    "messages to push not received",
+                    queue=self._queue.name,
+                    queue_id=self._queue.queue_id,
+                    reason=str(error),
+                )
+                await self._wait(asyncio.sleep(self._pause_ms / 1_000))
+                self._pause_ms = min(PAUSE_MS_MAX, self._pause_ms * 2)
+
+    async def _step(self) -> None:
+        """Receive once, or wait for what is needed for that. Raises CallerError, NotNow."""
+        parts, flow = self._parts, self._flow
+        client = self._client
+        if client is None or parts.now_ms() >= self._verified_until_ms:
+            await self._verify()
+            return
+        if self._is_idle:
+            self._is_idle = not await self._wait(parts.consumer.wait(self._queue, WATCH_MS))
+            return
+        # Before anything is received: what cannot be signed cannot be called.
+        secrets = await self._wait(parts.secrets(self._owner))
+        if not parts.may_receive():
+            await self._wait(asyncio.sleep(LEASE_LOOK_MS / 1_000))
+            return
+        ask = flow.take(parts.now_ms(), parts.room.left)
+        if ask is None:
+            await self._wait_for_room()
+            return
+        parts.room.change(ask.calls)
+        calls = await self._receive(ask)
+        for call in calls:
+            task = asyncio.create_task(self._call(call, client, secrets), name="push call")
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+        self._is_idle = not calls
+
+    async def _receive(self, ask: Ask) -> list[PushCall]:
+        parts = self._parts
+        calls: list[PushCall] = []
+        try:
+            messages = await parts.consumer.receive(self._queue, ask.count, ask.hidden_ms)
+        except BaseException:
+            self._flow.received(ask, [])
+            parts.room.change(-ask.calls)
+            raise
+        calls = self._flow.received(ask, messages)
+        parts.room.change(len(calls) - ask.calls)
+        return calls
+
+    # Waiting
+
+    async def _wait(self, waiting: Awaitable[T]) -> T:
+        """Wait for something while no messages are held: `stop` ends it."""
+        self._holds_nothing = True
+        try:
+            return await waiting
+        finally:
+            self._holds_nothing = False
+
+    async def _wait_for_room(self) -> None:
+        """Wait until a call has ended, or the endpoint may be called by time alone."""
+        self._woken.clear()
+        now_ms = self._parts.now_ms()
+        due_ms = self._flow.endpoint.next_ms(now_ms)
+        if self._parts.room.left <= 0:
+            self._parts.room.wait(self._woken.set)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1_000):
+                await self._wait(self._woken.wait())
+
+    async def _verify(self) -> None:
+        """Ask the endpoint whether it wants calls; wait if it does not."""
+        parts = self._parts
+        verified = await self._wait(parts.endpoints.verify(self._flow.plan))
+        if verified.state == "active":
+            self._client = verified.client
+            self._verified_until_ms = parts.now_ms() + VERIFIED_MS
+            self._verify_wait_ms = VERIFY_MS_MIN
+            self._note(self._flow.endpoint.state, verified.reason)
+            return
+        self._client = None
+        self._note(verified.state, verified.reason)
+        await self._wait(asyncio.sleep(self._verify_wait_ms / 1_000))
+        self._verify_wait_ms = min(VERIFY_MS_MAX, self._verify_wait_ms * 2)
+
+    def _note(self, state: str, reason: str) -> None:
+        if state != self.state:
+            self.state = state
+            self._on_state(state, reason)
+
+    # Calls
+
+    async def _call(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> None:
+        parts, flow = self._parts, self._flow
+        try:
+            if not flow.begin(call, parts.now_ms()):
+                parts.results["late"] += 1
+                return
+            judged, reason = await self._send(call, client, secrets)
+            parts.results[_result_of(judged)] += 1
+            settlement = flow.settle(call, judged, parts.now_ms(), parts.luck())
+            if judged.verdict == "refused":
+                self._client = None  # it may be somewhere else now, and is asked there
+            self._note(flow.endpoint.state, reason)
+            if not self._queue.is_at_most_once:  # there they were deleted when they were received
+                await self._carry_out(call, settlement)
+        finally:
+            flow.end(call)
+            parts.room.change(-1)
+            self._woken.set()
+
+    async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> tuple[Judged, str]:
+        """Call the endpoint; return what it says, and why, for people."""
+        parts, plan = self._parts, self._flow.plan
+        request = build_request(plan, call.messages, secrets, parts.wall_ms())
+        try:
+            answer = await client.call(
+                "POST",
+                plan.endpoint,
+                headers=request.headers,
+                body=request.body,
+                timeout_s=plan.timeout_ms / 1_000,
+            )
+        except OutboundRefused as error:
+            return Judged("refused", frozenset(range(len(call.messages)))), str(error)
+        except OutboundError as error:
+            return judge(plan, call.messages, None, {}, b""), str(error)
+        judged = judge(plan, call.messages, answer.status, answer.headers, answer.body)
+        return judged, f"it answered with status {answer.status}"
+
+    async def _carry_out(self, call: PushCall, settlement: Settlement) -> None:
+        """Delete what was taken, hide the rest."""
+        parts, queue = self._parts, self._queue
+        if settlement.hidden:
+            messages = [call.messages[at] for at, _ in settlement.hidden]
+            with suppress(NotNow, CallerError):  # they come back when their time is over
+                await parts.consumer.hide(queue, messages, [hidden_ms for _, hidden_ms in settlement.hidden])
+        if settlement.deleted:
+            await self._delete(call, settlement)
+
+    async def _delete(self, call: PushCall, settlement: Settlement) -> None:
+        """Delete messages, again and again until that is acknowledged, or others may have them."""
+        messages = [call.messages[at] for at in settlement.deleted]
+        while True:
+            try:
+                await self._parts.consumer.delete(self._queue, messages)
+            except NotNow:
+                if self._parts.now_ms() >= call.hidden_until_ms:
+                    return
+                await asyncio.sleep(DELETE_AGAIN_MS / 1_000)
+            except CallerError:
+                return  # the queue is gone
+            else:
+                return
+
+
+def _result_of(judged: Judged) -> str:
+    """Return what a call is counted as."""
+    if judged.verdict == "works":
+        return "partial" if judged.failed else "delivered"
+    return {"rejects": "rejected", "gone": "gone", "refused": "refused"}.get(judged.verdict, "failed")
