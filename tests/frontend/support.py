@@ -726,7 +726,7 @@ async def serving_with(
         enforced=enforced,
         console=console,
         management=make_owner_api(
-            settings, broker=broker, metadata=metadata, enforced=enforced, now_ms=now_ms
+            settings, broker=broker, metadata=metadata, queue_metrics=None, enforced=enforced, now_ms=now_ms
         ),
     )
     limits = HTTPLimits(**settings.http_limits())

@@ -115,11 +115,15 @@ def test_all_leaders_tell_of_a_queue_what_happened_to_its_messages(cell: Running
     assert used.epoch > 0
 
 
-def test_operators_get_the_figures_of_queues_from_all_leaders_at_once(cell: RunningCell) -> None:
+@pytest.mark.parametrize("port", ["admin", "sqs"])
+def test_operators_and_owners_get_the_figures_of_queues_from_all_leaders_at_once(
+    cell: RunningCell, port: str
+) -> None:
     front_end = cell["frontend-1"]
     before = queue_metrics_calls(front_end)
+    connection = find_connection(front_end.data, None)
 
-    with AdminClient(find_connection(front_end.data, None)) as admin:
+    with AdminClient(connection, connection.endpoint_url if port == "sqs" else None) as admin:
         (jobs,) = admin.queues("000000000000", "jobs")
 
     assert jobs["visible"] + jobs["in_flight"] == MESSAGES - 2

@@ -48,6 +48,7 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.console_client import ConsoleClient
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
+from quaymaster.net.routing.queue_metrics_client import QueueMetricsClient
 from quaymaster.node.data.client_file import CLIENT_FILE
 from quaymaster.node.edge_listener import listen_for_console, listen_for_proxies, share_proxies
 from quaymaster.node.file_limit import sqs_limits
@@ -75,6 +76,8 @@ class Behind(NamedTuple):
     """The way to consoles."""
     wait_for_front_ends: WaitForFrontEnds = no_others
     """Of a cell or of workers: waits until the others know of a revocation."""
+    queue_metrics: QueueMetricsClient | None = None
+    """Where lists of queues find what is in them."""
 
 
 def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> KeyUses:
@@ -132,6 +135,7 @@ async def serve_sqs(
             settings,
             broker=behind.broker,
             metadata=behind.metadata,
+            queue_metrics=behind.queue_metrics,
             wait_for_front_ends=behind.wait_for_front_ends,
             enforced=behind.enforced,
             key_uses=behind.key_uses,

@@ -192,7 +192,10 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
-    behind = Behind(cell.store, metadata, broker, key_uses, enforced, consoles, behind_front_ends.wait)
+    behind = Behind(
+        *(cell.store, metadata, broker, key_uses, enforced, consoles, behind_front_ends.wait),
+        queue_metrics=queue_metrics,
+    )
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
     await write_client_file(node, metadata.default_access_key, address)

@@ -105,6 +105,7 @@ async def start_server(node: Node) -> None:
     broker = spread_over(own, tables, queues)
     key_uses = start_key_uses(node, store, CellFormat())
     watch = QueueWatch(settings.node_name, own.all)
+    queue_metrics = OneLeader(watch.ask)
     sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET, ADMIN_SOCKET])
     consoles = console_of_server(node, sockets)
     admin = make_admin(
@@ -117,7 +118,7 @@ async def start_server(node: Node) -> None:
         incarnations=usage_incarnations(settings, store),
         key_uses=key_uses,
         links=SignInLinks(store, wall_ms),
-        queue_metrics=OneLeader(watch.ask),
+        queue_metrics=queue_metrics,
         console=consoles,
     )
     node.serve_admin(admin)
@@ -138,7 +139,7 @@ async def start_server(node: Node) -> None:
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    behind = Behind(store, metadata, broker, key_uses, console=consoles)
+    behind = Behind(store, metadata, broker, key_uses, console=consoles, queue_metrics=queue_metrics)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
     ship_left_usage(node, behind, workers=0)

@@ -144,7 +144,7 @@ def common_routes(
     sign_in: SignInAdmin,
     now_ms: Callable[[], int],
     console: AsksConsole | None,
-    queue_metrics: QueueMetricsClient | None = None,
+    queue_metrics: QueueMetricsClient | None,
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
     # Only opens messages; those who send have ciphers of their own.
@@ -220,6 +220,7 @@ def make_owner_api(
     *,
     broker: BrokerClient,
     metadata: OwnerMetadata,
+    queue_metrics: QueueMetricsClient | None,
     wait_for_front_ends: WaitForFrontEnds = no_others,
     enforced: Enforced | None = None,
     key_uses: KeyUses | None = None,
@@ -230,7 +231,7 @@ def make_owner_api(
     """Return the admin API of the SQS port, for owners; the parameters are those of `make_admin`."""
     sign_in = _sign_in(settings, metadata, links, now_ms)
     return AdminAPI(
-        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console),
+        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics),
         authentication=_authentication(settings, metadata, key_uses, now_ms),
         authorization=OwnerAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         floor=metadata.floor,

@@ -34,6 +34,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
+from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.consoles import console_of_server
@@ -138,7 +139,11 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     stack.push_async_callback(others.close)
     key_uses = start_key_uses(node, store, CellFormat())
     console = console_of_server(node, Path(brief.sockets))
-    behind = Behind(store, metadata, broker, key_uses, enforced, console, others.wait)
+    queue_metrics = AllLeaders(router.table, lambda address: transport.connect(address, BROKER_ROLE))
+    stack.push_async_callback(queue_metrics.close)
+    behind = Behind(
+        *(store, metadata, broker, key_uses, enforced, console, others.wait), queue_metrics=queue_metrics
+    )
     recent = RecentLogs(metadata.find_queue)
     blocks = start_building(node, behind, recent.logs)
     await asyncio.to_thread(note_in_use, node.data)
