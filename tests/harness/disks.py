@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from .waiting import PATIENCE_S
 
 OWNER = "disk.owner"
 """The file beside a disk's image that tells which process mounted it."""
+BLOCK_BYTES = 4096
 
 
 class SmallDisk:
@@ -32,10 +34,16 @@ class SmallDisk:
 
     def leave(self, free_bytes: int) -> None:
         """Take space until so much is left."""
+        step = self.free_bytes
         with self._filler.open("ab") as file:
-            wanted = self.free_bytes - free_bytes
-            if wanted > 0:
-                os.posix_fallocate(file.fileno(), self._filler.stat().st_size, wanted)
+            while (wanted := self.free_bytes - free_bytes) > 0 and step >= BLOCK_BYTES:
+                step = min(step, wanted)
+                try:
+                    os.posix_fallocate(file.fileno(), self._filler.stat().st_size, step)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    step //= 2  # a process has taken some meanwhile, as will the list of this file's blocks
 
     def fill(self) -> None:
         """Take space to the last byte, and take again what is given up meanwhile."""
