@@ -32,7 +32,8 @@ def test_data_keys_are_made_when_they_are_needed_and_stale_ones_are_replaced(tmp
 
             registry.queues.change = noted  # type: ignore[method-assign]
             queues = KeyedQueues(
-                registry.queues, service.data_keys, registry.mirror, registry.queues.options.cell_format
+                *(registry.queues, service.data_keys, registry.mirror),
+                *(registry.queues.options, service.push_secrets),
             )
             made = await queues.change(CreateQueue(ACCOUNT, "orders"))
 
@@ -60,7 +61,8 @@ def test_creation_that_gets_no_data_key_that_fits_ends(tmp_path: Path) -> None:
             registry = service.registry
             registry.queues.change = always_stale  # type: ignore[method-assign]
             queues = KeyedQueues(
-                registry.queues, service.data_keys, registry.mirror, registry.queues.options.cell_format
+                *(registry.queues, service.data_keys, registry.mirror),
+                *(registry.queues.options, service.push_secrets),
             )
 
             with pytest.raises(Overloaded):

@@ -225,9 +225,18 @@ class World:
     def drop_ids(self) -> None:
         """Ids of data keys are given by the run itself, and never again."""
 
+    async def secret_with(self, *_: object, **__: object) -> None:
+        raise AssertionError("no queue is pushed here")
+
+    async def has_headers(self, *_: object) -> bool:
+        raise AssertionError("no queue is pushed here")
+
+    async def refresh(self, queue_id: int) -> None:
+        raise AssertionError("no queue is pushed here")
+
     def with_keys(self, queues: Queues) -> KeyedQueues:
         """Return a node's queues as a front end has them that asks it."""
-        return KeyedQueues(queues, self, queues.mirror, queues.options.cell_format)
+        return KeyedQueues(queues, self, queues.mirror, queues.options, self)
 
     async def create(self) -> None:
         queues = await self.node()

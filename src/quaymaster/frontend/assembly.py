@@ -84,6 +84,12 @@ class KnowsPartitions(Protocol):
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
+class HasPushStates(Protocol):
+    """How calls to the endpoints of queues go."""
+
+    def of(self, queue: QueueDefinition) -> str: ...
+
+
 class Metadata(Protocol):
     """What a front end asks of the metadata service; all but `queues` answers from memory."""
 
@@ -95,6 +101,9 @@ class Metadata(Protocol):
 
     @property
     def limits(self) -> HasLimits: ...
+
+    @property
+    def push_states(self) -> HasPushStates: ...
 
     @property
     def limit_owners(self) -> Owners | None: ...
@@ -187,7 +196,9 @@ def make_front_end(
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0, now_ms=now_ms)
     messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics)
     queues = QueueActions(
-        addresses, metadata.queues, metadata.limits.table, can_delete=settings.delete_queue == "api"
+        *(addresses, metadata.queues, metadata.limits.table),
+        push_state=metadata.push_states.of,
+        can_delete=settings.delete_queue == "api",
     )
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)

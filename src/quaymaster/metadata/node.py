@@ -57,6 +57,8 @@ from quaymaster.metadata.store.rows import (
     LIMITS,
     MASTER_KEY,
     NODES,
+    PUSH_SECRETS,
+    PUSH_STATES,
     QUEUE_KEYS,
     QUEUES,
     READERS,
@@ -113,6 +115,7 @@ _WRITABLE: Final = (
     *(WRAPPING_KEYS, QUEUE_KEYS, KMS_KEYS, KMS_ALIASES),
     *(AUTHORIZATION_FLOOR, ACCOUNTS, USERS, ROLES, ACCESS_KEYS),
     *(DATA_KEYS, RECEIPT_KEYS, SESSION_KEYS, ISSUERS, MASTER_KEY, IDS, READERS, LIMITS, KEY_USES, ACTS),
+    *(PUSH_SECRETS, PUSH_STATES),
     *ALERT_ROWS,
 )
 """What front ends change by transactions of their own, and the events of that.

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.net.outbound.address_rules import IPNetwork
 
 KMSMode = Literal["ignore", "local", "vault", "aws"]
 """Which service has the keys that queues name; `ignore`: none, the attribute is kept and shown."""
@@ -22,7 +23,8 @@ class MetadataOptions:
 
     `account_id` is the first account, which the store is made for. `cell_format` grows while the cell is upgraded.
     `zone` is where the process is. `partition_closing_ms`: how long a sealed partition is asked about each message of
-    its keys, for it may know its deduplication id.
+    its keys, for it may know its deduplication id. `outbound_networks`: those that are not public and that customers'
+    endpoints may be in.
     """
 
     region: str
@@ -36,3 +38,4 @@ class MetadataOptions:
     beat_interval_ms: int = BEAT_INTERVAL_MS
     partition_closing_ms: int = DEDUP_WINDOW_MS
     zone: str = ""
+    outbound_networks: tuple[IPNetwork, ...] = ()

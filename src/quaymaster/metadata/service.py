@@ -34,6 +34,7 @@ from quaymaster.metadata.keys.key_providers import KeyProvider, KeysUnusable, Ma
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.master_keys import MasterKeys
+from quaymaster.metadata.keys.push_secrets import PushSecretKeys
 from quaymaster.metadata.keys.session_keys import SessionKeys
 from quaymaster.metadata.keys.sessions import Sessions
 from quaymaster.metadata.kms.key_service import KeyService
@@ -42,6 +43,7 @@ from quaymaster.metadata.kms.queue_keys import QueueKeys
 from quaymaster.metadata.limits.known_limits import KnownLimits
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.other_front_ends import OtherFrontEnds
+from quaymaster.metadata.push_states import PushStates
 from quaymaster.metadata.queues.declared_queues import (
     apply_declared_queues,
     load_declared_queues,
@@ -231,7 +233,15 @@ class MetadataService:
             now_ms=now_ms,
         )
         self._key_provider = key_provider
-        self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options.cell_format)
+        self.push_secrets = PushSecretKeys(
+            mirror,
+            self.master_keys,
+            now_ms,
+            cell_format=options.cell_format,
+            counted_time=registry.counted_time,
+        )
+        self.push_states = PushStates(mirror, now_ms)
+        self.queues = KeyedQueues(registry.queues, self.data_keys, mirror, options, self.push_secrets)
         self._rotation = MasterKeyRotation(mirror, self.master_keys)
         self._default_key: AccessKey | None = None
         self._upkeep = Upkeep()
@@ -380,6 +390,7 @@ class MetadataService:
         await self.data_keys.drop_old_receipt_keys()
         await self.session_keys.keep_up()
         await self.accounts.drop_stored_sessions()
+        await self.push_secrets.drop_older_keys()
         self.queue_keys.drop_expired()
         await self.local_keys.schedule_those_of_deleted_accounts()
         await self.local_keys.drop_due()

@@ -82,6 +82,7 @@ def metadata_options(settings: Settings, cell_format: CellFormat | None = None) 
         cell_format=cell_format or CellFormat(),
         kms=settings.kms,
         zone=settings.zone,
+        outbound_networks=settings.outbound_network_list,
         partition_closing_ms=settings.partition_closing_ms,
     )
 

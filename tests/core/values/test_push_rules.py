@@ -14,6 +14,7 @@ from quaymaster.core.values.attribute_rules import (
     create_attributes,
     says_push,
     shown_attributes,
+    with_masked_headers,
 )
 from quaymaster.core.values.errors import CallerError, InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.push_rules import (
@@ -237,6 +238,22 @@ def test_headers_are_kept_as_asterisks() -> None:
 
     assert definition.attributes["PushHeaders"] == MASKED
     assert "s3cret" not in str({**definition.attributes, "PushEndpoint": ""})
+
+
+def test_headers_are_masked_for_those_who_must_not_see_them() -> None:
+    definition = _created(PushEndpoint=_URL, PushHeaders=_HEADERS)
+
+    assert with_masked_headers({"PushHeaders": ""}) == {"PushHeaders": ""}
+    assert with_masked_headers({"PushHeaders": MASKED, "PushEndpoint": _URL}) == {
+        "PushHeaders": MASKED,
+        "PushEndpoint": _URL,
+    }
+    masked = with_masked_headers({"PushEndpoint": "https://example.org", "PushHeaders": _HEADERS})
+    assert "s3cret" not in masked["PushHeaders"]
+    assert _changed(definition, **masked).attributes["PushHeaders"] == MASKED
+    for text in ("*** new", "{"):
+        with pytest.raises(InvalidAttributeValue):
+            with_masked_headers({"PushHeaders": text})
 
 
 def test_headers_are_read_as_they_are_sent() -> None:

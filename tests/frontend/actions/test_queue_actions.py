@@ -514,6 +514,9 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
 
             await client.json("CreateQueue", {"QueueName": "plain"})
             await client.json("CreateQueue", {"QueueName": "jobs", "Attributes": given})
+            queue = service.metadata.queue(ACCOUNT, "jobs")
+            before = await client.json("GetQueueAttributes", {**url, "AttributeNames": ["PushState"]})
+            await service.metadata.push_states.note(queue, "active")
             shown = await client.json("GetQueueAttributes", {**url, "AttributeNames": ["All"]})
             named = await client.json(
                 "GetQueueAttributes", {**url, "AttributeNames": ["PushState", "PushFormat"]}
@@ -527,9 +530,10 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
             assert pushed == {
                 "PushEndpoint": "https://example.com/a?key=b",
                 "PushHeaders": "***",
-                "PushState": "verifying",
+                "PushState": "active",
             }
-            assert named.json["Attributes"] == {"PushState": "verifying", "PushFormat": "CloudEvents"}
+            assert before.json["Attributes"] == {"PushState": "verifying"}
+            assert named.json["Attributes"] == {"PushState": "active", "PushFormat": "CloudEvents"}
             assert not [name for name in plain.json["Attributes"] if name.startswith("Push")]
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ Source: Amazon SQS API Reference, CreateQueue and SetQueueAttributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from quaymaster.core.values.attributes import (
     ATTRIBUTES,
@@ -37,8 +38,11 @@ from quaymaster.core.values.attributes import (
 from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.policies import invalid_redrive_policy
-from quaymaster.core.values.push_rules import MASKED, check_headers_stay, shown_endpoint
+from quaymaster.core.values.push_rules import MASKED, check_headers_stay, masked_headers, shown_endpoint
 from quaymaster.core.values.queue_names import QueueArn, check_queue_name, is_fifo_name
+
+PUSHED: Final = "Queues can be pushed"
+"""What waits for the upgrade of a cell."""
 
 
 def create_attributes(queue: QueueArn, given: Mapping[str, str]) -> dict[str, str]:
@@ -72,6 +76,8 @@ def require_delivery(attributes: Mapping[str, str], cell_format: CellFormat) -> 
     """Raise UnsupportedOperation where the cell does not know yet what a queue with these attributes promises."""
     if DELIVERY_GUARANTEE.of(attributes) != DeliveryGuarantee.AT_LEAST_ONCE:
         cell_format.require(DELIVERY, "Queues can have another DeliveryGuarantee than AtLeastOnce")
+    if says_push(attributes):
+        cell_format.require(DELIVERY, PUSHED)
 
 
 def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -82,6 +88,12 @@ def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str
 def says_push(given: Mapping[str, str]) -> bool:
     """Return whether something is said of pushing: older programs do not know what."""
     return any(name.startswith(PUSH_PREFIX) for name in given)
+
+
+def with_masked_headers(given: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes for those who must not see headers. Raises InvalidAttributeValue."""
+    text = given.get(PUSH_HEADERS.name, "")
+    return {**given, PUSH_HEADERS.name: masked_headers(PUSH_HEADERS.name, text)} if text else dict(given)
 
 
 def shown_attributes(given: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,8 @@ BACKOFF_S_MAX: Final = 36_000
 """Ten hours: with the longest call before it, a message is hidden for less than the 12 h that SQS allows."""
 MASKED: Final = "***"
 """In place of headers wherever they are shown."""
+MASKED_NEW: Final = "*** new"
+"""In place of headers that are given now, where only others see the request who must not see them."""
 _ENDPOINT: Final = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<path>/[!-~]*)?(?P<query>\?[!-~]*)?"
@@ -53,6 +55,9 @@ class PushEndpoint(NamedTuple):
     def is_encrypted(self) -> bool:
         """Whether it is called by https."""
         return self.scheme == "https"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
 
 
 class PushRetryPolicy(NamedTuple):
@@ -123,9 +128,17 @@ def parse_headers(name: str, text: str) -> dict[str, str]:
 
 def parse_headers_text(name: str, text: str) -> str:
     """Return the one spelling in which headers are kept where others read: it says nothing of them."""
-    if text != MASKED:
+    if text not in (MASKED, MASKED_NEW):
         parse_headers(name, text)
     return MASKED
+
+
+def masked_headers(name: str, text: str) -> str:
+    """Return what stands for headers that a caller said, once they were parsed and kept apart."""
+    if text in ("", MASKED):
+        return text
+    parse_headers(name, text)
+    return MASKED_NEW
 
 
 def parse_retry_policy_text(name: str, text: str) -> str:

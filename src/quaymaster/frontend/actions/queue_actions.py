@@ -7,7 +7,7 @@ answers when metadata and journal are both durable; the broker knows what is in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
@@ -76,11 +76,18 @@ class QueueActions:
     """The handlers of the actions on queues."""
 
     def __init__(
-        self, addresses: Addresses, queues: QueueService, limits: LimitTable, *, can_delete: bool
+        self,
+        addresses: Addresses,
+        queues: QueueService,
+        limits: LimitTable,
+        *,
+        push_state: Callable[[QueueDefinition], str],
+        can_delete: bool,
     ) -> None:
         self._addresses = addresses
         self._queues = queues
         self._limits = limits
+        self._push_state = push_state
         self._can_delete = can_delete
 
     async def dead_letter_sources(self, definition: QueueDefinition) -> AsyncIterator[list[QueueDefinition]]:
@@ -173,7 +180,7 @@ class QueueActions:
             counts.in_flight,
             counts.delayed,
             self._effective_limits(call, definition) if EFFECTIVE_LIMITS in computed else "",
-            "verifying",
+            self._push_state(definition),
         )
         values = {attribute.name: attribute.render(facts) for attribute in computed}
         in_force = definition.all_attributes()

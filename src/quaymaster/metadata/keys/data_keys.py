@@ -30,11 +30,13 @@ from quaymaster.metadata.store.rows import (
     DATA_KEY_FLOOR,
     DATA_KEYS,
     KMS_KEYS,
+    PUSH_SECRETS,
     RECEIPT_KEYS,
     SESSION_KEYS,
     AccessKeyRow,
     DataKeyRow,
     KmsKeyRow,
+    PushSecretRow,
     ReceiptKeyRow,
     SessionKeyRow,
     encode_row,
@@ -247,6 +249,16 @@ def kms_key_purpose(key_id: str) -> str:
     return f"kms-key/{key_id}"
 
 
+def push_key_purpose(account_id: str, queue_name: str) -> str:
+    """Return what a wrapped key is bound to that signs calls to a queue's endpoint."""
+    return f"push-key/{account_id}/{queue_name}"
+
+
+def push_headers_purpose(account_id: str, queue_name: str) -> str:
+    """Return what wrapped headers for calls to a queue's endpoint are bound to."""
+    return f"push-headers/{account_id}/{queue_name}"
+
+
 def secret_purpose(access_key_id: str) -> str:
     """Return what the wrapped secret of an access key is bound to."""
     return f"access-key/{access_key_id}"
@@ -325,6 +337,7 @@ _WRAPPED_TABLES: Final[dict[str, Callable[[bytes], msgspec.Struct]]] = {
     SESSION_KEYS: row_decoder(SessionKeyRow),
     ACCESS_KEYS: row_decoder(AccessKeyRow),
     KMS_KEYS: row_decoder(KmsKeyRow),
+    PUSH_SECRETS: row_decoder(PushSecretRow),
 }
 
 
@@ -336,6 +349,17 @@ def _secrets_of(row: msgspec.Struct) -> Iterator[tuple[str, str, bytes]]:
                 yield "wrapped", data_key_purpose(row.key_id), row.wrapped
         case KmsKeyRow():
             yield "wrapped", kms_key_purpose(row.key_id), row.wrapped
+        case PushSecretRow():
+            purpose = push_key_purpose(row.account_id, row.queue_name)
+            yield "wrapped_key", purpose, row.wrapped_key
+            if row.wrapped_older_key is not None:
+                yield "wrapped_older_key", purpose, row.wrapped_older_key
+            if row.wrapped_headers is not None:
+                yield (
+                    "wrapped_headers",
+                    push_headers_purpose(row.account_id, row.queue_name),
+                    row.wrapped_headers,
+                )
         case ReceiptKeyRow():
             yield "wrapped", receipt_key_purpose(row.key_id), row.wrapped
         case SessionKeyRow():

@@ -25,10 +25,12 @@ from quaymaster.metadata.queues.permissions import (
     kept_bindings,
     remove_permission,
 )
+from quaymaster.metadata.queues.push_secret_rows import with_push_secret
 from quaymaster.metadata.queues.settling import Settling
+from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending
 from quaymaster.metadata.store.authorization_floor import raised_floor
-from quaymaster.metadata.store.rows import PENDING, QUEUES
+from quaymaster.metadata.store.rows import MASTER_KEY, PENDING, PUSH_SECRETS, QUEUES
 from quaymaster.protocol.actions.validation import check_tags
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -154,6 +156,8 @@ class AttributeChanges:
                     bound = await bind_policy(self._binding, policy)
                 else:
                     bound = BoundNames(kept_bindings(policy, current.policy_ids))
+                given = request.push_secret if isinstance(request, SetAttributes) else None
+                secret = with_push_secret(current.queue_id, given)
                 changed = replace_definition(
                     current,
                     attributes=attributes,
@@ -162,13 +166,18 @@ class AttributeChanges:
                     policy_ids=bound.ids,
                 )
                 try:
-                    puts = put_pending(changed, now_ms)
+                    puts = [*put_pending(changed, now_ms), *secret.puts]
                     if not only_adds and attributes.get(POLICY.name) != current.attributes.get(POLICY.name):
                         puts += raised_floor(queues.options.cell_format)
                     is_left = current.push_endpoint and not changed.push_endpoint
-                    deletes = [pushed_key(current.queue_id)] if is_left else []
-                    revision = await queues.mirror.transact([compare, *bound.unchanged], puts, deletes)
-                except RevisionMismatch:
+                    revision = await queues.mirror.transact(
+                        [compare, *bound.unchanged, *secret.unchanged],
+                        puts,
+                        [pushed_key(current.queue_id)] if is_left else [],
+                    )
+                except RevisionMismatch as mismatch:
+                    if mismatch.key.startswith((MASTER_KEY, PUSH_SECRETS)):
+                        raise DataKeyStale from None
                     continue
                 await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])
                 log.info("queue attributes set queue=%s revision=%d", suffix, changed.revision)

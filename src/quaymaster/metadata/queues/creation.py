@@ -36,6 +36,7 @@ from quaymaster.metadata.queues.deletion import Deletion
 from quaymaster.metadata.queues.id_guard import IdGuard
 from quaymaster.metadata.queues.permissions import bind_policy
 from quaymaster.metadata.queues.placement import choose_partitions
+from quaymaster.metadata.queues.push_secret_rows import with_push_secret
 from quaymaster.metadata.queues.queue_journals import QueueJournals, TableTaken
 from quaymaster.metadata.queues.settling import Settling
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale, SharedDataKeys
@@ -130,6 +131,7 @@ class Creation:
         bound = BoundNames({}) if policy is None else await bind_policy(self._binding, policy)
         queue_id, block = await self._guard.next_id()
         data_key = self._data_keys.choose(account_id, attributes, request.data_key)
+        secret = with_push_secret(queue_id, request.push_secret)
         now_ms = queues.now_ms()
         partitions = choose_partitions(queues, self._journals.ids(), account_id, name, attributes)
         definition = QueueDefinition(
@@ -151,12 +153,14 @@ class Creation:
         changed = await self._store(
             definition,
             predecessor,
-            [block, *data_key.unchanged, *unchanged, *bound.unchanged],
-            data_key.puts,
+            [block, *data_key.unchanged, *secret.unchanged, *unchanged, *bound.unchanged],
+            [*data_key.puts, *secret.puts],
         )
         if changed is None:
             return definition
         if request.data_key is not None and changed.startswith((MASTER_KEY, DATA_KEYS)):
+            raise DataKeyStale
+        if request.push_secret is not None and changed == MASTER_KEY:
             raise DataKeyStale
         return None
 

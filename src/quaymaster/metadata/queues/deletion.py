@@ -32,6 +32,8 @@ from quaymaster.metadata.store.rows import (
     DELETED,
     PENDING,
     PURGES,
+    PUSH_SECRETS,
+    PUSH_STATES,
     QUEUE_KEYS,
     QUEUES,
     PurgeRow,
@@ -169,8 +171,9 @@ class Purges:
 
 def _keys_of(suffix: str, definition: QueueDefinition) -> list[str]:
     queue_id = id_text(definition.queue_id)
+    of_queue = (PURGES, QUEUE_KEYS, PUSH_SECRETS, PUSH_STATES)
     return [
-        *(QUEUES + suffix, PENDING + suffix, PURGES + queue_id, QUEUE_KEYS + queue_id),
+        *(QUEUES + suffix, PENDING + suffix, *(prefix + queue_id for prefix in of_queue)),
         pushed_key(definition.queue_id),
     ]
 

@@ -27,7 +27,10 @@ QUEUES_PER_DATA_KEY: Final = 1_024
 
 
 class DataKeyStale(Exception):
-    """Nothing was done: the queue needs a new data key, and none was given, or the master key was rotated since."""
+    """Nothing was done: the queue needs a new data key, and none was given, or what was wrapped for it is out of date.
+
+    The master key was rotated since, or its secrets for pushing were changed.
+    """
 
 
 class ChosenKey(NamedTuple):

@@ -97,12 +97,15 @@ class RemoteQueues(ActiveQueues):
         await self._lookups.refresh(f"{QUEUES}{definition.account_id}/{definition.name}")
 
     async def change(self, request: QueueChange) -> QueueDefinition:
-        """Have a node do what is asked; as `Queues.change`. Raises DataKeyStale when another data key is needed."""
+        """Have a node do what is asked; as `Queues.change`. Raises DataKeyStale as that does."""
         if isinstance(request, CreateQueue):
             return await self._create(request)
         if isinstance(request, DeleteQueue):
             return await self._delete(request)
-        return self._take(await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE)))
+        changed = await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE))
+        if changed.definition is None:
+            raise DataKeyStale
+        return self._take(changed)
 
     async def _create(self, request: CreateQueue) -> QueueDefinition:
         changed = await self._ask(request, is_repeatable=True)
@@ -150,7 +153,7 @@ class RemoteQueues(ActiveQueues):
         return replace(request, at_least=self._seen)
 
     def _take(self, changed: ChangedQueue) -> QueueDefinition:
-        assert changed.definition is not None, "only a creation is answered without a queue"
+        assert changed.definition is not None, "a queue that was changed is in the answer"
         definition = decode_queue_definition(changed.definition)
         self._seen = max(self._seen, changed.revision)
         key = f"{QUEUES}{definition.account_id}/{definition.name}"

@@ -21,6 +21,8 @@
     /dashboards/ACCOUNT/NAME    DashboardRow                           (core/monitoring/dashboards; consoles)
     /confirmation_mails/WHO     MailCount: an account, or the hash of a mail address (consoles)
     /session_keys/ID            SessionKeyRow                          key wrapped
+    /push_secrets/QUEUE-ID      PushSecretRow: what signs calls to a queue's endpoint, and headers for them; wrapped
+    /push_states/QUEUE-ID       PushStateRow: how calls to a queue's endpoint go
     /oidc/NAME                  IssuerRow: an issuer of web identity tokens, without https://
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
     /readers/NAME               ReaderRow: a front end, and which master keys it has
@@ -68,6 +70,8 @@ ACCOUNT_KEYS: Final = "/account_keys/"
 KEY_SWEEP: Final = "/data_key_sweep"
 RECEIPT_KEYS: Final = "/receipt_keys/"
 SESSION_KEYS: Final = "/session_keys/"
+PUSH_SECRETS: Final = "/push_secrets/"
+PUSH_STATES: Final = "/push_states/"
 ISSUERS: Final = "/oidc/"
 MASTER_KEY: Final = "/master_key"
 WRAPPING_KEYS: Final = "/wrapping_keys/"
@@ -80,7 +84,7 @@ NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
 ACCEPTED: Final = "/accepted"
 DATA_KEY_FLOOR: Final = "/ids/data_key_floor"
-_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, COUNTED_TIME, ACCEPTED)
+_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, COUNTED_TIME, ACCEPTED, PUSH_STATES)
 """Beats, and what is made again or guarded in another way: a store that lost only these lost nothing."""
 
 
@@ -305,6 +309,29 @@ class SessionKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     wrapped: bytes
     created_ms: int
     since_counted_ms: int | None = None
+
+
+class PushSecretRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The wrapped key that signs calls to a queue's endpoint, and headers for them: JSON, wrapped; None: none.
+
+    `wrapped_older_key` signs as well for a day from `rotated_counted_ms` on, which is of counted time.
+    """
+
+    account_id: str
+    queue_name: str
+    wrapped_key: bytes
+    created_ms: int
+    wrapped_headers: bytes | None = None
+    wrapped_older_key: bytes | None = None
+    rotated_counted_ms: int = 0
+
+
+class PushStateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How calls to an endpoint go, one of `core/push/states`. `endpoint_mark` says which endpoint it was."""
+
+    state: str
+    endpoint_mark: str
+    since_ms: int
 
 
 class IssuerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

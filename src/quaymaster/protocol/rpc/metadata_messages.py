@@ -111,11 +111,23 @@ class NewDataKey(msgspec.Struct, frozen=True, array_like=True):
     row: bytes
 
 
+class NewPushSecret(msgspec.Struct, frozen=True, array_like=True):
+    """What signs a queue's calls, and headers for them, wrapped by a front end: the row of `/push_secrets/`.
+
+    Good while the master key's row and the one that it replaces are at these revisions; 0: there is none.
+    """
+
+    master_key_revision: int
+    row_revision: int
+    row: bytes
+
+
 class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """Create a queue, or find the one that exists with the attributes given (others are not compared).
 
     `data_key` is for the queue if it needs a new one, made by a process that has the master key. Without one, a node
     that has no master key answers that it needs one.
+    `push_secret`: if the queue has an endpoint; what is secret of its attributes is in there alone. From cell format 8.
     """
 
     account_id: str
@@ -124,16 +136,21 @@ class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
     tags: dict[str, str] = {}
     data_key: NewDataKey | None = None
     at_least: int = 0
+    push_secret: NewPushSecret | None = None
 
 
 class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """Change attributes; an empty value removes those that can be removed."""
+    """Change attributes; an empty value removes those that can be removed.
+
+    `push_secret` is stored with them; one that is not good any more is answered as a data key is. From cell format 8.
+    """
 
     account_id: str
     name: str
     changes: dict[str, str]
     at_least: int = 0
     queue_id: int = 0
+    push_secret: NewPushSecret | None = None
 
 
 class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
