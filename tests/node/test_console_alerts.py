@@ -16,7 +16,8 @@ from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registr
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.presence import PresenceRow
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.node.console.alerts import _lead, _live_processes
+from quaymaster.node.console.alerts import _lead
+from quaymaster.node.live_processes import live_processes
 from quaymaster.node.node import Node
 from quaymaster.settings import Address
 
@@ -53,7 +54,7 @@ def test_addresses_of_the_cells_processes_come_and_go() -> None:
         await store.transaction([], [Put(registration_key("broker-1"), encode_registration(broker)), *rows])
 
         everywhere = {Address("10.0.0.1", 9330), Address("10.0.0.2", 9340), Address("10.0.0.2", 9325)}
-        live = _live_processes(node_of(stack), store)
+        live = live_processes(node_of(stack), store)
         await until(lambda: set(live()) == everywhere)
         await store.transaction([], deletes=[presence.key])
         await until(lambda: set(live()) == {Address("10.0.0.1", 9330)})

@@ -15,6 +15,7 @@ from harness.skipping_loop import SkippingLoop
 
 from quaymaster.core.push.calls import NO_SECRETS, PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
+from quaymaster.core.push.states import PushState
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.push.parts import PushParts, Verified
 from quaymaster.push.queue_pusher import QueuePusher
@@ -260,14 +261,14 @@ async def no_secrets(queue: QueueDefinition) -> PushSecrets:
     return NO_SECRETS
 
 
-class NotedStates(list[tuple[int, str]]):
+class NotedStates(list[tuple[int, PushState]]):
     """The states that were noted, by queue id."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failures: list[Exception] = []
 
-    async def note(self, queue: QueueDefinition, state: str) -> None:
+    async def note(self, queue: QueueDefinition, state: PushState) -> None:
         if self.failures:
             raise self.failures.pop(0)
         self.append((queue.queue_id, state))

@@ -426,6 +426,16 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_certificate_expiry_timestamp_seconds": Declaration(
         "gauge", "Until when the certificate is good by which this process shows others what it is."
     ),
+    # Push
+    "quaymaster_push_requests_total": Declaration(
+        "counter",
+        "Calls to endpoints of queues, by result: delivered, partial (some messages failed), rejected (400, 409, 413, "
+        "415, 422), gone (410), refused (the address may not be called), failed, late (not begun, for it was stopped).",
+        ("result",),
+    ),
+    "quaymaster_push_queues": Declaration(
+        "gauge", "Queues that this process pushes, by state of their endpoint.", ("state",)
+    ),
     # Alerts, at consoles
     "quaymaster_alerts": Declaration(
         "gauge", "Alerts of all accounts, by state.", ("state",), is_of_consoles=True

@@ -57,6 +57,7 @@ from quaymaster.node.journal_status import show_journals
 from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
+from quaymaster.node.push_role import start_engine
 from quaymaster.node.sockets import (
     ADMIN_SOCKET,
     CONSOLE_SOCKET,
@@ -67,6 +68,7 @@ from quaymaster.node.sockets import (
 )
 from quaymaster.node.transport import BROKER_ROLE
 from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.push.owners import OnlyPusher
 from quaymaster.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -142,6 +144,7 @@ async def start_server(node: Node) -> None:
     behind = Behind(store, metadata, broker, key_uses, console=consoles, queue_metrics=queue_metrics)
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
+    start_engine(node, store, metadata, broker, tables, OnlyPusher())
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
     console = await prepare_console(node, sockets, address, has_workers=False)

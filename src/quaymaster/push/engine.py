@@ -18,6 +18,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.push_rows import PUSHED, PushedRow, decode_pushed, queue_id_of
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.push.plans import plan_of
+from quaymaster.core.push.states import FIRST_STATE, PUSH_STATES, PushState
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn
@@ -29,7 +30,6 @@ from quaymaster.push.parts import PushParts
 from quaymaster.push.queue_pusher import QueuePusher
 
 RELIST_S: Final = 60.0
-STATES: Final = ("verifying", "active", "unreachable", "gone", "refused")
 RESULTS: Final = ("delivered", "partial", "rejected", "gone", "refused", "failed", "late")
 BEGUN_AT_ONCE_MAX: Final = 64
 AGAIN_S: Final = 0.5
@@ -51,7 +51,7 @@ class PushEngine:
         self._pushing: dict[int, _Pushing] = {}
         self._slots = asyncio.Semaphore(BEGUN_AT_ONCE_MAX)
         self._changed = asyncio.Event()
-        self._states: dict[int, tuple[QueueDefinition, str]] = {}
+        self._states: dict[int, tuple[QueueDefinition, PushState]] = {}
         """Those that are not written yet."""
         self._told = asyncio.Event()
         self._ending: dict[asyncio.Task[None], _Pushing] = {}
@@ -84,7 +84,7 @@ class PushEngine:
         for result in RESULTS:
             yield Sample("quaymaster_push_requests_total", self._parts.results[result], (result,))
         counts = Counter(one.state for one in self._pushing.values())
-        for state in STATES:
+        for state in PUSH_STATES:
             yield Sample("quaymaster_push_queues", counts[state], (state,))
 
     def _on_row(self, key: str, value: bytes | None) -> None:
@@ -119,7 +119,7 @@ class PushEngine:
 
     # States
 
-    def note_state(self, queue: QueueDefinition, state: str, reason: str) -> None:
+    def note_state(self, queue: QueueDefinition, state: PushState, reason: str) -> None:
         """A queue's calls go another way now."""
         log_event(
             log,
@@ -182,9 +182,9 @@ class _Pushing:
         self._beginning = supervise(asyncio.create_task(self._begin(), name="push begins"))
 
     @property
-    def state(self) -> str:
+    def state(self) -> PushState:
         """How its calls go."""
-        return "verifying" if self._pusher is None else self._pusher.state
+        return FIRST_STATE if self._pusher is None else self._pusher.state
 
     async def stop(self) -> None:
         """Receive nothing new; return when calls under way have ended."""

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from quaymaster.core.push.calls import PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
+from quaymaster.core.push.states import PushState
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 VerifiedState = Literal["active", "refused", "unreachable"]
@@ -104,7 +105,7 @@ class PushParts:
     consumer: Consumes
     endpoints: VerifiesEndpoints
     secrets: Callable[[QueueDefinition], Awaitable[PushSecrets]]
-    note_state: Callable[[QueueDefinition, str], Awaitable[None]]
+    note_state: Callable[[QueueDefinition, PushState], Awaitable[None]]
     """Stores how a queue's calls go, for who asks. Raises NotNow."""
     may_receive: Callable[[], bool]
     """Tells whether this process is certainly alive for the others: only then it receives."""

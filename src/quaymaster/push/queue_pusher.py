@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from quaymaster.core.push.calls import PushSecrets
 from quaymaster.core.push.flow import Judged, PushPlan
 from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow, Settlement
+from quaymaster.core.push.states import FIRST_STATE, PushState
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.monitoring.logs import log_event
@@ -58,9 +59,9 @@ class QueuePusher:
         parts: PushParts,
         *,
         owner: QueueDefinition | None = None,
-        on_state: Callable[[str, str], None] = lambda state, reason: None,
+        on_state: Callable[[PushState, str], None] = lambda state, reason: None,
     ) -> None:
-        self.state = "verifying"
+        self.state: PushState = FIRST_STATE
         self._queue = queue
         self._owner = owner or queue
         self._parts = parts
@@ -193,7 +194,7 @@ class QueuePusher:
         await self._wait(asyncio.sleep(self._verify_wait_ms / 1_000))
         self._verify_wait_ms = min(VERIFY_MS_MAX, self._verify_wait_ms * 2)
 
-    def _note(self, state: str, reason: str) -> None:
+    def _note(self, state: PushState, reason: str) -> None:
         if state != self.state:
             self.state = state
             self._on_state(state, reason)

@@ -87,6 +87,11 @@ class SettingsTable(BaseModel):
     outbound_networks: str | None = Field(None, json_schema_extra=NETWORK)
     """Networks that are not public, but that URLs of customers may reach, also by plain http: `10.0.0.0/8,fd00::/8`.
     Unset: loopback if `listen` is on loopback, else none. URLs in settings are not checked."""
+    push_handshake: bool = Field(True, json_schema_extra=NETWORK)
+    """Whether a [PushEndpoint](../reference/queue-attributes.md) outside of `outbound_networks` must say in a handshake
+    that it wants calls, so that no queue can flood strangers."""
+    push_origin: str | None = Field(None, pattern=r"^[A-Za-z0-9.-]{1,253}$", json_schema_extra=NETWORK)
+    """The name by which endpoints know this service in handshakes. Unset: the host of `public_url`, else the region."""
     drain_notice_s: NotNegative = Field(3, json_schema_extra=NETWORK)
     """After SIGTERM, how long a front end, server or edge still takes requests while `/health/ready` answers 404, so
     that [balancers](../guides/tls-and-balancers.md) stop sending new ones, and while each answer closes its

@@ -117,6 +117,13 @@ def test_ports_of_other_services_are_refused_everywhere(port: int, is_allowed: b
         assert (rules.why_refused(host, port, is_encrypted=True) is None) is is_allowed
 
 
+def test_public_addresses_can_be_left_out() -> None:
+    rules = AddressRules([ip_network("10.0.0.0/8")], only_networks=True)
+
+    assert rules.why_refused("10.0.0.1", 443, is_encrypted=True) is None
+    assert rules.why_refused("8.8.8.8", 443, is_encrypted=True) == "it is in none of outbound_networks"
+
+
 def test_networks_that_operators_allow_are_called_also_in_the_clear() -> None:
     rules = AddressRules([ip_network("10.1.0.0/16"), ip_network("fd00::/8")])
 

@@ -7,7 +7,7 @@ dialed is judged here, after names were resolved:
     own listeners, brokers, metadata, etcd       refused
     ports below 1024 but 80 and 443              refused
     in `networks`                                allowed, by http and https
-    else public, and public where it leads       allowed, by https
+    else public, and public where it leads       allowed, by https; refused with `only_networks`
     all others                                   refused
 
 `ipaddress` calls some addresses global that lead to private ones: an IPv6 address can carry an IPv4 address (mapped,
@@ -71,15 +71,23 @@ def endpoint_of(host: str, port: int) -> Endpoint:
 
 
 class AddressRules:
-    """Judges addresses. `guarded` is asked each time: brokers come and go."""
+    """Judges addresses. `guarded` is asked each time: brokers come and go.
 
-    __slots__ = ("_guarded", "_networks")
+    `only_networks`: nothing else is allowed, public or not.
+    """
+
+    __slots__ = ("_guarded", "_networks", "_only_networks")
 
     def __init__(
-        self, networks: Iterable[IPNetwork], guarded: Callable[[], Iterable[Endpoint]] = tuple
+        self,
+        networks: Iterable[IPNetwork],
+        guarded: Callable[[], Iterable[Endpoint]] = tuple,
+        *,
+        only_networks: bool = False,
     ) -> None:
         self._networks = tuple(networks)
         self._guarded = guarded
+        self._only_networks = only_networks
 
     def why_refused(self, host: str, port: int, *, is_encrypted: bool) -> str | None:
         """Return why an address may not be dialed, None if it may. The text names no address: customers read it.
@@ -98,6 +106,8 @@ class AddressRules:
             return f"port {port} is below {PRIVILEGED_PORTS_END}, and neither 80 nor 443"
         if any(address in network for network in self._networks):
             return None
+        if self._only_networks:
+            return "it is in none of outbound_networks"
         if not is_public(address):
             return "it is not a public address"
         return None if is_encrypted else "plain http is allowed to the networks in outbound_networks only"

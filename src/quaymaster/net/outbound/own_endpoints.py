@@ -12,9 +12,15 @@ ETCD_PORT = 2379
 
 
 def customer_rules(
-    settings: Settings, *, live_processes: Callable[[], Iterable[Address]] = tuple
+    settings: Settings,
+    *,
+    live_processes: Callable[[], Iterable[Address]] = tuple,
+    only_networks: bool = False,
 ) -> AddressRules:
-    """Return the rules for the URLs of customers. `live_processes` gives the addresses of the cell's processes."""
+    """Return the rules for the URLs of customers. `live_processes` gives the addresses of the cell's processes.
+
+    `only_networks`: those of customers in the operator's own networks.
+    """
     own = _endpoints_of(settings)
 
     def guarded() -> Iterable[Endpoint]:
@@ -22,7 +28,7 @@ def customer_rules(
         for address in live_processes():
             yield endpoint_of(address.host, address.port)
 
-    return AddressRules(settings.outbound_network_list, guarded)
+    return AddressRules(settings.outbound_network_list, guarded, only_networks=only_networks)
 
 
 def _endpoints_of(settings: Settings) -> frozenset[Endpoint]:

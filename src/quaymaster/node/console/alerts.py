@@ -9,10 +9,8 @@ history ─▶ evaluator ─▶ outbox ─▶ delivery ─▶ webhooks, mail ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from typing import Final
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
@@ -27,11 +25,8 @@ from quaymaster.console.alerts.mail import AlertMails
 from quaymaster.console.alerts.queue_hand import QueueHand
 from quaymaster.console.alerts.series import AlertSeries
 from quaymaster.console.site import AlertNow
-from quaymaster.coordination.cell_keys import BROKERS, decode_registration
 from quaymaster.coordination.interface import Compare, Coordination
 from quaymaster.coordination.leadership import Leadership
-from quaymaster.coordination.presence import ALIVE, decode_presence
-from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.alerts.alerts import Alert, AlertStatus
 from quaymaster.core.alerts.mail_servers import parse_smtp_url
 from quaymaster.core.values.errors import NotNow, ResourceNotFound
@@ -40,6 +35,7 @@ from quaymaster.net.console_key import derive_key
 from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.outbound.own_endpoints import customer_rules
 from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.node.live_processes import live_processes
 from quaymaster.node.node import Node
 from quaymaster.protocol.rpc.alert_calls import (
     SETTLE,
@@ -50,7 +46,7 @@ from quaymaster.protocol.rpc.alert_calls import (
     encode_alert_call,
 )
 from quaymaster.protocol.webhooks.confirmations import confirmed_destination
-from quaymaster.settings import Address, Settings, parse_endpoint
+from quaymaster.settings import Settings
 
 LEADER_KEY: Final = "consoles/alerts"
 KEY_PURPOSE: Final = "alerts"
@@ -125,7 +121,7 @@ async def start_alerts(
         alerts_per_account_max=settings.alerts_per_account_max,
     )
     is_leading = _always if is_alone else await _lead(node, store)
-    live = tuple if is_alone else _live_processes(node, store)
+    live = tuple if is_alone else live_processes(node, store)
     webhooks = OutboundClient(rules=customer_rules(settings, live_processes=live))
     stack.push_async_callback(webhooks.close)
     hand = QueueHand()
@@ -182,26 +178,6 @@ async def _lead(node: Node, store: Coordination) -> Callable[[], bool]:
     node.run("console leadership", leadership.run())
     node.stack.push_async_callback(leadership.close)
     return lambda: leadership.is_held
-
-
-def _live_processes(node: Node, store: Coordination) -> Callable[[], Iterable[Address]]:
-    """Return what gives the addresses of the cell's processes: customers' webhooks must not reach them."""
-    addresses: dict[str, list[Address]] = {}
-
-    def note(key: str, value: bytes | None, read: Callable[[bytes], Sequence[str]]) -> None:
-        if value is None:
-            addresses.pop(key, None)
-        else:
-            addresses[key] = [parse_endpoint(text) for text in read(value) if text]
-
-    for prefix, read in (
-        (BROKERS, lambda value: [decode_registration(value).address]),
-        (ALIVE, lambda value: [(row := decode_presence(value)).address, row.admin]),
-    ):
-        watch = WatchedPrefix(store, prefix, partial(note, read=read))
-        watch.start()
-        node.stack.push_async_callback(watch.close)
-    return lambda: chain.from_iterable(addresses.values())
 
 
 def _always() -> bool:

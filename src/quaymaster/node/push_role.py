@@ -1,0 +1,106 @@
+"""Pushing, put together: in a server, in each of its workers, and in a process of a cell for it alone.
+
+consumer ─▶ engine ─▶ clients for customers' URLs        owners: all queues, or by the rows of pushers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from quaymaster.broker.replica.clock import wall_ms
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.push.calls import PushSecrets
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.consumer import Consumer
+from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
+from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.metadata.service import MetadataService
+from quaymaster.net.outbound.address_rules import AddressRules
+from quaymaster.net.outbound.own_endpoints import customer_rules
+from quaymaster.net.routing.metadata_client import answer_to
+from quaymaster.node.node import Node
+from quaymaster.push.engine import PushEngine
+from quaymaster.push.owners import Owners
+from quaymaster.push.parts import CALLS_MAX, PushParts
+from quaymaster.push.verification import EndpointChecks
+from quaymaster.settings import Address, Settings
+
+if TYPE_CHECKING:
+    from quaymaster.net.outbound.client import OutboundAnswer, OutboundClient
+
+
+def start_engine(
+    node: Node,
+    store: Coordination,
+    metadata: MetadataService,
+    broker: PartitionedBroker,
+    tables: PartitionTables,
+    owners: Owners,
+    *,
+    live_processes: Callable[[], Iterable[Address]] = tuple,
+) -> None:
+    """Push the queues of these owners until the node ends. `live_processes`: addresses that no call may reach."""
+    settings, stack = node.settings, node.stack
+    client = _LateClient(customer_rules(settings, live_processes=live_processes))
+    stack.push_async_callback(client.close)
+    inside: _LateClient | None = None
+    if settings.outbound_network_list:
+        inside = _LateClient(customer_rules(settings, live_processes=live_processes, only_networks=True))
+        stack.push_async_callback(inside.close)
+
+    async def secrets(queue: QueueDefinition) -> PushSecrets:
+        return await answer_to(partial(metadata.push_secrets.of, queue))
+
+    loop = asyncio.get_running_loop()
+    parts = PushParts(
+        Consumer(broker, tables, metadata, node.metrics, timeout_s=settings.broker_timeout_ms / 1_000),
+        EndpointChecks(client, inside, _origin(settings) if settings.push_handshake else None),
+        secrets,
+        metadata.push_states.note,
+        may_receive=owners.may_receive,
+        now_ms=lambda: int(loop.time() * 1_000),
+        wall_ms=wall_ms,
+        luck=random.random,
+    )
+    engine = PushEngine(store, owners, parts, region=settings.region)
+    engine.start()
+    stack.push_async_callback(engine.stop, settings.drain_grace_s)
+    node.metrics.add_source(engine.samples)
+
+
+class _LateClient:
+    """An `OutboundClient` that is made for the first call: most processes push nothing, and no start waits for it."""
+
+    def __init__(self, rules: AddressRules) -> None:
+        self._rules = rules
+        self._making: asyncio.Future[OutboundClient] | None = None
+
+    async def call(
+        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> OutboundAnswer:
+        """See `OutboundClient`."""
+        if self._making is None:
+            self._making = asyncio.ensure_future(asyncio.to_thread(self._make))
+        client = await asyncio.shield(self._making)
+        return await client.call(method, url, headers=headers, body=body, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._making is not None:
+            await (await self._making).close()
+
+    def _make(self) -> OutboundClient:
+        from quaymaster.net.outbound.client import OutboundClient  # it imports much
+
+        return OutboundClient(rules=self._rules, concurrency_max=CALLS_MAX)
+
+
+def _origin(settings: Settings) -> str:
+    """Return the name by which endpoints know this service."""
+    host = urlsplit(settings.public_url or "").hostname
+    return settings.push_origin or host or settings.region
