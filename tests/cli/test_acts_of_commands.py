@@ -165,6 +165,7 @@ LOOKS = {
         ("queue", "show"),
         ("queue", "peek"),
         ("queue", "redrive", "status"),
+        ("queue", "claims", "list"),
         ("group", "list"),
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),

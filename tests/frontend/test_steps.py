@@ -40,6 +40,7 @@ OTHERS_FROM = 1_000_000
 URL = {"QueueUrl": "jobs"}
 LOG = {"QueueUrl": "log"}
 ROLE = {"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/worker", "RoleSessionName": "one"}
+CLAIM = {"Partition": 0, "Consumer": "c", "ClaimId": 1}
 SINK = {"SinkId": "sink", "BatchId": 1}
 
 # In this order each finds what it needs, and has some work to do.
@@ -73,6 +74,11 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("StageMessages", {**URL, **SINK, "Stage": "0", "FirstIndex": 0, "Messages": [{"MessageBody": "a"}]}),
     ("CommitTransaction", {**URL, **SINK, "Stages": [{"Stage": "0", "Count": 1}]}),
     ("AbortTransaction", {**URL, **SINK}),
+    ("ClaimMessages", {**URL, **CLAIM, "Owner": "a", "MaxNumberOfMessages": 1}),
+    ("ReadClaim", {**URL, **CLAIM, "From": 0, "To": 0}),
+    ("SettleClaims", {**URL, **CLAIM, "Owner": "a"}),
+    ("DescribeClaims", URL),
+    ("ReleaseClaims", {**URL, "Consumer": "c"}),
     ("DescribeLog", LOG),
     ("FindOffsets", {**LOG, "Timestamp": 0}),
     ("FetchMessages", {**LOG, "Partition": 0, "FromOffset": 1, "ToOffset": 1}),

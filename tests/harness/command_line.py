@@ -88,7 +88,7 @@ class PlayedServer:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 played._verify(self, body)
                 target = self.headers.get("x-amz-target", "")
-                is_sqs = target.startswith(("AmazonSQS.", "GraniteServiceVersion20100801."))
+                is_sqs = target.startswith(("AmazonSQS.", "Quaymaster.", "GraniteServiceVersion20100801."))
                 what = target.partition(".")[2] if is_sqs else f"{self.command} {self.path}"
                 answer = played._answer(Call(what, json.loads(body or b"{}")))
                 self._send(answer, is_sqs=is_sqs)

@@ -12,6 +12,7 @@ from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.actions.binding import bind_handlers
+from quaymaster.frontend.actions.claim_actions import ClaimActions
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
@@ -202,6 +203,7 @@ def make_front_end(
     )
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)
     logs = LogActions(groups, broker, cipher, blocks, on_log_read, opening)
+    claims = ClaimActions(metrics)
     transactions = TransactionActions(preparation, metrics)
     roles = RoleAuthorization(region=settings.region, now_ms=now_ms)
     fetcher = KeyFetcher(_client_for_issuers)
@@ -259,7 +261,9 @@ def make_front_end(
             is_forced=settings.allow_open_on_network,
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
-        handlers=bind_handlers([messages, queues, moves, logs, transactions, sts, metrics_and_alarms]),
+        handlers=bind_handlers(
+            [messages, queues, moves, logs, claims, transactions, sts, metrics_and_alarms]
+        ),
         allow=gate.allow,
         check_receive=cipher.check_receive,
         judge=gate.judge,

@@ -285,6 +285,9 @@ METRICS: Final[dict[str, Declaration]] = {
         "gauge",
         "Message groups that wait in new partitions of FIFO queues until older ones have no message of them.",
     ),
+    "quaymaster_claims": Declaration(
+        "gauge", "Claims that are open: messages that Spark queries hold until their batches are done."
+    ),
     "quaymaster_staged_messages": Declaration(
         "gauge", "Messages that transactions have staged and not committed; they are in no queue yet."
     ),

@@ -72,6 +72,7 @@ def _of_queues(hosts: Iterable[ReplicaHost], led: Collection[ReplicaHost]) -> It
     queues = [host.replica.queues for host in led]
     yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
     yield Sample("quaymaster_held_groups", sum(one.held_groups for one in queues))
+    yield Sample("quaymaster_claims", sum(one.open_claims for one in queues))
     sums = [one.changes.sums for one in queues]
     for state, number in (
         ("visible", sum(one.visible for one in sums)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.queues import partitions
+from quaymaster.cli.queues import claims, partitions
 from quaymaster.cli.queues.named_queues import account_of, name_of, other_account
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import ServerConnection, find_connection
@@ -35,6 +35,7 @@ POLL_INTERVAL_S = 0.5
 app = options.new_group("Create, look at, change and delete queues.")
 redrive_app = options.new_group("Move dead letters back, or to another queue.")
 app.add_typer(redrive_app, name="redrive")
+app.add_typer(claims.app, name="claims")
 partitions.add_to(app)
 
 Assignments = Annotated[

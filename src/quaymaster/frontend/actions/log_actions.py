@@ -1,4 +1,4 @@
-"""Reading queues as logs: what there is, from which offset on, and the messages of a range in columns.
+"""Reading queues as logs: what there is, from which offset on, and the messages of a range, or a claim, in columns.
 
 FetchMessages ──▶ is the range in a built block? ──▶ its columns, opened by a worker thread ──▶ reply
                               └── no ──▶ from the journal, message by message (`log_reader`) ──┘
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from quaymaster.core.values.commands import (
     FindOffset,
@@ -32,12 +32,12 @@ from quaymaster.frontend.logs.built_blocks import (
     open_block,
 )
 from quaymaster.frontend.logs.kept_memory import keep_freed_memory
-from quaymaster.frontend.logs.log_reader import LogReader
+from quaymaster.frontend.logs.log_reader import ClaimName, LogReader
 from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, ask
-from quaymaster.protocol.actions import log_shapes, validation
+from quaymaster.protocol.actions import claim_rules, claim_shapes, log_shapes, validation
 from quaymaster.protocol.logs.log_columns import Block, render_block, slice_block
 from quaymaster.protocol.logs.log_rows import Rows, columns_of
 
@@ -72,6 +72,7 @@ class LogActions:
         self._groups = groups
         self._broker = broker
         self._reader = LogReader(broker, cipher, opening=opening)
+        self._claims = LogReader(broker, cipher)
         self._blocks = blocks
         self._on_read = on_read
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
@@ -110,28 +111,57 @@ class LogActions:
         """Answer with the messages of a range, as columns."""
         log, _ = _log_and_group(call)
         wanted = validation.check_fetch(given)
-        _check_partition(log, given.Partition)
+        check_partition(log, given.Partition)
         self._on_read(log)
+        await self._answer(call, wanted, lambda: self._read(log, given.Partition, wanted))
+
+    async def read_claim(self, call: Call, given: claim_shapes.ReadClaimRequest) -> None:
+        """Answer with the messages of a claim, as columns."""
+        queue = call.resolved
+        wanted = claim_rules.check_read(given)
+        check_partition(queue, given.Partition)
+        claim = ClaimName(given.Consumer, given.ClaimId)
+        await self._answer(
+            call,
+            wanted,
+            lambda: self._claims.read(
+                queue,
+                given.Partition,
+                wanted.from_offset,
+                wanted.to_offset,
+                bytes_max=wanted.bytes_max,
+                columns=wanted.columns,
+                claim=claim,
+            ),
+        )
+
+    async def _answer(
+        self,
+        call: Call,
+        wanted: validation.FetchLog,
+        read: Callable[[], Coroutine[Any, Any, tuple[Block, int]]],
+    ) -> None:
+        """Answer with what is read, once it is its turn."""
         if self._waiting >= FETCHES_WAITING_MAX:
             raise Overloaded
         self._waiting += 1
         try:
             async with self._fetching:
-                block, next_offset = await self._read(log, given.Partition, wanted)
+                block, following = await read()
                 headers, body = await _encode(block, is_arrow=wanted.is_arrow)
                 if len(body) >= BULK_BYTES:
                     keep_freed_memory()
         finally:
             self._waiting -= 1
-        call.message_count, call.payload_bytes = max(0, next_offset - given.FromOffset), len(body)
-        call.succeed_with(headers % next_offset, body)
+        call.message_count, call.payload_bytes = max(0, following - wanted.from_offset), len(body)
+        call.succeed_with(headers % following, body)
 
     async def commit_offsets(self, call: Call, given: log_shapes.CommitOffsetsRequest) -> None:
         """Let everything below these offsets be consumed by a group; it goes no way back."""
         log, group = _log_and_group(call)
         assert group is not None, "offsets are committed for a group"
         for offset in given.Offsets:
-            _check_partition(log, offset.Partition)
+            check_partition(log, offset.Partition)
             validation.check_offset(offset.Offset)
         if given.Reader is not None:
             if given.Take:
@@ -231,7 +261,8 @@ def _log_and_group(call: Call) -> tuple[QueueDefinition, QueueDefinition | None]
     return call.resolved, None
 
 
-def _check_partition(log: QueueDefinition, number: int) -> None:
+def check_partition(log: QueueDefinition, number: int) -> None:
+    """Raise InvalidParameterValue unless a queue has a partition of this number."""
     if number not in [partition.number for partition in log.partitions]:
         raise InvalidParameterValue.of(
             "Partition", number, f"The queue has partitions 0 to {len(log.partitions) - 1}."

@@ -1,4 +1,4 @@
-"""Messages of a log from the broker, opened, in columns: for those who ask for them, and for blocks.
+"""Messages of a log, or of a claim, from the broker, opened, in columns: for those who ask for them, and for blocks.
 
     Fetch ══▶ broker ──▶ stored messages ──▶ a few hundred at a time: opened here, and added to the columns
       ▲                        │                                             │
@@ -20,8 +20,14 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.values.commands import Fetch, FetchOutcome
-from quaymaster.core.values.errors import CallerError, InternalFailure, MessageUnreadable, NotNow
+from quaymaster.core.values.commands import ClaimOutcome, Fetch, FetchOutcome, ReadClaim
+from quaymaster.core.values.errors import (
+    CallerError,
+    ClaimIsBroken,
+    InternalFailure,
+    MessageUnreadable,
+    NotNow,
+)
 from quaymaster.core.values.messages import UnknownMessageFormat, message_id_of
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.logs.opening import Piece, keys_for
@@ -76,6 +82,13 @@ class Stored(NamedTuple):
         return Stored(self.queue, self.partition, self.sequences[at], self.sent_ms[at], self.messages[at])
 
 
+class ClaimName(NamedTuple):
+    """Which claim of a partition."""
+
+    consumer: str
+    claim_id: int
+
+
 class _Given(NamedTuple):
     """Messages that a worker has, and what it will answer; or their columns, when they were opened meanwhile."""
 
@@ -116,11 +129,15 @@ class LogReader:
         *,
         bytes_max: int,
         columns: Iterable[str],
+        claim: ClaimName | None = None,
     ) -> tuple[Block, int]:
         """Return the messages of [start, stop), as many as fit into `bytes_max` but at least one, and where to go on.
 
-        Raises MessageUnreadable at one that does not decrypt, and what a Fetch is answered with.
+        With a claim these are places in it, and without workers: they take messages whose offsets have no gaps.
+        Raises MessageUnreadable at one that does not decrypt, and what a Fetch is answered with; of a claim
+        ClaimIsBroken, and what a ReadClaim is answered with.
         """
+        assert claim is None or self._opening is None, "claims are not opened by workers"
         names = list(columns)
         needs_content = any(COLUMNS[name].needs_content for name in names)
         needs_messages = needs_content or "message_id" in names
@@ -130,9 +147,14 @@ class LogReader:
         while True:
             workers = self._opening if needs_content else None
             most = FETCH_MESSAGES_MAX if workers is None or not workers.is_ready else piece
-            fetch = Fetch(log.queue_id, partition, at, min(stop, at + most), left, needs_messages)
+            end = min(stop, at + most)
             try:
-                outcome = await self._fetch(fetch)
+                if claim is None:
+                    outcome = await self._fetch(Fetch(log.queue_id, partition, at, end, left, needs_messages))
+                else:
+                    outcome = await self._fetch_claimed(
+                        ReadClaim(log.queue_id, partition, *claim, at, end, left, needs_messages)
+                    )
             except (CallerError, NotNow):
                 await self._take(given, builder)  # one of those before it may be unreadable
                 raise
@@ -161,6 +183,13 @@ class LogReader:
         outcome = await ask(self._broker, fetch)
         assert isinstance(outcome, FetchOutcome), "a Fetch is answered by a FetchOutcome"
         _check_dense(outcome, fetch.from_sequence)
+        return outcome
+
+    async def _fetch_claimed(self, command: ReadClaim) -> FetchOutcome:
+        outcome = await ask(self._broker, command)
+        if isinstance(outcome, ClaimOutcome):
+            raise ClaimIsBroken(command.consumer, command.claim_id)
+        assert isinstance(outcome, FetchOutcome), "a ReadClaim is answered by a FetchOutcome"
         return outcome
 
     # On workers

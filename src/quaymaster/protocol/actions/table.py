@@ -17,6 +17,17 @@ import msgspec
 
 from quaymaster.core.access.permissions import Permission
 from quaymaster.protocol.actions import validation
+from quaymaster.protocol.actions.claim_shapes import (
+    ClaimMessagesRequest,
+    ClaimMessagesResult,
+    DescribeClaimsRequest,
+    DescribeClaimsResult,
+    ReadClaimRequest,
+    ReleaseClaimsRequest,
+    ReleaseClaimsResult,
+    SettleClaimsRequest,
+    SettleClaimsResult,
+)
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     DescribeLogRequest,
@@ -132,6 +143,8 @@ _OF_MOVES: Final = (
     Permission.GET_QUEUE_ATTRIBUTES,
 )
 """What actions on message move tasks take besides their own permission."""
+_OF_CLAIMS: Final = (Permission.RECEIVE_MESSAGE, Permission.DELETE_MESSAGE)
+"""Who claims messages is to delete them, too."""
 
 
 def _of_cloudwatch(operation: Operation) -> Action:
@@ -513,6 +526,65 @@ ACTIONS: Final[dict[str, Action]] = {
             queue_state="no group",
             writes=True,
             permissions=(Permission.SEND_MESSAGE,),
+        ),
+        Action(
+            name="ClaimMessages",
+            usage_op=125,
+            input=ClaimMessagesRequest,
+            output=ClaimMessagesResult,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=_OF_CLAIMS,
+            billing="by queue",
+            usage=_MESSAGES,
+        ),
+        Action(
+            name="ReadClaim",
+            usage_op=126,
+            input=ReadClaimRequest,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=_OF_CLAIMS,
+            usage=_BYTES,
+        ),
+        Action(
+            name="SettleClaims",
+            usage_op=127,
+            input=SettleClaimsRequest,
+            output=SettleClaimsResult,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=_OF_CLAIMS,
+            usage=_MESSAGES,
+        ),
+        Action(
+            name="DescribeClaims",
+            usage_op=128,
+            input=DescribeClaimsRequest,
+            output=DescribeClaimsResult,
+            service="quaymaster",
+            category="data",
+            read_only=True,
+            plane="bulk",
+            queue_state="no group",
+            permissions=_OF_CLAIMS,
+        ),
+        Action(
+            name="ReleaseClaims",
+            usage_op=129,
+            input=ReleaseClaimsRequest,
+            output=ReleaseClaimsResult,
+            service="quaymaster",
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=_OF_CLAIMS,
         ),
         Action(
             name="GetCallerIdentity",

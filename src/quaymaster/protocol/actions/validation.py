@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -306,7 +307,7 @@ def _not_within(parameter: str, value: int, largest: int) -> InvalidParameterVal
 
 
 class FetchLog(msgspec.Struct, frozen=True, gc=False):
-    """What a FetchMessages asks for."""
+    """What a FetchMessages asks for, by offsets; or a ReadClaim, by places in the claim."""
 
     from_offset: int
     to_offset: int
@@ -323,6 +324,22 @@ def check_fetch(request: FetchMessagesRequest) -> FetchLog:
         raise InvalidParameterValue.of(
             "ToOffset", request.ToOffset, f"It must not be below FromOffset, which is {request.FromOffset}."
         )
+    return check_columns(request, request.FromOffset, request.ToOffset)
+
+
+class _InColumns(Protocol):
+    """A request for messages in columns."""
+
+    @property
+    def MaxBytes(self) -> int | None: ...  # noqa: N802
+    @property
+    def Columns(self) -> list[str] | None: ...  # noqa: N802
+    @property
+    def Format(self) -> str | None: ...  # noqa: N802
+
+
+def check_columns(request: _InColumns, start: int, stop: int) -> FetchLog:
+    """Return a request for messages [start, stop) in columns. Raises InvalidParameterValue."""
     bytes_max = FETCH_BYTES_DEFAULT if request.MaxBytes is None else request.MaxBytes
     _check_range("MaxBytes", bytes_max, 1, FETCH_BYTES_MAX)
     given = tuple(COLUMNS) if request.Columns is None else tuple(request.Columns)
@@ -337,7 +354,7 @@ def check_fetch(request: FetchMessagesRequest) -> FetchLog:
     form = FETCH_FORMATS[0] if request.Format is None else request.Format
     if form not in FETCH_FORMATS:
         raise InvalidParameterValue.of("Format", form, f"It must be one of {', '.join(FETCH_FORMATS)}.")
-    return FetchLog(request.FromOffset, request.ToOffset, bytes_max, given, form == "arrow")
+    return FetchLog(start, stop, bytes_max, given, form == "arrow")
 
 
 def check_offset(offset: int) -> None:
