@@ -13,7 +13,13 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.node import console_child
-from quaymaster.node.console_child import ConsoleBrief, ServerConsole, prepare_console, settings_of
+from quaymaster.node.console_child import (
+    ConsoleBrief,
+    ServerConsole,
+    choose_console_port,
+    prepare_console,
+    settings_of,
+)
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.from_settings import plain_values
 from quaymaster.node.node import Node
@@ -67,6 +73,23 @@ def test_a_console_whose_port_is_taken_leaves_the_server_without_one(
         asyncio.run(run(taken.getsockname()[1]))
 
     assert "no console" in caplog.text
+
+
+def test_console_with_any_port_has_one_before_the_server_serves_and_links_name_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            node = node_with(stack, tmp_path)
+            bound = await choose_console_port(node)
+            chosen = node.settings.console_listen_address
+            assert chosen.port > 0
+            address = Address("127.0.0.1", 9324)
+            console = await prepare_console(node, tmp_path, address, has_workers=False, bound=bound)
+            assert console.address == chosen
+        async with AsyncExitStack() as stack:
+            for settings in ({"console_listen": "127.0.0.1:9326"}, {"console": "off"}):
+                assert await choose_console_port(node_with(stack, tmp_path, **settings)) is None
+
+    asyncio.run(run())
 
 
 def test_a_console_that_is_switched_off_has_neither_key_nor_port(tmp_path: Path) -> None:

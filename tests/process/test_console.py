@@ -110,6 +110,10 @@ def test_a_console_is_started_again_when_it_is_killed_and_ends_with_its_server(
             *(f"worker {number}" for number in range(workers if workers > 1 else 0)),
         ]
         eventually(lambda: measured(process) == processes)
+        with AdminClient(find_connection(process.data, None)) as admin:
+            link = admin.call("CreateSignInLink")["url"]
+        with urlopen(link.partition("#")[0], timeout=60) as answer:
+            assert answer.status == 200
         signed_in = asyncio.run(sign_in_by_sockets(process))
         assert signed_in["is_operator"]
         [second] = consoles_of(process)

@@ -119,15 +119,40 @@ class ServerConsole:
         return found.status, await asyncio.to_thread(zlib.decompress, found.text)
 
 
+async def choose_console_port(node: Node) -> Sequence[socket.socket] | None:
+    """Bind the console's port where any port will do, and let the settings say which: links that sign in name it.
+
+    Return what `prepare_console` is to be given. Another port is not bound before the server can serve.
+    """
+    settings = node.settings
+    wanted = settings.console_listen_address
+    if settings.console == "off" or wanted.port:
+        return None
+    bound = await _bind(node)
+    if bound:
+        chosen = Address(wanted.host, bound[0].getsockname()[1])
+        node.settings = settings.model_copy(update={"console_listen": str(chosen)})
+    return bound
+
+
 async def prepare_console(
-    node: Node, sockets: Path, endpoint: Address, *, has_workers: bool
+    node: Node,
+    sockets: Path,
+    endpoint: Address,
+    *,
+    has_workers: bool,
+    bound: Sequence[socket.socket] | None = None,
 ) -> ServerConsole:
-    """Return the console of a server, which begins once that serves, and ends before anything else of it does."""
+    """Return the console of a server, which begins once that serves, and ends before anything else of it does.
+
+    `bound`: what `choose_console_port` returned.
+    """
     settings = node.settings
     client = Transport(settings.model_copy(update={"tls_directory": None}), FRONT_END_ROLE, node.rpc).connect(
         unix_address(sockets / CONSOLE_SOCKET), CONSOLE_ROLE
     )
-    bound = await _bind(node) if settings.console == "on" else []
+    if bound is None:
+        bound = await _bind(node) if settings.console == "on" else []
     address, child = None, None
     if bound:
         await asyncio.to_thread(make_console_key, node.data)

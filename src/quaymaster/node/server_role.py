@@ -34,7 +34,7 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.queue_metrics_client import OneLeader
 from quaymaster.net.rpc import RPCServer
-from quaymaster.node.console_child import prepare_console
+from quaymaster.node.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
@@ -76,6 +76,7 @@ log = logging.getLogger(__name__)
 
 async def start_server(node: Node) -> None:
     """Start all that a server has."""
+    bound = await choose_console_port(node)
     settings, stack, data, health = node.settings, node.stack, node.data, node.health
     takes_all = is_to_settle(data)
     store = await open_store(settings, data, on_stopped=node.fail, takes_any_store=takes_all)
@@ -147,7 +148,7 @@ async def start_server(node: Node) -> None:
     start_engine(node, store, metadata, broker, tables, OnlyPusher())
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
-    console = await prepare_console(node, sockets, address, has_workers=False)
+    console = await prepare_console(node, sockets, address, has_workers=False, bound=bound)
     node.metrics.others = console.metrics
     if console.address is not None:
         await tell_console(node, watch, sockets)

@@ -32,7 +32,7 @@ from quaymaster.net.listener import bind_all
 from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.console_child import prepare_console
+from quaymaster.node.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, declaring, open_store
@@ -63,6 +63,7 @@ from quaymaster.settings import Address, Settings
 
 async def start_with_workers(node: Node, count: int) -> None:
     """Start all that a server has, with so many workers."""
+    bound = await choose_console_port(node)
     settings, stack, data, health = node.settings, node.stack, node.data, node.health
     takes_all = is_to_settle(data)
     store = await open_store(settings, data, on_stopped=node.fail, poll_ms=STORE_POLL_MS)
@@ -159,7 +160,7 @@ async def start_with_workers(node: Node, count: int) -> None:
     await record_operators(node, behind, admin, listen)
     ship_left_usage(node, behind, count)
     await write_client_file(node, metadata.default_access_key, listen)
-    console = await prepare_console(node, sockets, listen, has_workers=True)
+    console = await prepare_console(node, sockets, listen, has_workers=True, bound=bound)
 
     async def metrics_of_others() -> Mapping[str, bytes]:
         return {**await crew.metrics(), **await console.metrics()}
