@@ -116,10 +116,11 @@ class LocalCluster:
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without settings and keys of whoever runs the tests."""
+    """Return an environment without settings and keys of whoever runs the tests, and no console but where asked."""
     tools = "QUAYMASTER_TOOLS"
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if name == tools or not name.startswith(("QUAYMASTER_", "AWS_"))
     }
+    return {**kept, "QUAYMASTER_CONSOLE": "off"}

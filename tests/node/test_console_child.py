@@ -12,7 +12,7 @@ from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
-from quaymaster.node import console_child
+from quaymaster.node import console_child, console_extra
 from quaymaster.node.console_child import (
     ConsoleBrief,
     ServerConsole,
@@ -44,7 +44,7 @@ async def prepared(stack: AsyncExitStack, data: Path, **settings: object) -> Ser
 def test_a_server_without_the_extra_says_so_in_one_line_and_has_no_console(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(console_child, "NEEDED", ("jinja2", "not_installed_at_all"))
+    monkeypatch.setattr(console_extra, "NEEDED", ("jinja2", "not_installed_at_all"))
 
     async def run() -> None:
         async with AsyncExitStack() as stack:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import boto3
 import pytest
@@ -177,6 +178,27 @@ def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> No
     assert made["path"] == str(tmp_path / "copy")
     assert (manifest["kind"], manifest["cell"]) == ("cell", "local")
     assert manifest["journals"]["0"]["end"] > 2
+
+
+@pytest.mark.timeout(400)
+def test_a_local_cell_has_a_console_that_open_signs_in_to(tmp_path: Path) -> None:
+    with LocalCluster.started(tmp_path / "cluster", *SMALL, "--port", "0", "--set", "console=on") as cluster:
+        program = str(Path(sys.executable).parent / "quaymaster")
+        opened = subprocess.run(
+            [program, "open", "--json", "--data", str(cluster.directory)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment(),
+            check=True,
+        )
+        page, _, token = json.loads(opened.stdout)["url"].partition("#")
+
+        assert page == f"{cluster.credentials['console_url']}/sign-in"
+        assert token
+        with urlopen(page, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        assert states(cluster.status())["console-1"] == "ready"
 
 
 @pytest.mark.timeout(400)

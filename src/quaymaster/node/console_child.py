@@ -9,7 +9,6 @@ The server waits for nothing of it. Its port is bound here, so that the address 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import socket
 import sys
@@ -27,6 +26,7 @@ from quaymaster.net.console_key import make_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.children import Child, read_first_line
+from quaymaster.node.console_extra import INSTALL, missing_for_console
 from quaymaster.node.edge_listener import listen_for_console
 from quaymaster.node.from_settings import plain_values
 from quaymaster.node.lifeline import HURRY
@@ -41,8 +41,6 @@ from quaymaster.protocol.rpc.console_calls import (
 from quaymaster.settings import Address, Settings
 
 COMMAND: Final = (sys.executable, "-P", "-m", "quaymaster.node.console.process")
-NEEDED: Final = ("jinja2", "python_multipart", "starlette", "uvicorn")
-"""What the extra `console` installs."""
 END_S: Final = 5.0
 METRICS_MS: Final = 2_000
 QUEUE_METRICS_MS: Final = 20_000
@@ -180,11 +178,11 @@ async def prepare_console(
 
 async def _bind(node: Node) -> Sequence[socket.socket]:
     """Return sockets bound to the address of the console; none where there can be no console, and the log says why."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := missing_for_console():
         log_event(
             *(log, logging.INFO, "console is not installed"),
             missing=",".join(missing),
-            install="pip install 'quaymaster[console]'",
+            install=INSTALL,
         )
         return []
     wanted = node.settings.console_listen_address

@@ -34,6 +34,7 @@ from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import read_client_file
 from quaymaster.cli.shared.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.shared.tools import find_haproxy
+from quaymaster.node import console_extra
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]
@@ -85,7 +86,9 @@ def test_a_cluster_is_started_shown_and_stopped(cluster: Local, run: Run, data: 
     stopped = cluster("down", "--json")
 
     assert (started.code, started.err) == (0, "")
-    assert started.json == run("env", "--json", "--data", str(data)).json
+    console_url = started.json["console_url"]
+    assert started.json == {**run("env", "--json", "--data", str(data)).json, "console_url": console_url}
+    assert shown["console-1"]["role"] == "console"
     assert list(shown)[: len(NAMES)] == NAMES
     assert {process["state"] for process in shown.values()} == {"ready"}
     assert {name: process["pid"] for name, process in shown.items()} == {
@@ -117,7 +120,8 @@ def test_a_server_with_workers_is_started_shown_and_stopped_without_etcd(
         if (data / "cluster.json").exists():
             stop(read_cluster(data).running.values(), 0.0)
 
-    assert started.json == run("env", "--json", "--data", str(data)).json
+    console_url = started.json["console_url"]
+    assert started.json == {**run("env", "--json", "--data", str(data)).json, "console_url": console_url}
     assert {name: (each["role"], each["state"]) for name, each in shown.items()} == {
         "server": ("server", "ready")
     }
@@ -138,11 +142,27 @@ def test_people_are_told_endpoint_and_key_once(
     second = cluster("up", "--detach")
 
     assert "Secret access key a secret" in first.out
+    assert "Console: http://127.0.0.1:" in first.out
     assert f'eval "$(quaymaster env --data {data.name})"' in first.out
     assert down.out.startswith("stopped ")
     assert second.code == 0
     assert "a secret" not in second.out
     assert "http://127.0.0.1:" in second.out
+
+
+def test_cluster_has_no_console_where_the_setting_says_so_or_it_is_not_installed(
+    cluster: Local, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switched_off = cluster("up", *FEW, "--set", "console=off", "--detach", "--json")
+    running = cluster("status", "--json")
+    cluster("down")
+    monkeypatch.setattr(console_extra, "NEEDED", ("not_installed_at_all",))
+    not_installed = cluster("up", "--set", "console=on", "--detach", "--json")
+
+    assert "console_url" not in switched_off.json
+    assert "console-1" not in processes(running)
+    assert "console_url" not in not_installed.json
+    assert "pip install 'quaymaster[console]'" in not_installed.err
 
 
 def test_a_stopped_cluster_is_started_as_it_was(cluster: Local, data: Path) -> None:

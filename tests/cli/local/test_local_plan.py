@@ -251,3 +251,26 @@ def test_a_cell_becomes_no_server_with_workers_nor_the_other_way_round() -> None
     with pytest.raises(PlanRefused, match="--tls is for cells"):
         check_options(ClusterOptions(workers=2, tls=True))
     check_options(ClusterOptions(workers=4), server)
+
+
+def test_console_is_a_process_that_front_ends_make_links_to() -> None:
+    plan = planned(ClusterOptions(console=True))
+
+    console, front_end = settings_of(plan, "console-1"), settings_of(plan, "frontend-2")
+    assert plan.console_url == console["console_url"] == front_end["console_url"]
+    assert plan.console_url == f"http://{console['console_listen']}"
+    assert console["console_rpc_listen"] == plan.process("console-1").address
+    assert console.keys() <= Settings.model_fields.keys()
+    assert [process.role for process in next(plan.stages(STOP_STAGES))] == ["console", "haproxy"]
+    assert [process.role for process in list(plan.stages(START_STAGES))[-1]] == ["console", "haproxy"]
+
+
+def test_cluster_of_before_has_no_console_and_one_whose_address_is_given_is_there() -> None:
+    assert planned().console_url is None
+    assert "console" not in port_names(ClusterOptions())
+    given = ClusterOptions(console=True, settings={"console_listen": "127.0.0.1:9000"})
+    assert planned(given).console_url == "http://127.0.0.1:9000"
+    named = ClusterOptions(workers=2, console=True, settings={"console_url": "https://console.example"})
+    assert planned(named).console_url == "https://console.example"
+    assert planned(ClusterOptions(workers=2)).console_url is None
+    assert planned(ClusterOptions(workers=2, console=True)).console_url == "http://127.0.0.1:9326"

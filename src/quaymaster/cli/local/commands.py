@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quaymaster.cli.local.plan import ClusterOptions, ClusterRecord, Programs
 
 app = options.new_group(
-    "Run a whole cell on this machine: etcd, brokers, metadata, managers, front ends, HAProxy."
+    "Run a whole cell on this machine: etcd, brokers, metadata, managers, front ends, HAProxy, a console."
 )
 
 DATA_DEFAULT = Path("quaymaster-cluster")
@@ -99,7 +99,8 @@ def up(given: UpOptions) -> None:
     Everything listens on loopback. Once requests are served it prints how to reach them, then shows how the cell is
     until Ctrl-C, which stops it; with --detach it runs until `local down`. With --workers it is one server in several
     processes instead of a cell, which needs neither etcd nor HAProxy. With --json it prints what
-    `quaymaster env --json` does. QUAYMASTER_ variables hold for every process, but those that say where things are.
+    `quaymaster env --json` does, and where the console is. QUAYMASTER_ variables hold for every process, but those that
+    say where things are.
     """
     from quaymaster.cli.local.cluster import RECORD_FILE, locked, prepare_directory, read_cluster
     from quaymaster.cli.local.start import held_ports, plan_start, start_cluster
@@ -111,8 +112,9 @@ def up(given: UpOptions) -> None:
             stack.enter_context(locked(directory))
             known = read_cluster(directory) if (directory / RECORD_FILE).exists() else None
             record = known.record if known is not None else None
-            asked = _options(given, record)
-            if known is not None and known.running:
+            is_running = known is not None and bool(known.running)
+            asked = _options(given, record, is_running=is_running)
+            if known is not None and is_running:
                 _check_some_are_missing(known, asked)
                 cluster = known
             else:
@@ -123,7 +125,7 @@ def up(given: UpOptions) -> None:
             with _progress("Starting", quiet=given.as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)
         if given.as_json:
-            print_json({**connection_fields(connection), **_tls_fields(cluster)})
+            print_json({**connection_fields(connection), **_more_fields(cluster)})
             sys.stdout.flush()
         else:
             _greet(cluster, connection, is_first=is_first)
@@ -232,7 +234,7 @@ def _directory(data: Path | None) -> Path:
     return (data or Path(os.environ.get(DATA_VARIABLE) or DATA_DEFAULT)).absolute()
 
 
-def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
+def _options(given: UpOptions, known: ClusterRecord | None, *, is_running: bool) -> ClusterOptions:
     """Return what was asked for now, else before, else what is usual."""
     import msgspec
 
@@ -255,7 +257,20 @@ def _options(given: UpOptions, known: ClusterRecord | None) -> ClusterOptions:
         raise WrongUsage("--workers is for one server, without brokers and front ends: say one or the other.")
     names = (*of_cell, "port", "tls", "workers")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
-    return msgspec.structs.replace(before, **asked, settings=settings)
+    has_console = before.console if is_running else _has_console(settings)
+    return msgspec.structs.replace(before, **asked, settings=settings, console=has_console)
+
+
+def _has_console(settings: Mapping[str, str]) -> bool:
+    """Tell whether there is to be a console: it is installed, and the settings do not say no."""
+    from quaymaster.node.console_extra import INSTALL, missing_for_console
+
+    if settings.get("console") == "off":
+        return False
+    if missing_for_console():
+        note(f"There is no console, which is not installed: {INSTALL}")
+        return False
+    return True
 
 
 def _programs(*, needs_cell: bool) -> Programs:
@@ -320,9 +335,10 @@ def _check_some_are_missing(cluster: Cluster, asked: ClusterOptions) -> None:
 # What is shown
 
 
-def _tls_fields(cluster: Cluster) -> dict[str, str]:
+def _more_fields(cluster: Cluster) -> dict[str, str]:
     plan = cluster.plan
-    return {} if plan.tls_url is None else {"tls_endpoint_url": plan.tls_url, "ca_file": str(plan.ca_file)}
+    tls = {} if plan.tls_url is None else {"tls_endpoint_url": plan.tls_url, "ca_file": str(plan.ca_file)}
+    return tls if plan.console_url is None else {**tls, "console_url": plan.console_url}
 
 
 def _greet(cluster: Cluster, connection: ServerConnection, *, is_first: bool) -> None:
@@ -336,6 +352,8 @@ def _greet(cluster: Cluster, connection: ServerConnection, *, is_first: bool) ->
     shown = os.path.relpath(cluster.directory)
     shown = str(cluster.directory) if shown.startswith("..") else shown
     print_line(f'Point any AWS SDK at it:  eval "$(quaymaster env --data {shown})"')
+    if cluster.plan.console_url is not None:
+        print_line(f"Console: {cluster.plan.console_url}  (`quaymaster open --data {shown}` signs you in)")
     print_line(f"Logs are in {os.path.join(shown, 'logs')}")
     sys.stdout.flush()
 

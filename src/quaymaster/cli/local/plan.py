@@ -3,6 +3,7 @@
     clients ─▶ haproxy ─▶ frontend-1, -2 ─┬▶ broker-1, -2, -3 (a zone each) ─┐
                                           └▶ metadata-1, -2 ────────────────┼▶ etcd
                                              manager-1, -2 ─────────────────┘
+    browsers ─▶ console-1 ─▶ the same
 
 With --workers it is one server in so many processes instead, without anything else.
 
@@ -38,7 +39,7 @@ from quaymaster.cli.local.haproxy import (
 from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
 from quaymaster.settings import UNIX_PREFIX
 
-Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy", "server"]
+Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy", "server", "console"]
 
 HOST: Final = "127.0.0.1"
 CELL: Final = "local"
@@ -50,6 +51,7 @@ TLS: Final = "tls"
 """Among the ports: where TLS is served."""
 SERVER: Final = "server"
 """The name of the only process, with workers."""
+CONSOLE: Final = "console-1"
 SOCKET: Final = "edge.sock"
 """In the directory of a front end."""
 ZONES: Final = 3
@@ -64,11 +66,11 @@ CONNECTIONS_MAX: Final = 20_000
 START_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
     ("etcd",),
     ("broker", "metadata", "manager", "frontend", "server"),
-    ("haproxy",),
+    ("haproxy", "console"),
 )
 """A stage is begun when all of the stage before are ready. The roles of a cell wait for each other by themselves."""
 STOP_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
-    ("haproxy",),
+    ("haproxy", "console"),
     ("frontend", "server"),
     ("metadata", "manager"),
     ("broker",),
@@ -114,6 +116,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     settings: dict[str, str] = {}
     tls: bool = False
     workers: int = 0
+    console: bool | None = None
+    """Whether there is a console; None in records of before there were any, which have none."""
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -172,6 +176,8 @@ class ClusterPlan:
     etcd: EtcdMember | None
     processes: tuple[PlannedProcess, ...]
     tls_url: str | None = None
+    console_url: str | None = None
+    """Where browsers find the console; None: there is none."""
 
     @property
     def client_directory(self) -> Path:
@@ -244,6 +250,8 @@ def port_names(options: ClusterOptions) -> Iterator[str]:
     ):
         for name in _names(role, count):
             yield from (name, f"{name} admin")
+    if options.console:
+        yield from ("console", CONSOLE, f"{CONSOLE} admin")
 
 
 def choose_ports(
@@ -332,12 +340,19 @@ def plan_cluster(
                     "metadata_nodes": metadata,
                     "keys_directory": str(directory / KEYS),
                     **({"edge_listen": f"{UNIX_PREFIX}{server.socket}"} if server.socket else {}),
+                    **plan.console_address,
                 },
                 admin_port=server.admin_port,
             )
             for number, server in enumerate(front_ends, 1)
         ),
     ]  # fmt: skip
+    if options.console:
+        processes.append(
+            plan.role(
+                "console", 1, {"console_rpc_listen": f"{HOST}:{ports[CONSOLE]}", **plan.console_address}
+            )
+        )
     if programs.haproxy is not None:
         processes.append(
             _haproxy(directory, ports, Path(programs.haproxy), front_ends, programs.connections_max)
@@ -351,6 +366,7 @@ def plan_cluster(
         etcd,
         tuple(processes),
         f"https://{HOST}:{ports[TLS]}" if options.tls else None,
+        plan.console_address.get("console_url"),
     )
 
 
@@ -374,7 +390,11 @@ def _server_plan(
         (*programs.quaymaster, "serve", "--config", str(path)),
         {path: render_settings(settings)},
     )
-    return ClusterPlan(directory, f"http://{address}", f"http://{admin}", None, (server,))
+    console = settings.get("console_url") or f"http://{settings['console_listen']}"
+    return ClusterPlan(
+        *(directory, f"http://{address}", f"http://{admin}", None, (server,)),
+        console_url=str(console) if options.console else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +404,15 @@ class _ClusterPlanner:
     ports: dict[str, int]
     programs: Programs
     etcd: EtcdMember
+
+    @property
+    def console_address(self) -> dict[str, str]:
+        """What says where the pages of the console are; nothing where there is none."""
+        if not self.options.console:
+            return {}
+        given = self.options.settings
+        listen = given.get("console_listen", f"{HOST}:{self.ports['console']}")
+        return {"console_listen": listen, "console_url": given.get("console_url", f"http://{listen}")}
 
     def role(
         self, role: Role, number: int, listen: Mapping[str, str], *, admin_port: int | None = None
