@@ -290,6 +290,7 @@ QUEUES_WORDS = {
     QueueKinds.FIFO: "FIFO",
     QueueKinds.LOG: "log-retained",
     QueueKinds.KMS: "all; the default with a `KmsMasterKeyId`",
+    QueueKinds.FIFO | QueueKinds.EXACTLY_ONCE: "FIFO, `ExactlyOnce`",
 }
 
 

@@ -67,3 +67,42 @@ def test_what_a_guarantee_cannot_hold_with_is_refused(
 def test_at_most_once_is_no_change_of_a_queue(sqs: Any, queue: str) -> None:
     with refused("InvalidAttributeValue", containing="AtMostOnce is given when a queue is created"):
         sqs.set_queue_attributes(QueueUrl=queue, Attributes={"DeliveryGuarantee": "AtMostOnce"})
+
+
+@pytest.mark.parametrize("window_s", ["300", "86400"])
+def test_an_exactly_once_queue_stores_one_message_for_each_deduplication_id(
+    sqs: Any, make_queue: MakeQueue, window_s: str
+) -> None:
+    url = make_queue(DeliveryGuarantee="ExactlyOnce", DeduplicationWindowSeconds=window_s)
+
+    sent = [
+        sqs.send_message(QueueUrl=url, MessageBody=f"m{number}", MessageDeduplicationId="d")
+        for number in range(2)
+    ]
+    other = sqs.send_message_batch(
+        QueueUrl=url,
+        Entries=[
+            {"Id": "0", "MessageBody": "again", "MessageDeduplicationId": "d"},
+            {"Id": "1", "MessageBody": "other", "MessageDeduplicationId": "e"},
+        ],
+    )["Successful"]
+
+    assert {one["MessageId"] for one in (*sent, other[0])} == {sent[0]["MessageId"]}
+    received: list[Any] = []
+    while len(received) < 2:
+        answer = sqs.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=5, AttributeNames=["All"]
+        )
+        received += answer["Messages"]
+    assert {one["Body"]: one["Attributes"]["MessageDeduplicationId"] for one in received} == {
+        "m0": "d",
+        "other": "e",
+    }
+    assert bodies(sqs.receive_message(QueueUrl=url)) == []
+
+
+def test_other_standard_queues_have_no_deduplication_ids(sqs: Any, queue: str) -> None:
+    with refused("InvalidParameterValue", containing="MessageDeduplicationId"):
+        sqs.send_message(QueueUrl=queue, MessageBody="m", MessageDeduplicationId="d")
+    with refused("InvalidAttributeName", containing="DeduplicationWindowSeconds"):
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={"DeduplicationWindowSeconds": "600"})

@@ -64,7 +64,11 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
         snapshot_records=settings.snapshot_records,
         compaction_live_ratio=settings.compaction_live_ratio,
         retry_window_ms=settings.retry_window_ms,
-        id_limits=IdLimits(settings.retry_ids_max, settled_ids_max=settings.settled_ids_max),
+        id_limits=IdLimits(
+            settings.retry_ids_max,
+            dedup_ids_max=settings.dedup_ids_max,
+            settled_ids_max=settings.settled_ids_max,
+        ),
         in_flight_max=settings.in_flight_max,
         account_stages_max=settings.account_stages_max,
         compaction_age_min_ms=settings.compaction_age_min_s * 1000,

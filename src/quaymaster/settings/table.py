@@ -133,6 +133,9 @@ class SettingsTable(BaseModel):
     `compaction_age_min_s`. 0 turns it off."""
     retry_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
     """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
+    dedup_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
+    """Deduplication ids that one partition of a queue with a `DeduplicationWindowSeconds` above 300 remembers, at about
+    70 bytes each; messages with more of them are refused with OverLimit until some are past the window."""
     settled_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
     """Deliveries of one partition of an `ExactlyOnce` queue that finished their messages and are remembered for 5
     minutes, at about 37 bytes each; the oldest are forgotten first."""

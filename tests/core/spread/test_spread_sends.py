@@ -10,7 +10,7 @@ from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import ATTEMPTS_MAX, PATIENCE_MS, PeerSend, SpreadSend, key_of
 from quaymaster.core.values.commands import Elsewhere, NewMessage, Send, SendOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
-from quaymaster.core.values.queue_definitions import KEY_MAX
+from quaymaster.core.values.queue_definitions import KEY_MAX, replace_definition
 
 from .support import EVERY, HIGH, LOW, entry, message, queue, result
 
@@ -110,6 +110,24 @@ def test_groups_without_ids_that_a_sealed_partition_knows_pass_it() -> None:
     assert asked(3) == {0: [0, 2, 5], 1: [1, 4], 2: [3]}
     assert asked(5) == {1: [0, 2], 0: [1, 4, 5], 2: [3]}
     assert asked(is_sealed=False) == {0: [0, 1, 2, 3, 4, 5]}
+
+
+def test_messages_with_ids_of_an_exactly_once_queue_go_by_these_and_pass_partitions_that_do_not_know_them() -> (
+    None
+):
+    table = replace_definition(
+        queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH)),
+        attributes={"DeliveryGuarantee": "ExactlyOnce"},
+    )
+    high = msgspec.structs.replace(message(1), dedup=b"\xff" * 16)
+    messages = [with_id(9, 1), high, message(3, may_be_retry=False)]
+
+    def asked(*ids: int, is_sealed: bool = True) -> dict[int, list[int]]:
+        return sent(SpreadSend(table, messages, lambda number: is_sealed, knows(*ids)).begin())
+
+    assert asked() == {1: [0, 2], 2: [1]}
+    assert asked(1) == {0: [0], 2: [1], 1: [2]}
+    assert asked(is_sealed=False) == {0: [0, 1, 2]}
 
 
 def test_entries_whose_partition_has_no_leader_fail_alone() -> None:

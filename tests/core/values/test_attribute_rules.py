@@ -688,3 +688,27 @@ def test_a_queue_whose_messages_are_received_once_has_no_dead_letters() -> None:
         _create(DeliveryGuarantee="AtMostOnce", RedrivePolicy=_redrive())
     with pytest.raises(InvalidAttributeValue, match=r"RedrivePolicy. Reason: .* has no dead letters"):
         _change(_create(DeliveryGuarantee="AtMostOnce"), {"RedrivePolicy": _redrive()})
+
+
+def test_queues_with_deduplication_ids_have_a_window_for_them() -> None:
+    exactly_once = _create(DeliveryGuarantee="ExactlyOnce", DeduplicationWindowSeconds="86400")
+
+    assert exactly_once.dedup_window_ms == 86_400_000
+    assert exactly_once.has_dedup_ids
+    assert _create_fifo(DeduplicationWindowSeconds="0600").attributes["DeduplicationWindowSeconds"] == "600"
+    assert _create_fifo().attribute("DeduplicationWindowSeconds") == "300"
+    assert _create().attribute("DeduplicationWindowSeconds") is None
+    with pytest.raises(InvalidAttributeName, match="only when FifoQueue is set to true or"):
+        _create(DeduplicationWindowSeconds="300")
+    switched_off = _change(exactly_once, {"DeliveryGuarantee": "AtLeastOnce"})
+    assert "DeduplicationWindowSeconds" not in switched_off.attributes
+    for wrong in ("299", "86401", "x"):
+        with pytest.raises(InvalidAttributeValue, match="a whole number of seconds between 300 and 86400"):
+            _create_fifo(DeduplicationWindowSeconds=wrong)
+
+
+def test_longer_windows_wait_for_the_upgrade_of_the_cell() -> None:
+    with pytest.raises(UnsupportedOperation, match="cell upgrade"):
+        require_delivery({"FifoQueue": "true", "DeduplicationWindowSeconds": "301"}, CellFormat(7))
+
+    require_delivery({"FifoQueue": "true", "DeduplicationWindowSeconds": "300"}, CellFormat(7))

@@ -27,6 +27,7 @@ SPELLED_BESIDES = {
     # Parameters of messages, which are called like the attributes that they stand in for.
     "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
     "quaymaster/cli/queues/message.py": {"DelaySeconds", "VisibilityTimeout"},
+    "quaymaster/protocol/actions/claim_rules.py": {"VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
     "quaymaster/protocol/actions/validation.py": {"VisibilityTimeout"},
     # A parameter of STS.
@@ -91,6 +92,7 @@ def test_a_queue_has_the_defaults_of_all_its_kinds() -> None:
     assert fifo_log == QueueKinds.FIFO | QueueKinds.LOG
     assert defaults_of(fifo_log).keys() - defaults_of(QueueKinds.STANDARD).keys() == {
         *("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"),
+        "DeduplicationWindowSeconds",
         *("GroupStart", "LegalHold", "RetentionBytes"),
     }
 

@@ -41,6 +41,7 @@ from quaymaster.core.values.commands import (
     Watch,
 )
 from quaymaster.core.values.errors import InternalFailure, NotLeader, QueueDoesNotExist, Timeout, Unreachable
+from quaymaster.core.values.queue_definitions import replace_definition
 from quaymaster.frontend.partitions.partitioned_broker import IDS_AGAIN_S, IDS_LOOK_S
 
 from .support import HALVES, PLAIN, SPLIT, Answer, Bench, run, settle, submitted
@@ -238,6 +239,25 @@ def test_a_closing_partition_is_asked_once_which_ids_it_knows_and_other_messages
         bench.rows.show(queue(entry(0, "closed"), entry(1), version=3, is_fifo=True))
         await asyncio.sleep(2 * IDS_LOOK_S)
         assert bench.tables.may_know(QUEUE, 0, NEW_ID)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_asked"), [({"DeliveryGuarantee": "ExactlyOnce"}, True), ({}, False)]
+)
+def test_a_closing_partition_of_a_standard_queue_is_asked_if_that_has_ids(
+    attributes: dict[str, str], is_asked: bool
+) -> None:
+    async def scenario() -> None:
+        table = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH))
+        table = replace_definition(table, attributes=attributes)
+        bench = Bench(table)
+        submitted(bench, fifo_send())
+        bench.broker.one(Send, 0).answer(Elsewhere(table, [None]))
+        await settle()
+
+        assert len(bench.broker.take(AskIds)) == is_asked
 
     run(scenario())
 

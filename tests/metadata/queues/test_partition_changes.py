@@ -113,6 +113,22 @@ def with_orders(
     run(among_journals, keys)
 
 
+def test_a_partition_is_asked_about_ids_for_as_long_as_its_queue_remembers_them(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2)
+        await table.step()
+
+        table.world.clock.pass_s(3_600)
+        await table.step()
+        assert table.states[0][2] == "closing"
+        table.world.clock.pass_s(2)
+        await table.step()
+        assert table.states[0][2] == "drained"
+
+    attributes = {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": "3600"}
+    with_orders(scenario, tmp_path, attributes=attributes)
+
+
 def test_a_split_opens_children_and_seals_the_parent_which_is_closed_drained_and_removed(
     tmp_path: Path,
 ) -> None:

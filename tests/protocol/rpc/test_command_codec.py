@@ -129,7 +129,9 @@ def test_the_bytes_of_a_command_stay_as_they_are() -> None:
     assert encode_command(send) == (
         b"\x01\x95\x01\x07\x00\x91\x99\xc4\x10iiiiiiiiiiiiiiii\xc4\x07payload\x03\x00\x05\xc0\xc4\x01r\xc3\x00\xc2"
     )
-    assert encode_command(Receive(7, 0, 10)) == b"\x01\x9d\x02\x07\x00\x0a\xff\x00\xc0\xff\xc2\xc2\xc2\x00\xc2"
+    assert (
+        encode_command(Receive(7, 0, 10)) == b"\x01\x9d\x02\x07\x00\x0a\xff\x00\xc0\xff\xc2\xc2\xc2\x00\xc2"
+    )
     assert encode_outcome(SendOutcome([SendResult(1, b"m")])) == b"\x01\x93\x01\x91\x93\x01\xc4\x01m\xc2\x90"
     assert encode_outcome(Done()) == b"\x01\x91\x04"
 

@@ -140,7 +140,7 @@ class Partition:
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
-        self.ids = SentIds(retry_window_ms, id_limits)
+        self.ids = SentIds(retry_window_ms, id_limits, definition.dedup_window_ms)
         self.attempts = Attempts()
         self._settled_ids_max = id_limits.settled_ids_max
         self.claims: Claims | None = None
@@ -707,6 +707,7 @@ class Partition:
         if definition.is_exactly_once and not self.definition.is_exactly_once:
             self.count_reset()  # counts of before may have been given twice
         self.definition = definition
+        self.ids.set_window(definition.dedup_window_ms)
         self.note_change()
         self.order.change_delay(definition.delay_ms)
 

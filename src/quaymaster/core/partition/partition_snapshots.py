@@ -39,7 +39,7 @@ from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefini
 
 STATE_VERSION = 7
 STATE_VERSION_WITHOUT_SETTLED = 6
-"""The same but for SETTLED and resets, for cells whose programs know of one guarantee only."""
+"""The same but for SETTLED, KEPT_IDS, KEPT_MESSAGES and resets, for cells whose programs know of one guarantee only."""
 STATE_VERSION_WITHOUT_PARTITIONS = 5
 """The same but for seals and first sequences, too, for cells whose programs know of one partition a queue only."""
 STATE_VERSION_WITHOUT_LOGS = 4
@@ -67,6 +67,8 @@ class Section(IntEnum):
     TRANSACTIONS = 13
     SETTLED = 14
     CLAIMS = 16
+    KEPT_IDS = 17
+    KEPT_MESSAGES = 18
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -141,6 +143,7 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         state.tenants_in_flight = _tenants_in_flight(partition, order)
     attempts = list(partition.attempts.items())
     dedup = partition.ids.dedup.pieces() if partition.ids.dedup else []
+    kept = partition.ids.kept
     retries = partition.ids.retries.pieces() if partition.ids.retries else []
     sections: list[tuple[Section, Iterator[Any]]] = [
         (Section.STATE, iter([state])),
@@ -158,6 +161,8 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
         (Section.MOVES, iter([partition.moves.to_bytes()] if partition.moves is not None else [])),
         (Section.LOG, iter([partition.sizes.state()] if partition.sizes is not None else [])),
         (Section.TRANSACTIONS, partition.staged.pieces() if partition.staged is not None else iter(())),
+        (Section.KEPT_IDS, iter(kept.id_pieces() if kept is not None else [])),
+        (Section.KEPT_MESSAGES, iter(kept.message_pieces() if kept is not None else [])),
         (Section.SETTLED, iter(partition.settled.pieces() if partition.settled is not None else [])),
         (Section.CLAIMS, iter(partition.claims.pieces() if partition.claims is not None else [])),
         (Section.END, iter([b""])),
@@ -167,7 +172,8 @@ def snapshot_pieces(partition: Partition, version: int | None = None) -> Iterato
 
 def state_version_min(partition: Partition) -> int:
     """Return the first version of the state that can hold what there is."""
-    if partition.settled is not None or partition.resets or partition.claims is not None:
+    newest = (partition.settled, partition.claims, partition.ids.kept)
+    if partition.resets or any(part is not None for part in newest):
         return STATE_VERSION
     if partition.number or partition.is_sealed or partition.first_sequence != FIRST_SEQUENCE:
         return STATE_VERSION_WITHOUT_SETTLED
@@ -211,6 +217,10 @@ def load_partition(
         partition.attempts.update(_attempts_decoder.decode(piece))
     if sections[Section.DEDUP]:
         partition.ids.load_dedup(b"".join(sections[Section.DEDUP]))
+    if sections[Section.KEPT_MESSAGES]:
+        partition.ids.load_kept(
+            b"".join(sections[Section.KEPT_IDS]), b"".join(sections[Section.KEPT_MESSAGES])
+        )
     if sections[Section.RETRIES]:
         partition.ids.load_retries(b"".join(sections[Section.RETRIES]))
     for piece in sections[Section.MOVES]:

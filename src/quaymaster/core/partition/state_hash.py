@@ -56,6 +56,7 @@ def partition_hash(partition: Partition, now_ms: int) -> int:
         partition.sealed_ms,
         *([] if partition.claims is None else [partition.claims.content()]),
         partition.resets,
+        partition.ids.kept.content(now_ms) if partition.ids.kept is not None else [],
         partition.settled.content(now_ms) if partition.settled is not None else [],
     ]
     return xxhash.xxh3_64_intdigest(_encoder.encode(content))

@@ -84,10 +84,17 @@ from quaymaster.core.structures.claims import OpenClaim
 from quaymaster.core.structures.committed_runs import Run
 from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
+from quaymaster.core.structures.kept_ids import KeptMessage
 from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.formats import UnknownFormat
-from quaymaster.core.values.messages import decode_moved, split_payload, split_prefix
+from quaymaster.core.values.messages import (
+    decode_moved,
+    message_id_of,
+    prefix_bytes,
+    split_payload,
+    split_prefix,
+)
 from quaymaster.core.values.partition_tables import is_sealed_by
 from quaymaster.core.values.queue_definitions import (
     PartitionPlacement,
@@ -391,6 +398,10 @@ class AppliedQueues:
             group, dedup, retry = split_prefix(row.flags, payload)
             is_own = bool(row.flags & OWN_DELAY)
             partition.apply_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, is_own, group)
+            if dedup is not None and partition.ids.keeps_messages:
+                message_id = message_id_of(payload[prefix_bytes(row.flags & PREFIX_FLAGS) :])
+                partition.ids.keep(dedup, KeptMessage(row.sequence, message_id), row.time_ms)
+                dedup = None
             if dedup is not None or retry is not None:
                 partition.ids.note(dedup, retry, row.offset, row.time_ms)
             if partition.sizes is not None:

@@ -66,6 +66,7 @@ from quaymaster.core.queues.transactions import (
 from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
 from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.kept_ids import KeptMessage
 from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
@@ -251,6 +252,9 @@ class QueueStates(DefinedQueues, ClaimedQueues):
         )
         if partition.sealed_ms:
             return self._send_to_sealed(partition, command, now_ms, proposal.epoch, may_be_late=may_be_late)
+        keeps = partition.ids.keeps_messages
+        if keeps:
+            self._check_room_for_ids(partition, command, now_ms)
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late
@@ -260,7 +264,7 @@ class QueueStates(DefinedQueues, ClaimedQueues):
             if dedup is not None or (retry is not None and is_sought):
                 found = partition.ids.find(dedup, retry if is_sought else None, now_ms)
                 if found is not None:
-                    results.append(Duplicate(found, partition_key(queue_id, number)))
+                    results.append(_duplicate(found, partition))
                     duplicates += 1
                     continue
             delay_ms = message.delay_ms
@@ -277,6 +281,9 @@ class QueueStates(DefinedQueues, ClaimedQueues):
                 Record(_SEND, flags, queue_id, number, sequence, now_ms, delay_ms, message.payload)
             )
             partition.apply_send(sequence, offset, now_ms, delay_ms, own_delay, message.group)
+            if dedup is not None and keeps:
+                partition.ids.keep(dedup, KeptMessage(sequence, message.message_id), now_ms)
+                dedup = None
             if dedup is not None or retry is not None:
                 partition.ids.note(dedup, retry, offset, now_ms)
             if partition.sizes is not None:
@@ -302,15 +309,24 @@ class QueueStates(DefinedQueues, ClaimedQueues):
         wait = Wait.COMMIT if duplicates else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
 
+    def _check_room_for_ids(self, partition: Partition, command: Send, now_ms: int) -> None:
+        """Raise OverLimit where deduplication ids of a long window would be more than may be kept."""
+        dedups = [message.dedup for message in command.messages if message.dedup is not None]
+        if not partition.is_sealed and not partition.ids.has_room(dedups, now_ms):
+            raise OverLimit(
+                f"Of the messages of the last {partition.definition.dedup_window_ms // 1000} seconds, as many "
+                f"deduplication ids are kept as may be: {self.id_limits.dedup_ids_max}."
+            )
+
     def _send_to_sealed(
         self, partition: Partition, command: Send, now_ms: int, epoch: int, *, may_be_late: bool
     ) -> tuple[Decided, Wait]:
         """Find what is stored already; the others go elsewhere, which is so for good once the seal is committed."""
-        results: list[Duplicate | None] = []
+        results: list[SendResult | Duplicate | None] = []
         for message in command.messages:
             is_sought = message.may_be_retry or may_be_late
             found = partition.ids.find(message.dedup, message.retry if is_sought else None, now_ms)
-            results.append(None if found is None else Duplicate(found, partition.key))
+            results.append(None if found is None else _duplicate(found, partition))
         duplicates = [result for result in results if result is not None]
         if duplicates:
             totals_of(partition, epoch).duplicate += len(duplicates)
@@ -630,6 +646,13 @@ class QueueStates(DefinedQueues, ClaimedQueues):
 
     def _list_tasks(self, command: ListMoveTasks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         return list_tasks(self.partitions_asked(command.queue_id, command.partition)), Wait.NOTHING
+
+
+def _duplicate(found: int | KeptMessage, partition: Partition) -> SendResult | Duplicate:
+    """Return what is said of a message that was stored before."""
+    if isinstance(found, KeptMessage):
+        return SendResult(found.sequence, found.message_id, duplicate=True)
+    return Duplicate(found, partition.key)
 
 
 def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:

@@ -94,6 +94,10 @@ def stage_messages(
     messages = command.messages[count - command.first_index :]
     if not messages:
         return StagedOutcome(count)
+    if partition.ids.keeps_messages and any(message.dedup is not None for message in messages):
+        raise UnsupportedOperation(
+            "Messages with deduplication ids are staged for queues with DeduplicationWindowSeconds=300 only."
+        )
     _check_size(partition, transaction, messages)
     if staged is not None:
         _check_room(staged, len(messages), is_new_stage=stage is None, is_new_sink=sink not in staged.sinks)
@@ -326,6 +330,8 @@ class _DuplicateSearch:
         known = self._partition.ids.dedup
         if ID_BYTES * len(hashes) < len(dedups) or not all(map(hashes.isdisjoint, self._seen)):
             return False
+        if self._partition.ids.kept is not None:
+            return False  # each is sought there
         if known is not None and known.has_any(dedups, self._known_tops, self._now_ms):
             return False
         self._note(hashes)

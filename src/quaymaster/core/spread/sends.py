@@ -4,8 +4,9 @@
                       ──sealed────────▶ Elsewhere ──▶ the next partition of the key
 
 Only the older partition knows what was sent before it was sealed, so it is asked first about each message that may be
-a repeat. What cannot be one goes to the open partition at once, when the older one is known to be sealed. In FIFO
-queues that is what has an id that the older one does not know, and with it the whole group in the request.
+a repeat. What cannot be one goes to the open partition at once, when the older one is known to be sealed. Where there
+are deduplication ids, that is what has one that the older one does not know; in FIFO queues with it the whole group in
+the request.
 
 Entries whose partition has no leader fail alone.
 """
@@ -33,10 +34,13 @@ _KEY_BYTES: Final = 8
 def key_of(definition: QueueDefinition, message: NewMessage, first: NewMessage) -> int:
     """Return the key that chooses a message's partition. `first`: the first message of its request.
 
-    In FIFO queues it is the group. In others, all of a request have one, the same when the request is repeated.
+    In FIFO queues it is the group. Else it is that of a deduplication id; without one, all of a request have one, the
+    same when the request is repeated.
     """
     if definition.is_fifo:
         return message.group
+    if message.dedup is not None:
+        return int.from_bytes(message.dedup[:_KEY_BYTES], "big")
     return int.from_bytes((first.retry or first.message_id)[:_KEY_BYTES], "big")
 
 
@@ -144,8 +148,10 @@ class SpreadSend:
 
     def _may_be_in(self, number: int, message: NewMessage) -> bool:
         """Return whether a sealed partition may have stored the same message."""
+        if message.dedup is not None:
+            return self._may_know(number, message.dedup)
         if self._definition.is_fifo:
-            return message.dedup is None or self._may_know(number, message.dedup)
+            return True
         return message.retry is not None and message.may_be_retry
 
     def _note(self, indexes: Sequence[int], results: Sequence[SendResult | Exception | None]) -> None:

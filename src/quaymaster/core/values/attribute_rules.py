@@ -14,6 +14,7 @@ from typing import Final
 from quaymaster.core.values.attributes import (
     ATTRIBUTES,
     DEDUPLICATION_SCOPE,
+    DEDUPLICATION_WINDOW,
     DELIVERY_GUARANTEE,
     DURABILITY,
     FIFO_QUEUE,
@@ -34,6 +35,7 @@ from quaymaster.core.values.attributes import (
     DeliveryGuarantee,
     Durability,
     QueueKinds,
+    kinds_of,
 )
 from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.formats import DELIVERY, CellFormat
@@ -78,6 +80,8 @@ def require_delivery(attributes: Mapping[str, str], cell_format: CellFormat) -> 
         cell_format.require(DELIVERY, "Queues can have another DeliveryGuarantee than AtLeastOnce")
     if says_push(attributes):
         cell_format.require(DELIVERY, PUSHED)
+    if DEDUPLICATION_WINDOW.of(attributes) != DEDUPLICATION_WINDOW.read(DEDUPLICATION_WINDOW.default):
+        cell_format.require(DELIVERY, "Queues can have another DeduplicationWindowSeconds than 300")
 
 
 def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -139,6 +143,7 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
             REPLICATION_MODE.name, "Only a standard queue with RetentionMode=Delete has equal partitions."
         )
     _check_guarantee(values, given)
+    _settle_window(values, given)
     _check_dead_letter_queue(queue, values, given)
     _settle_push(current, values, given)
     return values
@@ -213,6 +218,18 @@ def _check_guarantee(values: Mapping[str, str], given: Mapping[str, str]) -> Non
                 DELIVERY_GUARANTEE.name,
                 "A queue with ReplicationMode=Peers may store a message twice: it cannot be ExactlyOnce.",
             )
+
+
+def _settle_window(values: dict[str, str], given: Mapping[str, str]) -> None:
+    """Let only queues with deduplication ids have a window for them; who switches those off switches it off, too."""
+    if DEDUPLICATION_WINDOW.name not in values or DEDUPLICATION_WINDOW.queues & kinds_of(values):
+        return
+    if DEDUPLICATION_WINDOW.name in given:
+        raise InvalidAttributeName(
+            f"You can specify the {DEDUPLICATION_WINDOW.name} only when FifoQueue is set to true or "
+            "DeliveryGuarantee is set to ExactlyOnce."
+        )
+    del values[DEDUPLICATION_WINDOW.name]
 
 
 def _check_dead_letter_queue(queue: QueueArn, values: Mapping[str, str], given: Mapping[str, str]) -> None:

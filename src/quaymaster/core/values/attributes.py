@@ -106,6 +106,8 @@ class QueueKinds(Flag):
     """It is log-retained."""
     KMS = auto()
     """It has a KmsMasterKeyId."""
+    EXACTLY_ONCE = auto()
+    """Its DeliveryGuarantee is ExactlyOnce."""
 
 
 _ALL: Final = QueueKinds.STANDARD | QueueKinds.FIFO
@@ -399,6 +401,16 @@ DELIVERY_GUARANTEE: Final = Attribute(
     default="AtLeastOnce",
     is_ours=True,
 )
+DEDUPLICATION_WINDOW: Final = Attribute(
+    name="DeduplicationWindowSeconds",
+    meaning="for how long a deduplication id stands for the message that it was first sent with; above 300 the ids are "
+    "stored with their messages, up to `dedup_ids_max`",
+    values=_our_number(300, 86_400, "seconds"),
+    read=_seconds_as_ms,
+    default="300",
+    queues=QueueKinds.FIFO | QueueKinds.EXACTLY_ONCE,
+    is_ours=True,
+)
 RETENTION_MODE: Final = Attribute(
     name="RetentionMode",
     meaning="`Log`: messages stay when they are consumed, see [log-retained queues](api.md#log-retained-queues)",
@@ -680,4 +692,6 @@ def kinds_of(attributes: Mapping[str, str]) -> QueueKinds:
         kinds |= QueueKinds.LOG
     if KMS_KEY.name in attributes:
         kinds |= QueueKinds.KMS
+    if DELIVERY_GUARANTEE.of(attributes) == DeliveryGuarantee.EXACTLY_ONCE:
+        kinds |= QueueKinds.EXACTLY_ONCE
     return kinds

@@ -971,7 +971,7 @@ class SentElsewhere(msgspec.Struct, gc=False):
     """What a Send to a sealed partition decided, before the ids of duplicates are read; None: not stored here."""
 
     definition: QueueDefinition
-    results: list[Duplicate | None]
+    results: list[SendResult | Duplicate | None]
 
 
 class ClaimedOutcome(msgspec.Struct, gc=False):

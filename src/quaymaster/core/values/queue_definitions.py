@@ -23,6 +23,7 @@ from quaymaster.core.access.policies import PolicyInForce, read_policy
 from quaymaster.core.values.attributes import (
     CONTENT_BASED_DEDUPLICATION,
     DEDUPLICATION_SCOPE,
+    DEDUPLICATION_WINDOW,
     DELAY,
     DELIVERY_GUARANTEE,
     DURABILITY,
@@ -170,6 +171,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     message_bytes_max = _value_of(MESSAGE_SIZE)
     content_based_dedup = _value_of(CONTENT_BASED_DEDUPLICATION)
     dedup_scope = _value_of(DEDUPLICATION_SCOPE)
+    dedup_window_ms = _value_of(DEDUPLICATION_WINDOW)
     redrive_policy = _value_of(REDRIVE_POLICY)
     redrive_allow_policy = _value_of(REDRIVE_ALLOW_POLICY)
     kms_master_key_id = _value_of(KMS_KEY)
@@ -210,6 +212,11 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def is_exactly_once(self) -> bool:
         """Whether only the newest delivery of a message may finish it, and is told whether it did."""
         return self.delivery_guarantee == DeliveryGuarantee.EXACTLY_ONCE
+
+    @cached_property
+    def has_dedup_ids(self) -> bool:
+        """Whether messages may be sent with deduplication ids."""
+        return self.is_fifo or self.is_exactly_once
 
     @cached_property
     def dedup_scope_is_group(self) -> bool:

@@ -457,11 +457,10 @@ def system_attributes(
         values["ApproximateFirstReceiveTimestamp"] = str(delivery.first_receive_ms)
     if content.group_id is not None and "MessageGroupId" in asked:
         values["MessageGroupId"] = content.group_id
-    if definition.is_fifo:
-        if content.dedup_id is not None and "MessageDeduplicationId" in asked:
-            values["MessageDeduplicationId"] = content.dedup_id
-        if "SequenceNumber" in asked:
-            values["SequenceNumber"] = sequence_number_text(delivery.sequence)
+    if definition.has_dedup_ids and content.dedup_id is not None and "MessageDeduplicationId" in asked:
+        values["MessageDeduplicationId"] = content.dedup_id
+    if definition.is_fifo and "SequenceNumber" in asked:
+        values["SequenceNumber"] = sequence_number_text(delivery.sequence)
     if content.trace_header is not None and "AWSTraceHeader" in asked:
         values["AWSTraceHeader"] = content.trace_header
     if stored.dead_letter_source_arn is not None and "DeadLetterQueueSourceArn" in asked:

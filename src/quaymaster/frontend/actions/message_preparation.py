@@ -145,7 +145,7 @@ class MessagePreparation:
         trace_of_request = _trace_header(call)
         sender_id, may_be_retry = call.principal.sender_id, invocation.may_be_retry
         is_fifo = definition.is_fifo
-        id_key = self._cipher.id_key(definition) if is_fifo else b""
+        id_key = self._cipher.id_key(definition) if definition.has_dedup_ids else b""
         prepared: list[Prepared] = []
         for entry_id, given, checked in sent:
             body = checked.body
@@ -172,6 +172,8 @@ class MessagePreparation:
                     dedup_id = sha256(body).hexdigest()
                 dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, id_key)
                 delay_s = None
+            elif dedup_id is not None:
+                dedup = hash_dedup(dedup_id, None, id_key)
             if retry_prefix is not None:
                 rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
                 retry = hash_retry(retry_prefix, entry_id, body_md5, attributes_sum, rest)

@@ -207,7 +207,7 @@ class PartitionedBroker:
 
     def _learn_ids(self, queue_id: int, number: int) -> None:
         definition = self._tables.find(queue_id)
-        if definition is not None and definition.is_fifo and (queue_id, number) not in self._asked_ids:
+        if definition is not None and definition.has_dedup_ids and (queue_id, number) not in self._asked_ids:
             self._asked_ids.add((queue_id, number))
             self._run(self._ask_ids(queue_id, number))
 

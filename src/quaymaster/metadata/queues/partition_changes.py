@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.commands import PartitionOutcome
 from quaymaster.core.values.errors import (
     CallerError,
@@ -316,6 +317,8 @@ class PartitionChanges:
         queues, suffix = self._queues, suffix_of(definition)
         compare, pending = queues.rows.compare(suffix), queues.pending.compare(suffix)
         closing_ms = queues.options.partition_closing_ms
+        if definition.dedup_window_ms > DEDUP_WINDOW_MS:
+            closing_ms = max(closing_ms, definition.dedup_window_ms)
         answers = await self._ask(definition)
         changed = aged(definition, answers, closing_ms)
         if changed is not definition:

@@ -177,7 +177,7 @@ def _check_for_queue(message: AnySend, queue: QueueDefinition) -> None:
     deduplication = message.MessageDeduplicationId
     if deduplication is not None:
         check_id("MessageDeduplicationId", deduplication)
-        if not queue.is_fifo:
+        if not queue.has_dedup_ids:
             raise InvalidParameterValue.of("MessageDeduplicationId", deduplication, _NOT_FOR_THIS_TYPE)
     delay_s = message.DelaySeconds
     if delay_s:

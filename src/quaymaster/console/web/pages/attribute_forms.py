@@ -62,7 +62,14 @@ GROUPS: Final = (
     FieldGroup("Encryption", ("SqsManagedSseEnabled", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds")),
     FieldGroup(
         "Guarantees and partitions",
-        ("DeliveryGuarantee", "Durability", "PartitionsMax", "ReplicationMode", "RetentionMode"),
+        (
+            "DeliveryGuarantee",
+            "DeduplicationWindowSeconds",
+            "Durability",
+            "PartitionsMax",
+            "ReplicationMode",
+            "RetentionMode",
+        ),
     ),
 )
 GROUPS_OF_NEW: Final = tuple(group for group in GROUPS if group.title not in ("FIFO", "Log"))
