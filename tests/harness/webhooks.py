@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback, on threads of this process: it notes what is posted and answers as told."""
+"""A receiver of webhooks on loopback, on threads of this process: it notes what is posted, and answers as told."""
 
 from __future__ import annotations
 

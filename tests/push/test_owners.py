@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from push.model import now_ms, run, until
-from quaymaster.coordination.presence import SHORT_LEASE_MS, Presence, PresenceRow
+from quaymaster.coordination.presence import SHORT_LEASE_MS, Presence, PresenceRow, alive_key
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.push.owners import PUSHER_ROLE, RENEWED_S, LivePushers, OnlyPusher
@@ -21,24 +21,22 @@ class Pusher:
         clock = asyncio.get_running_loop().time
         row = PresenceRow(PUSHER_ROLE, name, "1")
         self.presence = Presence(store, row, lease_ms=SHORT_LEASE_MS, clock=clock)
-        self.owners = LivePushers(store, self.presence, clock=clock)
+        self.owners = LivePushers(store, self.presence, keeps_presence=True, clock=clock)
         self.changes = 0
 
     async def start(self) -> None:
         self.owners.on_change = self._on_change
-        await self.presence.register()
-        self.presence.keep()
-        await self.owners.start()
+        self.owners.need()
+        await until(self.owners.may_receive)
 
     async def kill(self) -> None:
         """End without a word."""
         keeper = self.presence._keeper
         assert keeper is not None
         keeper.cancel()
-        await self.owners.close()
+        await self.owners._watch.close()
 
     async def stop(self) -> None:
-        await self.presence.close()
         await self.owners.close()
 
     def _on_change(self) -> None:
@@ -116,7 +114,49 @@ def test_a_pusher_that_could_not_renew_its_lease_receives_nothing_before_others_
 
 def test_where_there_is_one_pusher_it_owns_every_queue() -> None:
     owners = OnlyPusher()
+    owners.need()
     owners.on_change()
 
     assert owners.owns(7)
     assert owners.may_receive()
+
+
+def test_a_pusher_appears_when_there_is_something_to_push_as_soon_as_the_store_can_be_reached() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination(now_ms=now_ms)
+        pusher = Pusher(store, "p0")
+        await asyncio.sleep(60)
+        assert (await store.list_all(alive_key(PUSHER_ROLE)))[0] == []
+        await pusher.stop()
+        grant_lease, failures = store.grant_lease, [NotNow(), NotNow()]
+
+        async def fail_at_first(ttl_ms: int) -> int:
+            if failures:
+                raise failures.pop()
+            return await grant_lease(ttl_ms)
+
+        store.grant_lease = fail_at_first  # type: ignore[method-assign]
+        await pusher.start()
+        pusher.owners.need()
+
+        await until(lambda: all(pusher.owners.owns(queue_id) for queue_id in QUEUES))
+        await pusher.stop()
+        assert (await store.list_all(alive_key(PUSHER_ROLE)))[0] == []
+
+    run(scenario())
+
+
+def test_a_pusher_whose_presence_another_part_keeps_leaves_it_there() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination(now_ms=now_ms)
+        presence = Presence(store, PresenceRow(PUSHER_ROLE, "p0", "1"), lease_ms=SHORT_LEASE_MS)
+        await presence.register()
+        owners = LivePushers(store, presence)
+        owners.need()
+        await until(lambda: owners.owns(7))
+
+        await owners.close()
+
+        assert (await store.list_all(alive_key(PUSHER_ROLE)))[0]
+
+    run(scenario())

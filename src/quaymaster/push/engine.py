@@ -105,6 +105,8 @@ class PushEngine:
 
     def _look(self) -> None:
         """Begin and end pushers, so that those of the rows run that this process owns."""
+        if self._rows:
+            self._owners.need()
         wanted = {queue_id: row for queue_id, row in self._rows.items() if self._owners.owns(queue_id)}
         for queue_id, pushing in list(self._pushing.items()):
             if wanted.get(queue_id) != pushing.row:

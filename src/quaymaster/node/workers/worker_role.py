@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from quaymaster import __version__
 from quaymaster.broker.cell import authorization_floor, backup_calls, move_calls, queue_watch_calls
 from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFloor
 from quaymaster.broker.cell.backup_calls import BackupCalls
@@ -25,6 +26,7 @@ from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
 from quaymaster.coordination.interface import Coordination, Put
+from quaymaster.coordination.presence import SHORT_LEASE_MS, Presence, PresenceRow
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.coordination.timed import coordination_histograms
 from quaymaster.core.values.formats import CellFormat
@@ -49,6 +51,7 @@ from quaymaster.node.left_usage import note_in_use
 from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
+from quaymaster.node.push_role import start_engine
 from quaymaster.node.sockets import SQS_SOCKET
 from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
@@ -57,6 +60,7 @@ from quaymaster.node.workers.calls import WorkerCalls
 from quaymaster.node.workers.near_brokers import NearBrokers
 from quaymaster.protocol.rpc.broker_calls import FOLLOWERS, encode_call
 from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.push.owners import PUSHER_ROLE, LivePushers
 from quaymaster.settings import Settings
 
 STORE_POLL_MS = 50
@@ -157,6 +161,11 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
         shared=Shared(brief.front_end, edge),
         for_console=Path(brief.sockets) / SQS_SOCKET if brief.number == 0 else None,
     )
+    row = PresenceRow(PUSHER_ROLE, brief.front_end, __version__, zone=settings.zone)
+    presence = Presence(store, row, lease_ms=SHORT_LEASE_MS)
+    owners = LivePushers(store, presence, keeps_presence=True)
+    stack.push_async_callback(owners.close)
+    start_engine(node, store, metadata, broker, tables, owners)
 
 
 async def _lead(
