@@ -1,4 +1,4 @@
-"""Quaymaster for Spark: log-retained queues as a data source and sink, `format("quaymaster")`.
+"""Quaymaster for Spark: log-retained and plain queues as a data source and sink, `format("quaymaster")`.
 
 Spark finds `DefaultSource` by this package's name; nothing needs to be registered. It needs the package on the driver
 and in the Python of every executor (`pip install quaymaster[spark]`). To import it before the session is made lets
@@ -16,8 +16,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_quaymaster.consume import ConsumeReader
 from pyspark_quaymaster.environment import use_this_python
-from pyspark_quaymaster.options import includes_headers, parse_sink_options, parse_source_options
+from pyspark_quaymaster.options import (
+    consumes,
+    includes_headers,
+    parse_consume_options,
+    parse_sink_options,
+    parse_source_options,
+)
 from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, check_schema
 from pyspark_quaymaster.sink.writers import BatchWriter, StreamWriter
 from pyspark_quaymaster.source import BatchReader, FilteringReader, StreamReader
@@ -43,6 +50,10 @@ class DefaultSource(DataSource):
         return (FilteringReader if options.pushes_filters else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        if consumes(self.options):
+            consuming = parse_consume_options(self.options)
+            check_schema(schema, with_headers=includes_headers(self.options))
+            return ConsumeReader(consuming, schema)
         options = parse_source_options(self.options, is_stream=True)
         check_schema(schema, with_headers=includes_headers(self.options))
         return StreamReader(options, schema)

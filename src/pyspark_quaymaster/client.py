@@ -2,7 +2,7 @@
 
 Owned by one thread. Every request that this package makes may be repeated: reads change nothing, a group's offset
 only grows, a batch of sends keeps its invocation id over all attempts, by which the server knows a repetition, messages
-are staged by their index, and a transaction is committed once.
+are staged by their index and claimed by how many there are, and a transaction is committed once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ THROTTLING_CODES = frozenset(
 )
 ANSWER_BYTES_MAX = 1 << 30
 LIST_PAGE = 1_000
+READ_CLAIM_BYTES_MAX = 8 << 20
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 COLUMNS_TYPE = "application/vnd.quaymaster.columns"
@@ -66,6 +67,66 @@ class Log:
     name: str
     url: str
     partitions: dict[int, Bounds]
+
+
+class KnownConsumer(NamedTuple):
+    """A consumer of claims: its owner, the last claim settled, and state and messages of those that are open, by id."""
+
+    owner: str
+    settled: int
+    claims: dict[int, tuple[str, int]]
+
+
+class ClaimedPartition(NamedTuple):
+    """A partition of a plain queue: what is visible, and who claims."""
+
+    visible: int
+    consumers: dict[str, KnownConsumer]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedQueue:
+    """A plain queue as it is now; `partitions` by their number."""
+
+    queue_id: str
+    name: str
+    url: str
+    partitions: dict[int, ClaimedPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKey:
+    """A claim, and who asks. With `takes`, the consumer belongs to `owner` from then on."""
+
+    url: str
+    partition: int
+    consumer: str
+    owner: str
+    claim_id: int
+    takes: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return what requests say of it."""
+        return {
+            "QueueUrl": self.url,
+            "Partition": self.partition,
+            "Consumer": self.consumer,
+            "Owner": self.owner,
+            "ClaimId": self.claim_id,
+            "Take": self.takes,
+        }
+
+
+class Claimed(NamedTuple):
+    """A claim as it is: none, growing, held or broken; `claimed`: how many messages were added just now.
+
+    `unfinished`: there may be more at once.
+    """
+
+    state: str
+    rows: int
+    claimed: int
+    unfinished: bool
 
 
 class Fetched(NamedTuple):
@@ -209,14 +270,84 @@ class Client:
             "Columns": list(columns),
             "Format": form,
         }
-        answer = self._ask("Quaymaster.FetchMessages", fields)
+        return self._fetched("Quaymaster.FetchMessages", fields)
+
+    def _fetched(self, target: str, fields: Mapping[str, Any]) -> Fetched:
+        answer = self._ask(target, fields)
         next_offset = answer.headers.get(_NEXT_OFFSET)
         if next_offset is None or not next_offset.isdigit():
+            action = target.partition(".")[2]
             raise AnswerIsWrong(
-                f"FetchMessages answered without a {_NEXT_OFFSET} header: is {url} a Quaymaster?"
+                f"{action} answered without a {_NEXT_OFFSET} header: is {fields['QueueUrl']} a Quaymaster?"
             )
         kind = answer.headers.get("content-type", "").partition(";")[0].strip()
         return Fetched(answer.body, kind, int(next_offset))
+
+    def describe_claims(self, url: str) -> ClaimedQueue:
+        """Return who has claimed what of a plain queue."""
+        found = self._call("Quaymaster.DescribeClaims", {"QueueUrl": url})
+        partitions = {
+            int(one["Partition"]): ClaimedPartition(
+                int(one["Visible"]),
+                {
+                    str(consumer["Consumer"]): KnownConsumer(
+                        str(consumer["Owner"]),
+                        int(consumer["Settled"]),
+                        {
+                            int(claim["ClaimId"]): (str(claim["State"]), int(claim["Count"]))
+                            for claim in consumer["Claims"]
+                        },
+                    )
+                    for consumer in one["Consumers"]
+                },
+            )
+            for one in found["Partitions"]
+        }
+        return ClaimedQueue(str(found["QueueId"]), str(found["QueueName"]), url, partitions)
+
+    def claim_messages(self, claim: ClaimKey, *, count_max: int, known: int, timeout_s: int) -> Claimed:
+        """Claim more messages, as long as the claim has `known` of them; with 0, hold those that there are."""
+        fields = {
+            **claim.fields(),
+            "MaxNumberOfMessages": count_max,
+            "Known": known,
+            "VisibilityTimeout": timeout_s,
+        }
+        found = self._call("Quaymaster.ClaimMessages", fields)
+        return Claimed(
+            str(found["State"]), int(found["Count"]), int(found["Claimed"]), bool(found["Unfinished"])
+        )
+
+    def settle_claims(self, claim: ClaimKey) -> int:
+        """Delete what the claims up to this one have; return how many messages that were."""
+        return int(self._call("Quaymaster.SettleClaims", claim.fields())["Deleted"])
+
+    def read_claim(
+        self,
+        claim: ClaimKey,
+        first: int,
+        end: int,
+        *,
+        bytes_max: int,
+        columns: Sequence[str],
+        form: str,
+    ) -> Fetched:
+        """Return columns of a claim's messages by their places, at most `bytes_max` but at least one message.
+
+        Raises RequestRefused with the code ClaimIsBroken when some of them are gone.
+        """
+        fields = {
+            "QueueUrl": claim.url,
+            "Partition": claim.partition,
+            "Consumer": claim.consumer,
+            "ClaimId": claim.claim_id,
+            "From": first,
+            "To": end,
+            "MaxBytes": min(bytes_max, READ_CLAIM_BYTES_MAX),
+            "Columns": list(columns),
+            "Format": form,
+        }
+        return self._fetched("Quaymaster.ReadClaim", fields)
 
     def send_batch(self, url: str, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Send up to ten messages; return the `Failed` entries of the answer, empty when all were taken."""

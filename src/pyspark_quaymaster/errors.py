@@ -41,6 +41,14 @@ class GroupIsTaken(QuaymasterError):
     """Another query reads with this query's consumer group since: one of them must have a group of its own."""
 
 
+class ClaimIsLost(QuaymasterError):
+    """What a batch had claimed was released, or others received of it: its rows come in a later batch."""
+
+
+class CheckpointIsOld(QuaymasterError):
+    """A checkpoint asks for rows that were settled, and so deleted, after it was written."""
+
+
 class AnswerIsWrong(QuaymasterError):
     """An answer contradicts the protocol: a gap in dense offsets, bytes that are no such columns."""
 

@@ -23,6 +23,12 @@ DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 FETCH_BYTES = 8 << 20
 FETCH_BYTES_MAX = 64 << 20
 BATCH_ROWS = 25_000
+ROWS_PER_TRIGGER = 10_000
+"""So many rows a batch of mode=consume has, unless the options say more or fewer."""
+CLAIM_TIMEOUT_MS = 300_000
+CLAIM_TIMEOUT_MS_MIN, CLAIM_TIMEOUT_MS_MAX = 10_000, 43_200_000
+CONSUMER = "spark"
+"""Who claims, where the options do not say."""
 
 CONNECTION_OPTIONS = (
     "endpointUrl",
@@ -65,6 +71,23 @@ SOURCE_OPTIONS = (
     "pushdown",
     "archive",
     "archiveStorageOptions",
+)
+CONSUME_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    "queue",
+    "queues",
+    "mode",
+    "consumerGroup",
+    "lostClaim",
+    "claimTimeout",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxTasks",
+    "fetch",
+    "fetchFormat",
+    "fetchBytes",
+    "includeHeaders",
 )
 SINK_OPTIONS = (*CONNECTION_OPTIONS, "queue", "exactlyOnce", "txnId", "sendConcurrency")
 # What Spark itself puts among a source's or sink's options.
@@ -140,6 +163,22 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """Which plain queues to consume, as which consumer, how much at a time, and what to do without a claim's rows."""
+
+    endpoint: Endpoint
+    patience: Patience
+    queues: tuple[str, ...]
+    consumer: str
+    rows_per_trigger_max: int
+    claim_timeout_s: int
+    fails_on_lost_claim: bool
+    tasks: TaskLimits
+    fetch_format: str
+    fetch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Where to send, and how sure. `txn_id` names the transaction of a batch write; streams have names of their own."""
 
@@ -157,7 +196,8 @@ def parse_source_options(
     """Return what the options of a read say; raises OptionIsInvalid naming the option and what it may be."""
     options = _known(given, SOURCE_OPTIONS)
     _check_queues_named_once(options)
-    _check_mode(options)
+    if consumes(options):
+        raise OptionIsInvalid("mode=consume is for streams: a batch read would never settle what it claims")
     _check_fetch(options)
     strategy = options.get("startingoffsetsbytimestampstrategy", "error")
     if strategy not in ("error", "latest"):
@@ -186,6 +226,46 @@ def parse_source_options(
         pushes_filters=_flag(options, "pushdown", False),
         archive=_archive(options),
         archive_storage=_archive_storage(options),
+    )
+
+
+def consumes(given: Mapping[str, str]) -> bool:
+    """Return whether a read consumes plain queues; raises OptionIsInvalid for a mode that there is not."""
+    mode = {name.lower(): value for name, value in given.items()}.get("mode", "log")
+    if mode not in ("log", "consume"):
+        raise OptionIsInvalid(f"mode is log or consume, not {mode!r}")
+    return mode == "consume"
+
+
+def parse_consume_options(
+    given: Mapping[str, str], *, environment: Mapping[str, str] | None = None
+) -> ConsumeOptions:
+    """Return what the options of a stream with mode=consume say; raises OptionIsInvalid naming the option."""
+    options = {name.lower(): value for name, value in given.items()}
+    known = {name.lower() for name in CONSUME_OPTIONS}
+    for name in SOURCE_OPTIONS:
+        if name.lower() in options and name.lower() not in known:
+            raise OptionIsInvalid(f"{name} is for mode=log; mode=consume reads what nobody has received")
+    options = _known(given, CONSUME_OPTIONS)
+    _check_queues_named_once(options)
+    _check_fetch(options)
+    lost_claim = options.get("lostclaim", "redeliver")
+    if lost_claim not in ("redeliver", "fail"):
+        raise OptionIsInvalid(f"lostClaim is redeliver or fail, not {lost_claim!r}")
+    timeout_ms = _duration_ms(options, "claimTimeout", CLAIM_TIMEOUT_MS)
+    if not CLAIM_TIMEOUT_MS_MIN <= timeout_ms <= CLAIM_TIMEOUT_MS_MAX:
+        raise OptionIsInvalid(f"claimTimeout is from 10s to 12h, not {options['claimtimeout']!r}")
+    return ConsumeOptions(
+        endpoint=_endpoint(options, environment),
+        patience=_patience(options),
+        queues=_queue_names(options),
+        consumer=_consumer_group(options) or CONSUMER,
+        rows_per_trigger_max=_count(options, "maxOffsetsPerTrigger") or ROWS_PER_TRIGGER,
+        claim_timeout_s=timeout_ms // 1000,
+        fails_on_lost_claim=lost_claim == "fail",
+        tasks=_tasks(options),
+        fetch_format=_fetch_format(options),
+        fetch_bytes=_count(options, "fetchBytes", FETCH_BYTES_MAX) or FETCH_BYTES,
     )
 
 
@@ -360,16 +440,6 @@ def _fetch_format(options: Mapping[str, str]) -> str:
     if fetch_format not in ("columns", "arrow"):
         raise OptionIsInvalid(f"fetchFormat is columns or arrow, not {fetch_format!r}")
     return fetch_format
-
-
-def _check_mode(options: Mapping[str, str]) -> None:
-    mode = options.get("mode", "log")
-    if mode == "consume":
-        raise OptionIsInvalid(
-            "mode=consume, an ordinary queue as a source, is not there: only queues with RetentionMode=Log are read"
-        )
-    if mode != "log":
-        raise OptionIsInvalid(f"mode is log, not {mode!r}")
 
 
 def _check_fetch(options: Mapping[str, str]) -> None:

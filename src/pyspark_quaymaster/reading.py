@@ -6,7 +6,7 @@ Reading a range again gives the same rows, so a task may be repeated or run twic
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ _BEHIND_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """What was fetched of a range; `fetched` is None when the rest of the range is lost."""
 
     first: int
@@ -123,7 +123,20 @@ def _read_live(
     target: pa.Schema,
     columns: list[str],
 ) -> Iterator[pa.RecordBatch]:
-    coming: Future[_Piece] | None = ahead.submit(_fetch, client, one, one.first, options, columns)
+    def fetch(first: int) -> Piece:
+        return _fetch(client, one, first, options, columns)
+
+    return read_pieces(one, fetch, ahead, target)
+
+
+def read_pieces(
+    one: Range, fetch: Callable[[int], Piece], ahead: ThreadPoolExecutor, target: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield what `fetch` brings of a range, the next piece being on its way while Spark takes one.
+
+    Raises AnswerIsWrong when messages are missing in a piece.
+    """
+    coming: Future[Piece] | None = ahead.submit(fetch, one.first)
     while coming is not None:
         piece = coming.result()
         coming = None
@@ -131,8 +144,7 @@ def _read_live(
             break
         following = piece.fetched.next_offset
         if following < one.end:
-            # The next piece is on its way while Spark takes this one.
-            coming = ahead.submit(_fetch, client, one, following, options, columns)
+            coming = ahead.submit(fetch, following)
         rows = 0
         for batch in decode(piece.fetched, target, BATCH_ROWS):
             rows += batch.num_rows
@@ -144,7 +156,7 @@ def _read_live(
             )
 
 
-def _fetch(client: Client, one: Range, first: int, options: SourceOptions, columns: list[str]) -> _Piece:
+def _fetch(client: Client, one: Range, first: int, options: SourceOptions, columns: list[str]) -> Piece:
     """Return the next piece of a range. With its last piece, the queue was still the one that was planned."""
     deadline_s = time.monotonic() + options.patience.deadline_s
     while True:
@@ -165,14 +177,14 @@ def _fetch(client: Client, one: Range, first: int, options: SourceOptions, colum
         except RequestRefused as error:
             following = _next_after_refusal(error, client, one, first, options)
             if following is None:
-                return _Piece(first, None)
+                return Piece(first, None)
             first = following
             continue
         if not is_planned:
             _lose_remade(one, first, options)
-            return _Piece(first, None)
+            return Piece(first, None)
         if first < fetched.next_offset <= one.end:
-            return _Piece(first, fetched)
+            return Piece(first, fetched)
         if fetched.next_offset > one.end:
             raise AnswerIsWrong(f"{one.url}: asked up to {one.end}, answered up to {fetched.next_offset}")
         # A leader that just took over may not know yet that these are committed.

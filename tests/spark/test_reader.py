@@ -272,7 +272,7 @@ def test_a_batch_begins_and_ends_where_it_is_told(
         ({"startingOffsets": "latest"}, "would make a batch read empty"),
         ({"endingOffsets": "earliest"}, "not earliest"),
         ({"queues": "a,b"}, "exactly one of queue, queues, queuePattern and assign"),
-        ({"mode": "consume"}, "an ordinary queue as a source, is not there"),
+        ({"mode": "consume"}, "mode=consume is for streams"),
         ({"mode": "both"}, "mode is log"),
         ({"fetch": "local"}, "only the server has their keys. fetch is auto or http"),
         ({"fetch": "ftp"}, "fetch is auto or http"),

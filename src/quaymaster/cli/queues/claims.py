@@ -13,7 +13,7 @@ from quaymaster.cli.shared.output import print_json, print_line, print_table
 app = options.new_group("List and release claims: messages that a Spark query holds (`mode=consume`).")
 
 Consumer = Annotated[
-    str, typer.Argument(help="Who claims: the `consumer` option of the query.", metavar="CONSUMER")
+    str, typer.Argument(help="Who claims: the option `consumerGroup` of the query.", metavar="CONSUMER")
 ]
 
 
