@@ -57,7 +57,7 @@ def test_a_process_of_the_cell_has_its_name_its_certificate_and_its_own_data(nam
     assert command(SERVICES[name]) == ["quaymaster", "run", role]
     assert mounts[str(settings.data_directory)] == name
     assert mounts[str(settings.tls_directory)] == f"tls-{name}"
-    if role == "frontend":
+    if role in ("frontend", "push"):
         assert mounts[str(settings.keys_directory)] == "keys"
         assert all(address.host in SERVICES for address in settings.metadata_node_list)
     if role == "broker":
@@ -73,6 +73,7 @@ def test_there_are_as_many_processes_as_a_cell_needs() -> None:
         "manager": 2,
         "console": 2,
         "frontend": 2,
+        "push": 2,
         "operator": 0,
     }
 

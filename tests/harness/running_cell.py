@@ -58,7 +58,7 @@ class RoleProcess:
         self.log_path = directory / f"{name}.log"
         self.python_path: Path | None = None
         self.clock: WallClock | None = None
-        listen = {"frontend": "listen"}.get(role, f"{role}_listen")
+        listen = {"frontend": "listen", "push": "listen"}.get(role, f"{role}_listen")
         self.settings = {
             **settings,
             "data_directory": str(self.data),

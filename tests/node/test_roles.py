@@ -12,6 +12,7 @@ from harness.waiting import PATIENCE_S
 
 from node.test_metadata_roles import add_journals
 from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.presence import Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.formats import CellFormat
@@ -46,7 +47,8 @@ def test_a_metadata_node_shows_how_old_its_knowledge_is_and_is_not_ready_when_it
             health, metrics = Health(), Metrics("0")
             node = Node(settings, "metadata", tmp_path, stack, health, metrics, unused, unused, unused)
             witness = cast(StoreWitness, None)
-            await roles.CELL_ROLES["metadata"](node, Membership(store, witness, CellFormat()))
+            presence = Presence(store, PresenceRow("metadata", "one", "0"))
+            await roles.CELL_ROLES["metadata"](node, Membership(store, witness, CellFormat(), presence))
             health.set_state("serving")
             shown = metrics.render().decode()
 

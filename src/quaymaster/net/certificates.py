@@ -34,7 +34,7 @@ from quaymaster.net.private_files import write_private
 from quaymaster.net.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SCHEME, identity_name
 
 CONSOLE: Final = "console"
-ROLES: Final = ("frontend", "broker", "metadata", "manager", CONSOLE, "operator")
+ROLES: Final = ("frontend", "broker", "metadata", "manager", CONSOLE, "push", "operator")
 AUTHORITY_KEY_FILE: Final = "ca.key"
 NODES: Final = "nodes"
 CLOCK_SKEW: Final = timedelta(minutes=5)

@@ -30,6 +30,7 @@ from quaymaster.node.transport import (
     FRONT_END_ROLE,
     MANAGER_ROLE,
     METADATA_ROLE,
+    PUSH_ROLE,
 )
 from quaymaster.settings import Address
 
@@ -37,11 +38,15 @@ EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 -- what they mean
 
 
 class Membership(NamedTuple):
-    """What a process of a cell has of the cell. `cell_format` is what is written in it, at any time."""
+    """What a process of a cell has of the cell. `cell_format` is what is written in it, at any time.
+
+    `presence` is the row by which others know of the process.
+    """
 
     store: Coordination
     witness: StoreWitness
     cell_format: CellFormat
+    presence: Presence
 
 
 async def join_cell(node: Node) -> Membership:
@@ -60,7 +65,7 @@ async def join_cell(node: Node) -> Membership:
     )
     node.stack.push_async_callback(witness.close)
     _tell_of_store(node, store, witness)
-    if node.role in (METADATA_ROLE, FRONT_END_ROLE):
+    if node.role in (METADATA_ROLE, FRONT_END_ROLE, PUSH_ROLE):
         await witness.wait_until_accepted()
     else:
         await witness.look_at_start()
@@ -75,6 +80,8 @@ async def join_cell(node: Node) -> Membership:
     lease_ms = LEASE_MS
     if node.role == CONSOLE_ROLE:
         row = msgspec.structs.replace(row, address=node.settings.console_rpc_address)
+        lease_ms = SHORT_LEASE_MS
+    elif node.role == PUSH_ROLE:
         lease_ms = SHORT_LEASE_MS
     elif node.role == MANAGER_ROLE:
         row = msgspec.structs.replace(row, address=await _found_at(node.settings.manager_listen_address))
@@ -91,7 +98,7 @@ async def join_cell(node: Node) -> Membership:
     await member.join()
     node.metrics.add_source(presence.samples)
     node.metrics.add_histograms(lambda: coordination_histograms(store))
-    return Membership(store, witness, member.cell_format)
+    return Membership(store, witness, member.cell_format, presence)
 
 
 async def look_again(node: Node, cell: Membership) -> None:
@@ -141,7 +148,7 @@ def _tell_of_store(node: Node, store: Coordination, witness: StoreWitness) -> No
     if node.role == MANAGER_ROLE:
         return  # it acts on what the brokers promised; its status tells what others found
     node.health.add_check(witness.why_not_ready)
-    if node.role == FRONT_END_ROLE:
+    if node.role in (FRONT_END_ROLE, PUSH_ROLE):
         # What it has in memory is newer than the store, and right.
         node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
     else:

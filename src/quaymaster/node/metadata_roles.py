@@ -32,7 +32,7 @@ from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient, JournalOf
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, MetadataLink
 from quaymaster.node.from_settings import key_services, metadata_options
-from quaymaster.node.transport import FRONT_END_ROLE, MANAGER_ROLE, METADATA_ROLE, Transport
+from quaymaster.node.transport import FRONT_END_ROLE, MANAGER_ROLE, METADATA_ROLE, PUSH_ROLE, Transport
 from quaymaster.settings import Address
 
 START_WAIT_S = 30.0
@@ -85,7 +85,7 @@ async def start_metadata_node(
     stack.push_async_callback(journals.close)
     calls = MetadataCalls(node)
     stack.push_async_callback(calls.close)
-    address = await transport.listen(stack, listen, calls.handlers(), FRONT_END_ROLE, MANAGER_ROLE)
+    address = await transport.listen(stack, listen, calls.handlers(), FRONT_END_ROLE, MANAGER_ROLE, PUSH_ROLE)
     log_event(log, logging.INFO, "metadata node started", node=name, address=str(address))
     return node, address
 

@@ -24,6 +24,7 @@ from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.own_endpoints import customer_rules
 from quaymaster.net.routing.metadata_client import answer_to
 from quaymaster.node.node import Node
+from quaymaster.node.transport import PUSH_ROLE
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import Owners
 from quaymaster.push.parts import CALLS_MAX, PushParts
@@ -46,6 +47,9 @@ def start_engine(
 ) -> None:
     """Push the queues of these owners until the node ends. `live_processes`: addresses that no call may reach."""
     settings, stack = node.settings, node.stack
+    if node.role == PUSH_ROLE and settings.outbound_networks is None:
+        # The default goes by `listen`, which says nothing of a process that does not listen.
+        settings = settings.model_copy(update={"outbound_networks": ""})
     client = _LateClient(customer_rules(settings, live_processes=live_processes))
     stack.push_async_callback(client.close)
     inside: _LateClient | None = None

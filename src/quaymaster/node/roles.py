@@ -41,6 +41,7 @@ from quaymaster.node.front_end_role import (
     write_client_file,
 )
 from quaymaster.node.front_ends_behind import FrontEndsBehind
+from quaymaster.node.live_processes import live_processes
 from quaymaster.node.manager_role import start_manager
 from quaymaster.node.membership import Membership, join_cell, look_again
 from quaymaster.node.metadata_roles import (
@@ -49,6 +50,7 @@ from quaymaster.node.metadata_roles import (
 )
 from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
+from quaymaster.node.push_role import start_engine
 from quaymaster.node.server_role import start_server
 from quaymaster.node.transport import (
     BROKER_ROLE,
@@ -56,9 +58,11 @@ from quaymaster.node.transport import (
     FRONT_END_ROLE,
     MANAGER_ROLE,
     METADATA_ROLE,
+    PUSH_ROLE,
     Transport,
 )
 from quaymaster.node.workers.parent_role import start_with_workers
+from quaymaster.push.owners import LivePushers
 from quaymaster.settings import Settings
 
 StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
@@ -201,6 +205,27 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     await write_client_file(node, metadata.default_access_key, address)
 
 
+async def _start_push(node: Node, cell: Membership) -> None:
+    transport = Transport(node.settings, PUSH_ROLE, node.rpc)
+    metadata = await _know_metadata(node, cell, transport)
+    node.metrics.add_source(metadata.registry.samples)
+    node.health.add_notices(metadata.local_keys.notices)
+    node.health.add_check(metadata.registry.why_not_ready)
+    queues = metadata.queues
+    tables = tables_of(queues)
+    router = route_to_brokers(
+        *(transport, node.stack, cell.store, tables.journal_of, cell.cell_format),
+        account_of=queues.account_of,
+    )
+    node.metrics.add_source(router.samples)
+    owners = LivePushers(cell.store, cell.presence)
+    node.stack.push_async_callback(owners.close)
+    start_engine(
+        *(node, cell.store, metadata, spread_over(router, tables, queues), tables, owners),
+        live_processes=live_processes(node, cell.store),
+    )
+
+
 async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> MetadataService:
     """Return what the cell's metadata nodes tell, once they do."""
     keys = key_provider(node.settings, node.data)
@@ -242,6 +267,7 @@ CELL_ROLES: Final = {
     MANAGER_ROLE: _start_manager,
     FRONT_END_ROLE: _start_front_end,
     CONSOLE_ROLE: _start_console,
+    PUSH_ROLE: _start_push,
 }
 ROLES: Final = {
     SERVER: Role(SERVER, _start_server, has_all=True, has_clients=True),

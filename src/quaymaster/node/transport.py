@@ -21,6 +21,7 @@ METADATA_ROLE = "metadata"
 MANAGER_ROLE = "manager"
 FRONT_END_ROLE = "frontend"
 CONSOLE_ROLE = "console"
+PUSH_ROLE = "push"
 OPERATOR_ROLE = "operator"
 DRAIN_MS = 1_000
 

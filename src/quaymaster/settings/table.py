@@ -86,7 +86,7 @@ class SettingsTable(BaseModel):
     """How long a connection is kept between requests."""
     outbound_networks: str | None = Field(None, json_schema_extra=NETWORK)
     """Networks that are not public, but that URLs of customers may reach, also by plain http: `10.0.0.0/8,fd00::/8`.
-    Unset: loopback if `listen` is on loopback, else none. URLs in settings are not checked."""
+    Unset: loopback if `listen` is on loopback, else none; none in `run push`. URLs in settings are not checked."""
     push_handshake: bool = Field(True, json_schema_extra=NETWORK)
     """Whether a [PushEndpoint](../reference/queue-attributes.md) outside of `outbound_networks` must say in a handshake
     that it wants calls, so that no queue can flood strangers."""

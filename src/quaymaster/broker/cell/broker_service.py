@@ -68,7 +68,7 @@ from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, R
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.rpc.frames import Hello
 
-CALLER_ROLES = ("broker", "console", "frontend", "manager", "metadata", "operator")
+CALLER_ROLES = ("broker", "console", "frontend", "manager", "metadata", "operator", "push")
 CALLERS = (
     cell_calls.CALLERS
     | copy_calls.CALLERS

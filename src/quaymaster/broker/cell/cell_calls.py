@@ -41,7 +41,7 @@ from quaymaster.protocol.rpc.broker_calls import (
 from quaymaster.protocol.rpc.replication_codec import ReplicationMessageUnreadable, decode_envelope
 
 CALLERS: Final[dict[str, tuple[str, ...]]] = {
-    COMMAND: ("frontend", "metadata"),
+    COMMAND: ("frontend", "metadata", "push"),
     REPORT: ("manager", "operator"),
     PREPARE: ("manager",),
     TRANSFER: ("manager",),

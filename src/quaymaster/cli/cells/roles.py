@@ -1,4 +1,4 @@
-"""`quaymaster run broker`, `metadata`, `manager`, `frontend`: the processes of a cell, one by one."""
+"""`quaymaster run broker`, `metadata`, `manager`, `frontend`, `console`, `push`: the processes of a cell."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ def console(
 ) -> None:
     """Run a console of a cell: it keeps the history of queues, judges alerts and has pages for browsers. Two."""
     _run("console", data, None, admin, config, overrides)
+
+
+@app.command()
+def push(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a pusher of a cell: it sends messages of queues with a PushEndpoint to that by HTTP. Two or more."""
+    _run("push", data, None, admin, config, overrides)
 
 
 def _run(

@@ -55,8 +55,8 @@ def issue(
         list[str],
         typer.Option(
             "--role",
-            help="What it may be: frontend, broker, metadata, manager, console, or operator, who may ask managers; "
-            "repeatable.",
+            help="What it may be: frontend, broker, metadata, manager, console, push, or operator, who may ask "
+            "managers; repeatable.",
         ),
     ],
     directory: Directory = DIRECTORY,

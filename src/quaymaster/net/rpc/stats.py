@@ -16,7 +16,7 @@ from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 from quaymaster.monitoring.slow_lines import SlowLines
 
 Side = Literal["client", "server"]
-PEER_ROLES: Final = frozenset({"broker", "console", "frontend", "manager", "metadata", "operator"})
+PEER_ROLES: Final = frozenset({"broker", "console", "frontend", "manager", "metadata", "operator", "push"})
 OTHER_ROLE: Final = "other"
 """What a peer of any other role is counted as: it can say what it likes."""
 
