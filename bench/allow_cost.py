@@ -108,7 +108,13 @@ def cost_us(account_id: str, statements: list[Any], limited: list[LimitName], ca
     groups = ConsumerGroups(nothing, find)
     followed = SimpleNamespace(revision=0, age_ms=0.0)
     standing = Standing(followed, SimpleNamespace(revision=0, silent_ms=0.0))
-    allow = Gate(find, groups, refresh, authorization, Limits(table), region=REGION, standing=standing).allow
+    gate = Gate(
+        *(find, groups, refresh, authorization, Limits(table)),
+        region=REGION,
+        standing=standing,
+        completed=nothing,
+    )
+    allow = gate.allow
     call = call_by(account_id)
     best = float("inf")
     for _ in range(max(2, calls // CALLS_PER_ROUND)):

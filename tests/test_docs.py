@@ -22,7 +22,7 @@ from quaymaster.cli.edge.layout import EdgeLayout
 from quaymaster.cli.shared.profile_files import PROFILE_VARIABLE
 from quaymaster.core.values.attributes import ATTRIBUTES
 from quaymaster.monitoring.metrics import METRICS
-from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.actions.table import QUERY_ACTIONS
 from quaymaster.protocol.admin.openapi import make_document
 from quaymaster.protocol.admin.operation import API as ADMIN_API
 from quaymaster.protocol.admin.operations import OPERATIONS
@@ -148,7 +148,7 @@ def test_generated_pages_are_what_the_code_says(render_docs: ModuleType) -> None
 def test_every_action_has_a_section_and_every_section_an_action() -> None:
     sections = set(re.findall(r"^## (\w+)$", API, re.MULTILINE))
 
-    assert sections - {"Requests", "Limits", "Errors"} == set(SQS_ACTIONS)
+    assert sections - {"Requests", "Limits", "Errors"} == set(QUERY_ACTIONS)
 
 
 def test_error_codes_in_the_api_reference_exist_with_that_status() -> None:

@@ -25,14 +25,19 @@ from quaymaster.core.values.queue_names import QueueArn, group_name
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
 from quaymaster.frontend.authorization import Authorization
+from quaymaster.frontend.completed_queues import CompletedQueues
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.standing import FRESH_MS, Standing
+from quaymaster.protocol.actions.completion_rules import COMPLETES
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue, SendMessageRequest
 
 REGION = "us-east-1"
+HANDLES = ReceiptHandles({1: bytes(32)}, 1)
 OURS, THEIRS = "111111111111", "222222222222"
 
 ABOUT_QUEUES = {name: action for name, action in ACTIONS.items() if action.scope != "resources"}
@@ -76,6 +81,15 @@ class Queues:
         self.asked.append(request.name)
         return QUEUES[3]
 
+    def find_by_id(self, queue_id: int) -> QueueDefinition | None:
+        return next((each for each in self.by_name.values() if each.queue_id == queue_id), None)
+
+    async def learn(self, queue_id: int) -> None:
+        self.asked.append(str(queue_id))
+        if self.failure is not None:
+            raise self.failure
+        self.by_name[OURS, "late"] = queue(queue_id, "late")
+
     async def refresh(self, definition: QueueDefinition) -> None:
         self.asked.append(definition.name)
         if self.failure is not None:
@@ -96,13 +110,14 @@ def gate(queues: Queues, *, age_ms: float = 0.0, silent_ms: float = 0.0) -> Gate
         Limits(LimitTable()),
         region=REGION,
         standing=standing,
+        completed=CompletedQueues(HANDLES, queues.find_by_id, queues.learn),
     )
 
 
 def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = OURS) -> Any:
     """Return a call for an action on a queue of `owner`, as far as `allow` looks at it."""
     arn = QueueArn(REGION, owner, name)
-    given = SimpleNamespace(QueueUrl=f"http://localhost/{owner}/{name}")
+    given = SimpleNamespace(QueueUrl=f"http://localhost/{owner}/{name}", Messages=[])
     if action.scope == "account":
         given = SimpleNamespace(QueueName=name)
     elif action.scope == "name":
@@ -386,3 +401,67 @@ def test_nothing_is_let_through_by_a_front_end_that_hears_nothing(action: Action
 
     with pytest.raises(NotNow, match="neither from metadata nor from a broker"):
         cut_off.allow(call_of(action, name_for(action)))
+
+
+def sending(*handles: str, account_id: str = OURS) -> Any:
+    """Return a call for a message that completes others, as far as `allow` looks at it."""
+    (handle,) = handles
+    attributes = {COMPLETES: MessageAttributeValue("String", handle)}
+    call = call_of(ACTIONS["SendMessage"], "jobs", account_id=account_id)
+    call.given = SendMessageRequest(f"http://localhost/{OURS}/jobs", "x", MessageAttributes=attributes)
+    return call
+
+
+def test_a_message_that_completes_another_takes_permission_to_delete_that() -> None:
+    queues = Queues()
+    call = sending(HANDLES.mint(2, 0, 1, 1, 1))
+    gate(queues).allow(call)
+    assert [each.name for each in call.others] == ["target"]
+
+    with pytest.raises(AccessDenied, match="theirs"):
+        gate(queues).allow(sending(HANDLES.mint(7, 0, 1, 1, 1)))
+    wrong = sending("wrong")
+    gate(queues).allow(wrong)
+    assert wrong.others == ()
+
+
+def test_a_completion_takes_permission_to_send_to_each_queue() -> None:
+    def completing(*names: str, owner: str = OURS) -> Any:
+        call = call_of(ACTIONS["CompleteMessages"], "jobs")
+        urls = [f"http://localhost/{owner}/{name}" for name in names]
+        call.given.Messages = [SimpleNamespace(QueueUrl=url) for url in urls]
+        return call
+
+    call = completing("target", "log", "target")
+    gate(Queues()).allow(call)
+    assert [each.name for each in call.others] == ["target", "log", "target"]
+    with pytest.raises(AccessDenied):
+        gate(Queues()).allow(completing("theirs", owner=THEIRS))
+    with pytest.raises(AccessDenied):
+        gate(Queues()).allow(completing(USAGE_QUEUE, owner=INTERNAL_ACCOUNT))
+    with pytest.raises(UnsupportedOperation):
+        gate(Queues()).allow(completing("log@readers"))
+    with pytest.raises(QueueDoesNotExist):
+        gate(Queues()).allow(completing("missing"))
+
+
+def test_a_queue_that_only_a_handle_names_is_asked_for() -> None:
+    async def run() -> None:
+        queues = Queues()
+        call = sending(HANDLES.mint(77, 0, 1, 1, 1))
+        with pytest.raises(NotYetKnown) as unknown:
+            gate(queues).allow(call)
+        learned = asyncio.get_running_loop().create_future()
+        unknown.value.when_known(learned.set_result)
+        assert await learned is None
+        gate(queues).allow(call)
+        assert [each.name for each in call.others] == ["late"]
+
+        queues.failure = QueueDoesNotExist()
+        with pytest.raises(NotYetKnown) as unknown:
+            gate(queues).allow(sending(HANDLES.mint(78, 0, 1, 1, 1)))
+        refused = asyncio.get_running_loop().create_future()
+        unknown.value.when_known(refused.set_result)
+        assert isinstance(await refused, QueueDoesNotExist)
+
+    asyncio.run(run())

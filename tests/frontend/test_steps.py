@@ -79,6 +79,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("SettleClaims", {**URL, **CLAIM, "Owner": "a"}),
     ("DescribeClaims", URL),
     ("ReleaseClaims", {**URL, "Consumer": "c"}),
+    (
+        "CompleteMessages",
+        {**URL, "ReceiptHandles": ["wrong"], "Messages": [{"QueueUrl": "jobs", "MessageBody": "x"}]},
+    ),
     ("DescribeLog", LOG),
     ("FindOffsets", {**LOG, "Timestamp": 0}),
     ("FetchMessages", {**LOG, "Partition": 0, "FromOffset": 1, "ToOffset": 1}),
@@ -134,6 +138,9 @@ async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
     fields = dict(given)
     if "QueueUrl" in fields:
         fields["QueueUrl"] = service.client.url(fields["QueueUrl"])
+    if action == "CompleteMessages":
+        (message,) = fields["Messages"]
+        fields["Messages"] = [{**message, "QueueUrl": service.client.url(message["QueueUrl"])}]
     if "SourceArn" in fields:
         fields["SourceArn"] = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{fields['SourceArn']}"
     if ACTIONS[action].service == "sts":

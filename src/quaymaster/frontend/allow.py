@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from quaymaster.core.values.errors import (
     CallerError,
     QueueDoesNotExist,
+    ReceiptHandleIsInvalid,
     ResourceNotFound,
     UnsupportedOperation,
 )
@@ -26,10 +27,12 @@ from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.completed_queues import CompletedQueues
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.standing import Standing
 from quaymaster.net.routing.metadata_client import unknown_until
+from quaymaster.protocol.actions import completion_rules
 from quaymaster.protocol.actions.table import Action, Scope
 from quaymaster.protocol.actions.validation import Move
 from quaymaster.protocol.sqs.queue_urls import QueueAddress, parse_queue_url
@@ -70,7 +73,9 @@ class Gate:
         *,
         region: str,
         standing: Standing,
+        completed: CompletedQueues,
     ) -> None:
+        self._completed = completed
         self._standing = standing
         self._find_queue = find_queue
         self._groups = groups
@@ -142,6 +147,8 @@ class Gate:
         # Most queues are no groups: every send comes here.
         if state != "any" and (queue.group_of or state != "no group"):
             self._check_state(call, queue)
+        if action.completes != "nothing":
+            self._judge_completion(call)
         if action.is_fresh and not call.is_refreshed:
             call.is_refreshed = True
             raise unknown_until(asyncio.ensure_future(self._refresh(queue)))
@@ -165,6 +172,28 @@ class Gate:
         elif action.queue_state == "group of a log":
             raise UnsupportedOperation(_NO_GROUP)
 
+    def _judge_completion(self, call: Call) -> None:
+        """Put on the call the other queues that it completes messages of, or sends to, if it may do that."""
+        if call.action.completes == "by handle":
+            targets = [self._at(message.QueueUrl, call) for message in call.given.Messages]  # type: ignore[union-attr]
+            for target in {each.queue_id: each for each in targets}.values():
+                self._authorization.authorize_destination(call, target)
+                if target.group_of:
+                    raise UnsupportedOperation(_SENT_TO_GROUP)
+            call.others = tuple(targets)
+            return
+        handles = completion_rules.handles_in(call.given)
+        if not handles:
+            return
+        sources: dict[int, QueueDefinition] = {}
+        for handle in handles:
+            with suppress(ReceiptHandleIsInvalid):  # its handler says so, of the messages that name it
+                source = self._completed.find(handle)
+                sources[source.queue_id] = source
+        for source in sources.values():
+            self._authorization.authorize_completed(call, source)
+        call.others = tuple(sources.values())
+
     # Scopes
 
     def _account(self, call: Call) -> Found:
@@ -180,6 +209,9 @@ class Gate:
 
     def _at_url(self, call: Call) -> tuple[QueueDefinition, str]:
         url: str = call.given.QueueUrl  # type: ignore[union-attr]  # these actions have it
+        return self._at(url, call), url
+
+    def _at(self, url: str, call: Call) -> QueueDefinition:
         address = self._parsed.get(url)
         if address is None:
             address = self._parse(url)
@@ -187,7 +219,7 @@ class Gate:
         queue = self._find_queue(owner, address.name)
         if queue is None or queue.group_of:
             queue = self._group_of_name(owner, address.name)
-        return queue, url
+        return queue
 
     def _source(self, call: Call) -> tuple[QueueDefinition, str]:
         asked: Move = call.meant

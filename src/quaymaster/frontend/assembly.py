@@ -13,6 +13,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.claim_actions import ClaimActions
+from quaymaster.frontend.actions.completion_actions import CompletionActions
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
@@ -29,6 +30,7 @@ from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.completed_queues import CompletedQueues
 from quaymaster.frontend.cors import CORS, host_of
 from quaymaster.frontend.issuer_keys import IssuerKeys, KeyFetcher
 from quaymaster.frontend.limit_shares import LimitShares, Owners
@@ -193,9 +195,13 @@ def make_front_end(
         limits,
         region=settings.region,
         standing=standing,
+        completed=CompletedQueues(
+            metadata.receipt_handles, metadata.queues.queue_by_id, metadata.queues.learn
+        ),
     )
     preparation = MessagePreparation(cipher, remembers_sends=settings.retry_window_ms > 0, now_ms=now_ms)
-    messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics)
+    completions = CompletionActions(preparation, metadata.receipt_handles, addresses, metrics)
+    messages = MessageActions(preparation, cipher, metadata.receipt_handles, metrics, completions)
     queues = QueueActions(
         *(addresses, metadata.queues, metadata.limits.table),
         push_state=metadata.push_states.of,
@@ -262,7 +268,7 @@ def make_front_end(
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         handlers=bind_handlers(
-            [messages, queues, moves, logs, claims, transactions, sts, metrics_and_alarms]
+            [messages, completions, queues, moves, logs, claims, transactions, sts, metrics_and_alarms]
         ),
         allow=gate.allow,
         check_receive=cipher.check_receive,

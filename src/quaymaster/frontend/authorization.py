@@ -28,6 +28,7 @@ from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.request_keys import RequestKeys
+from quaymaster.protocol.actions.table import COMPLETE_MESSAGES
 from quaymaster.protocol.cloudwatch.operations import TAGS, MonitoringInput
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
 
@@ -78,6 +79,10 @@ class Authorization:
         """Raise AccessDenied unless a call may move messages to a queue."""
         self._judge(call, queue, call.action.destination_permissions, queue.name)
         refuse_internal(queue.account_id, queue.name)
+
+    def authorize_completed(self, call: Call, queue: QueueDefinition) -> None:
+        """Raise AccessDenied unless a call may delete messages of a queue, which what it sends completes."""
+        self._judge(call, queue, COMPLETE_MESSAGES.permissions, queue.name)
 
     def authorize_account(self, call: Call, name: str, permissions: Iterable[Permission]) -> None:
         """Raise AccessDenied unless a call may carry out an action of its account on no queue, or one yet to be.

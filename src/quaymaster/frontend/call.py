@@ -268,7 +268,11 @@ class Call(msgspec.Struct, eq=False):
     queue: QueueDefinition | None = None
     """What the action is about; see `allow`."""
     others: tuple[QueueDefinition, ...] = ()
-    """Of a move, its destination; of a consumer group, its log; of a log whose messages are counted, its group."""
+    """Of a move, its destination; of a consumer group, its log; of a log whose messages are counted, its group.
+
+    Of a completion, the queue of each message it sends; of a send, the queues whose messages it completes."""
+    recorded_as: Action | None = None
+    """What it is in records of usage, where that is another action."""
     is_refreshed: bool = False
     """Whether it was asked how the queue is now."""
     payload_bytes: int = 0
@@ -498,6 +502,8 @@ class Call(msgspec.Struct, eq=False):
         for bucket in self.debtors:
             bucket.charge(response_bytes, now_ms)
         usage = self.calls.usage
+        if self.recorded_as is not None:
+            self.action = self.recorded_as
         if usage is not None:
             usage.record(self, code, status, now_ms, response_bytes)
         if self.calls.traces is not None:

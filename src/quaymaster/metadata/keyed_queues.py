@@ -58,6 +58,8 @@ class RegisteredQueues(Protocol):
 
     async def refresh(self, definition: QueueDefinition) -> None: ...
 
+    async def learn(self, queue_id: int) -> None: ...
+
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
@@ -105,6 +107,7 @@ class KeyedQueues:
         self.account_of = queues.account_of
         self.list_page = queues.list_page
         self.refresh = queues.refresh
+        self.learn = queues.learn
 
     def __len__(self) -> int:
         return len(self._queues)

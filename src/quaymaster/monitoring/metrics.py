@@ -288,6 +288,9 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_claims": Declaration(
         "gauge", "Claims that are open: messages that Spark queries hold until their batches are done."
     ),
+    "quaymaster_outputs": Declaration(
+        "gauge", "Messages that completions have sent and that have not arrived in their queues yet."
+    ),
     "quaymaster_staged_messages": Declaration(
         "gauge", "Messages that transactions have staged and not committed; they are in no queue yet."
     ),

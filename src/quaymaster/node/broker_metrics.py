@@ -73,6 +73,7 @@ def _of_queues(hosts: Iterable[ReplicaHost], led: Collection[ReplicaHost]) -> It
     yield Sample("quaymaster_queues", sum(len(one.definitions) for one in queues))
     yield Sample("quaymaster_held_groups", sum(one.held_groups for one in queues))
     yield Sample("quaymaster_claims", sum(one.open_claims for one in queues))
+    yield Sample("quaymaster_outputs", sum(one.outputs_under_way for one in queues))
     sums = [one.changes.sums for one in queues]
     for state, number in (
         ("visible", sum(one.visible for one in sums)),

@@ -19,10 +19,11 @@ from quaymaster.core.partition.completion_records import messages_of, outputs_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OpenMove, PartitionMoves
 from quaymaster.core.partition.partition_snapshots import load_partition
+from quaymaster.core.partition.receipts import EXPIRED
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.queues import completions
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
-from quaymaster.core.queues.completions import EXPIRED, GONE, output_to_move
+from quaymaster.core.queues.completions import GONE, output_to_move
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.commands import (
     AskPartition,
@@ -148,6 +149,7 @@ def numbers_in(host: Host, queue_id: int, number: int = 0) -> list[int]:
 
 def under_way(host: Host, queue_id: int = A) -> int:
     moves = host.partition(queue_id).moves
+    assert (moves is None or not moves.outputs_under_way) or host.states.outputs_under_way
     return moves.outputs_under_way if moves is not None else 0
 
 

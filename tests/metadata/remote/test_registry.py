@@ -297,6 +297,25 @@ def test_memory_is_bounded_and_what_does_not_fit_is_asked_for(tmp_path: Path) ->
     run_cell(scenario, tmp_path)
 
 
+def test_queue_is_asked_for_by_its_id_where_only_a_handle_names_it(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (a, b):
+            hold_changes(b)
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await eventually(
+                lambda: all(node.queues.queue_by_id(created.queue_id) for node in cell.nodes.values())
+            )
+            assert b.registry.queues.queue_by_id(created.queue_id) is None
+
+            await b.registry.queues.learn(created.queue_id)
+
+            assert b.registry.queues.queue_by_id(created.queue_id) == created
+            with pytest.raises(QueueDoesNotExist):
+                await b.registry.queues.learn(created.queue_id + 1_000_000)
+
+    run_cell(scenario, tmp_path)
+
+
 # Changing
 
 

@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 from quaymaster.core.partition.applied_moves import opened_moves
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OpenMove
-from quaymaster.core.structures.settled_deliveries import SettledDeliveries
 from quaymaster.core.values.messages import prefix_bytes
 
 _HEAD: Final = struct.Struct("<QHH")
@@ -132,8 +131,5 @@ def begin_output(partition: Partition, place: OutputPlace, offset: int, at: int)
 
 def apply_completed(partition: Partition, digest: int, deletions: Sequence[Completed], time_ms: int) -> None:
     """Messages are gone, and what finished them is remembered. Sums of deletions do not have them."""
-    if partition.settled is None:
-        partition.settled = SettledDeliveries()
-    for sequence, delivery_count, resets in deletions:
-        partition.settled.note(sequence, delivery_count, resets, time_ms, by=digest)
+    partition.note_finished(deletions, time_ms, by=digest)
     partition.apply_delete([deletion.sequence for deletion in deletions], time_ms)

@@ -21,7 +21,7 @@ makes it so before the replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyroaring import BitMap64
 
@@ -598,12 +598,22 @@ class Partition:
 
     def settle(self, sequences: Sequence[int], time_ms: int, *, by: int = BY_DELETE) -> None:
         """The deliveries that hold these messages finish them now; `by` says what does."""
+        rows = [(sequence, self.in_flight.get(sequence)) for sequence in sequences]
+        deliveries = [
+            (sequence, row.delivery_count, row.epoch >> RESETS_SHIFT)
+            for sequence, row in rows
+            if row is not None
+        ]
+        self.note_finished(deliveries, time_ms, by=by)
+
+    def note_finished(
+        self, deliveries: Iterable[tuple[int, int, int]], time_ms: int, *, by: int = BY_DELETE
+    ) -> None:
+        """Deliveries, as (sequence, delivery count, resets), finished their messages."""
         if self.settled is None:
             self.settled = SettledDeliveries(self._settled_ids_max)
-        for sequence in sequences:
-            row = self.in_flight.get(sequence)
-            if row is not None:
-                self.settled.note(sequence, row.delivery_count, row.epoch >> RESETS_SHIFT, time_ms, by=by)
+        for delivery in deliveries:
+            self.settled.note(*delivery, time_ms, by=by)
 
     def count_reset(self) -> None:
         """From now on delivery counts name other deliveries than before."""

@@ -365,6 +365,13 @@ class AppliedQueues:
                 self._to_empty.popleft()
         return bool(self._to_empty)
 
+    @property
+    def outputs_under_way(self) -> int:
+        """How many outputs of completions are not settled."""
+        partitions = [self.partitions.get(key) for key in self.sending_away]
+        moves = [partition.moves for partition in partitions if partition is not None]
+        return sum(one.outputs_under_way for one in moves if one is not None)
+
     # Applying
 
     def apply(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:

@@ -20,10 +20,10 @@ from quaymaster.core.partition.completion_records import (
     begin_output,
     join_completion,
 )
-from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition import RESETS_SHIFT, Partition
 from quaymaster.core.partition.partition_moves import OUTPUTS_MAX
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.partition.receipts import holds, receipt_invalid
+from quaymaster.core.partition.receipts import EXPIRED, holds, receipt_invalid
 from quaymaster.core.queues.applied_queues import (
     IS_OUTPUT,
     MOVE_HEAD,
@@ -44,10 +44,6 @@ from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.messages import encode_moved, prefix_bytes
 from quaymaster.core.values.records import Record, RecordType
 
-RESETS_SHIFT = 48
-"""The epoch of a receipt holds the number of resets of its partition above this bit."""
-
-EXPIRED = "The receipt handle has expired."
 GONE = "The message was deleted or completed before, or has expired: nothing was sent."
 
 

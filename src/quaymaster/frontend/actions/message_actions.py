@@ -11,7 +11,8 @@ wherever the service lets it.
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
@@ -51,6 +52,7 @@ from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol.actions import message_rules, validation
+from quaymaster.protocol.actions.completion_rules import COMPLETES
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.checksums import attributes_md5
 from quaymaster.protocol.sqs.errors import batch_error_entry
@@ -82,6 +84,22 @@ def sequence_number_text(sequence: int) -> str:
     return str(SEQUENCE_NUMBER_BASE + sequence)
 
 
+class SendsCompletions(Protocol):
+    """Sends messages that complete others: `completion_actions`."""
+
+    def send_one(self, call: Call, given: shapes.SendMessageRequest) -> None: ...
+
+    def send_batch(
+        self,
+        call: Call,
+        given: shapes.SendMessageBatchRequest,
+        render_sent: Callable[
+            [Call, QueueDefinition, list[Prepared], list[shapes.BatchResultErrorEntry], Outcome],
+            shapes.SendMessageBatchResult,
+        ],
+    ) -> None: ...
+
+
 class MessageActions:
     """The handlers of the actions on messages."""
 
@@ -91,7 +109,9 @@ class MessageActions:
         cipher: MessageCipher,
         handles: ReceiptHandles,
         metrics: Metrics,
+        completions: SendsCompletions,
     ) -> None:
+        self._completions = completions
         self._preparation = preparation
         self._cipher = cipher
         self._handles = handles
@@ -101,6 +121,9 @@ class MessageActions:
 
     def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
         """Store one message."""
+        if given.MessageAttributes and COMPLETES in given.MessageAttributes:
+            self._completions.send_one(call, given)
+            return
         definition = call.resolved
         checked = message_rules.check_send(given, definition)
         call.payload_bytes = checked.size_bytes
@@ -123,6 +146,10 @@ class MessageActions:
         """Store up to ten messages; what is wrong with one fails it alone, where the service lets it."""
         definition = call.resolved
         entries = given.Entries
+        for entry in entries:
+            if entry.MessageAttributes and COMPLETES in entry.MessageAttributes:
+                self._completions.send_batch(call, given, self._render_sent)
+                return
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, definition)
         valid: list[SentMessage] = []
@@ -140,28 +167,37 @@ class MessageActions:
             call.succeed(shapes.SendMessageBatchResult(Failed=failed))
             return
         ready = self._preparation.prepare(call, definition, valid)
-        is_fifo = definition.is_fifo
 
         def render(outcome: Outcome) -> shapes.SendMessageBatchResult:
-            assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
-            stored = ready
-            if outcome.errors:
-                stored, outcome = _without_failed(ready, outcome, failed)
-            successful = [
-                shapes.SendMessageBatchResultEntry(
-                    Id=prepared.entry_id,
-                    MessageId=uuid_text(result.message_id),
-                    MD5OfMessageBody=prepared.body_md5.hex(),
-                    MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
-                    MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
-                    SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
-                )
-                for prepared, result in zip(stored, self._counted(call, outcome), strict=True)
-            ]
-            return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
+            return self._render_sent(call, definition, ready, failed, outcome)
 
         messages = [prepared.message for prepared in ready]
         call.submit(Send(definition.queue_id, partition_of(definition), messages), render)
+
+    def _render_sent(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        stored: list[Prepared],
+        failed: list[shapes.BatchResultErrorEntry],
+        outcome: Outcome,
+    ) -> shapes.SendMessageBatchResult:
+        assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
+        if outcome.errors:
+            stored, outcome = _without_failed(stored, outcome, failed)
+        is_fifo = definition.is_fifo
+        successful = [
+            shapes.SendMessageBatchResultEntry(
+                Id=prepared.entry_id,
+                MessageId=uuid_text(result.message_id),
+                MD5OfMessageBody=prepared.body_md5.hex(),
+                MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
+                MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
+                SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
+            )
+            for prepared, result in zip(stored, self._counted(call, outcome), strict=True)
+        ]
+        return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
 
     def _counted(self, call: Call, outcome: SendOutcome) -> list[SendResult]:
         results = outcome.results

@@ -131,6 +131,19 @@ class MessagePreparation:
         (prepared,) = self._prepare(call, definition, [("", message, checked)], _NO_INVOCATION, origin_id)
         return prepared.message
 
+    def prepare_output(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        message: message_rules.AnySend,
+        checked: message_rules.CheckedMessage,
+        message_id: bytes,
+    ) -> Prepared:
+        """Return a message as a completion sends it: its id is given, and it has no retry hash."""
+        sent = [("", message, checked)]
+        (prepared,) = self._prepare(call, definition, sent, _NO_INVOCATION, message_id=message_id)
+        return prepared
+
     def _prepare(
         self,
         call: Call,
@@ -138,6 +151,8 @@ class MessagePreparation:
         sent: Sequence[SentMessage],
         invocation: Invocation,
         origin_id: bytes | None = None,
+        *,
+        message_id: bytes | None = None,
     ) -> list[Prepared]:
         retry_prefix = None
         if invocation.id is not None:
@@ -181,12 +196,12 @@ class MessagePreparation:
             content = MessageContent(
                 given.MessageBody, body_md5, attributes, attributes_sum, sender_id, group_id, dedup_id, trace
             )
-            message_id = self._next_message_id()
-            encrypted = self._cipher.encrypt_content(content, definition, message_id, origin_id)
+            its_id = message_id or self._next_message_id()
+            encrypted = self._cipher.encrypt_content(content, definition, its_id, origin_id)
             flags, payload = join_payload(group, dedup, retry, encrypted)
             delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
             message = NewMessage(
-                message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry, checked.size_bytes
+                its_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry, checked.size_bytes
             )
             prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
         return prepared

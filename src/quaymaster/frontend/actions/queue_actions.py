@@ -71,6 +71,15 @@ class QueueService(Protocol):
         """Have look-ups find the queue as it is now, whoever changed it, if that can be learned."""
         ...
 
+    @property
+    def queue_by_id(self) -> Callable[[int], QueueDefinition | None]:
+        """Finds a queue in memory."""
+        ...
+
+    async def learn(self, queue_id: int) -> None:
+        """Have look-ups find a queue by its id; QueueDoesNotExist if there is none."""
+        ...
+
 
 class QueueActions:
     """The handlers of the actions on queues."""

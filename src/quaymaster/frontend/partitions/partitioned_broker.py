@@ -11,6 +11,9 @@ from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
+from quaymaster.core.spread.completions import SpreadCompletion
 from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
 from quaymaster.core.spread.parts import SEVERAL, Spread
 from quaymaster.core.spread.receives import SpreadReceive
@@ -22,6 +25,7 @@ from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,
     CommitTransaction,
+    Complete,
     Delete,
     Elsewhere,
     IdsOutcome,
@@ -46,9 +50,23 @@ IDS_AGAIN_S: Final = 10.0
 IDS_LOOK_S: Final = 30.0
 """How often it is looked whether they are still needed."""
 
-SubmittedCommand = Command | HandledEntries
+
+class SeveralCommands(msgspec.Struct, gc=False):
+    """Commands of one request, each answered by itself; only front ends know it."""
+
+    commands: list[Command]
+    partition: int = SEVERAL
+
+
+class SeveralOutcomes(msgspec.Struct, gc=False):
+    """What came of each of them, in their order: an outcome, or a CallerError or NotNow."""
+
+    outcomes: list[Outcome | Exception]
+
+
+SubmittedCommand = Command | HandledEntries | SeveralCommands
 _SPREAD: Final = (Send, Receive, HandledEntries, StageMessages, CommitTransaction, AbortTransaction)
-GOES_ON: Final = (*_SPREAD, Delete, ChangeVisibility, *WHOLE_COMMANDS)
+GOES_ON: Final = (*_SPREAD, Delete, ChangeVisibility, Complete, *WHOLE_COMMANDS)
 """Commands that may go on when the partition they went to sends them elsewhere, or is not known there."""
 
 
@@ -111,6 +129,8 @@ class PartitionedBroker:
         return await ask(_GoingOn(self, told), command)  # type: ignore[arg-type]  # as above
 
     def _submit_spread(self, command: SubmittedCommand, reply: Reply) -> Submitted:
+        if isinstance(command, SeveralCommands):
+            return self._run(self._ask_several(command.commands, reply))
         queue_id: int | None = getattr(command, "queue_id", None)
         number: int = getattr(command, "partition", 0)
         definition = None if queue_id is None else self._tables.find(queue_id)
@@ -155,6 +175,8 @@ class PartitionedBroker:
                     definition, command, self._turn, empty_before=self._empty.take(queue_id)
                 )
                 reply = self._empty.counted(queue_id, reply)
+            case Complete():
+                spread = SpreadCompletion(definition, command)
             case HandledEntries():
                 spread = SpreadEntries(definition, command)
             case Delete() | ChangeVisibility():
@@ -168,6 +190,16 @@ class PartitionedBroker:
         )
         call.start()
         return call
+
+    async def _ask_several(self, commands: list[Command], reply: Reply) -> None:
+        asked = await asyncio.gather(*(self._outcome_of(command) for command in commands))
+        reply(SeveralOutcomes(asked))  # type: ignore[arg-type]  # who submits them knows it
+
+    async def _outcome_of(self, command: Command) -> Outcome | Exception:
+        try:
+            return await self.ask(command)
+        except (CallerError, NotNow) as error:
+            return error
 
     async def _whole_answer(self, definition: QueueDefinition, command: WholeCommand, reply: Reply) -> None:
         outcome: Outcome | Exception

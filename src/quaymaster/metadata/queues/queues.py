@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
@@ -101,6 +101,10 @@ class Queues(StoredQueues):
         unsettled = {row.queue_id for _, row in self.pending.items()}
         unsettled |= {row.queue_id for _, row in self.deleted.items()}
         return stored, unsettled
+
+    async def learn(self, queue_id: int) -> None:
+        """Raise QueueDoesNotExist: whoever changes queues here has all of them in memory."""
+        raise QueueDoesNotExist
 
     async def refresh(self, definition: QueueDefinition) -> None:
         """Nothing: whoever changes queues here has them in memory."""

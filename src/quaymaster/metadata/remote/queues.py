@@ -36,6 +36,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     CreateGroup,
     CreateQueue,
     DeleteQueue,
+    FindQueues,
     QueueChange,
     QueueList,
     QueueListing,
@@ -91,6 +92,15 @@ class RemoteQueues(ActiveQueues):
         age_ms = self._client.age_ms
         if age_ms > self._staleness_ms:
             raise NotNow(self._client.why_old)
+
+    async def learn(self, queue_id: int) -> None:
+        """Have look-ups find a queue by its id; QueueDoesNotExist if a node knows none."""
+        listed = await self._client.ask(FindQueues([queue_id]), QueueList, deadline_ms=self._deadline_ms)
+        if not listed.definitions:
+            raise QueueDoesNotExist
+        await self.refresh(decode_queue_definition(listed.definitions[0]))
+        if self.queue_by_id(queue_id) is None:
+            raise NotNow("The queue is not known here yet.")
 
     async def refresh(self, definition: QueueDefinition) -> None:
         """Have look-ups find a queue as it is in the store now, or as it is known where that cannot be learned."""

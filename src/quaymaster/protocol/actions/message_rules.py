@@ -23,6 +23,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.protocol.actions.completion_shapes import CompleteMessagesRequestEntry
 from quaymaster.protocol.actions.transaction_shapes import StagedMessageEntry
 from quaymaster.protocol.sqs.shapes import (
     MessageAttributeValue,
@@ -50,7 +51,9 @@ _LISTS_UNSUPPORTED = "Message attribute list values in SendMessage operation are
 _NOT_FOR_THIS_TYPE = "The request include parameter that is not valid for this queue type."
 
 Attributes = Mapping[str, MessageAttributeValue]
-AnySend = SendMessageRequest | SendMessageBatchRequestEntry | StagedMessageEntry
+AnySend = (
+    SendMessageRequest | SendMessageBatchRequestEntry | StagedMessageEntry | CompleteMessagesRequestEntry
+)
 
 
 class CheckedMessage(msgspec.Struct, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.values.errors import InvalidAction, MalformedInput, MissingParameter, UnknownOperation
-from quaymaster.protocol.actions.table import SQS_ACTIONS, Action
+from quaymaster.protocol.actions.table import QUERY_ACTIONS, Action
 from quaymaster.protocol.sqs.response import XML_NAMESPACE, WireForm
 from quaymaster.protocol.sqs.shapes import Shape, missing_member
 from quaymaster.protocol.sqs.xml_text import escape
@@ -45,6 +45,7 @@ _WIRE_NAMES = {
     "MessageSystemAttributes": "MessageSystemAttribute",
     "Messages": "Message",
     "QueueUrls": "QueueUrl",
+    "ReceiptHandles": "ReceiptHandle",
     "Results": "ListMessageMoveTasksResultEntry",
     "StringListValues": "StringListValue",
     "TagKeys": "TagKey",
@@ -63,7 +64,7 @@ def action_of(parameters: Mapping[str, str]) -> Action:
     name = parameters.get("Action")
     if not name:
         raise UnknownOperation
-    action = SQS_ACTIONS.get(name)
+    action = QUERY_ACTIONS.get(name)
     if action is None:
         raise InvalidAction(name)
     return action
@@ -363,7 +364,7 @@ def _value_renderer(item: Any) -> _Renderer:
     return _SCALAR_RENDERERS[kind]
 
 
-for _action in SQS_ACTIONS.values():
+for _action in QUERY_ACTIONS.values():
     if _action.output is not None:
         _renderer(_action.output)
 

@@ -28,6 +28,7 @@ from quaymaster.protocol.actions.claim_shapes import (
     SettleClaimsRequest,
     SettleClaimsResult,
 )
+from quaymaster.protocol.actions.completion_shapes import CompleteMessagesRequest, CompleteMessagesResult
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     DescribeLogRequest,
@@ -52,8 +53,8 @@ from quaymaster.protocol.sts.validation import check_assume_role, check_session_
 from quaymaster.protocol.usage.usage_records import Category
 
 Service = Literal["sqs", "quaymaster", "sts", "monitoring"]
-"""Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only; those of STS come in its
-own Query form, those of CloudWatch (`monitoring`, as signatures name it) in three forms."""
+"""Whose action it is: `quaymaster` for those that SQS does not have, most of which come in JSON only; those of STS come
+in its own Query form, those of CloudWatch (`monitoring`, as signatures name it) in three forms."""
 Plane = Literal["message", "bulk", "control", "unsigned", "monitoring"]
 """How it is carried out: as a callback; as a task, many in each second; as a task, rarely; as a task of a
 client that has signed nothing; as a task that asks a console."""
@@ -65,6 +66,9 @@ QueueState = Literal["any", "no group", "log", "group of a log"]
 """What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
 BillingRate = Literal["standard", "by queue", "free"]
 """What each of its 64 KiB costs: always the standard rate; on a FIFO queue the FIFO rate; nothing."""
+Completes = Literal["nothing", "by attribute", "by handle"]
+"""What it deletes together with what it sends: nothing; messages whose handles are in an attribute of those sent, if
+there is one; those whose handles it has, of its queue."""
 UsageColumn = Literal["payload_bytes", "message_count", "duplicate_count"]
 """Columns of its usage record that are otherwise 0."""
 QueueSum = Literal["sends", "deletions"]
@@ -98,9 +102,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it must see what another front end has just changed."""
     makes_group: bool = False
     """Whether the consumer group is made that it names, where there is none."""
+    has_query_form: bool = False
+    """Whether it comes in SQS's Query form though SQS does not have it."""
+    completes: Completes = "nothing"
     permissions: tuple[Permission, ...]
     destination_permissions: tuple[Permission, ...] = ()
-    """Those it takes on each queue to which it moves messages."""
+    """Those it takes on each queue to which it moves messages, or sends outputs of a completion."""
     tag_permissions: tuple[Permission, ...] = ()
     """Those it takes besides where it is asked for tags."""
     owner_only: bool = False
@@ -176,6 +183,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="message",
             queue_state="no group",
             writes=True,
+            completes="by attribute",
             permissions=(Permission.SEND_MESSAGE,),
             billing="by queue",
             usage=_ALL,
@@ -190,6 +198,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="message",
             queue_state="no group",
             writes=True,
+            completes="by attribute",
             permissions=(Permission.SEND_MESSAGE,),
             billing="by queue",
             usage=_ALL,
@@ -587,6 +596,22 @@ ACTIONS: Final[dict[str, Action]] = {
             permissions=_OF_CLAIMS,
         ),
         Action(
+            name="CompleteMessages",
+            usage_op=130,
+            input=CompleteMessagesRequest,
+            output=CompleteMessagesResult,
+            service="quaymaster",
+            category="data",
+            plane="message",
+            scope="consumed",
+            has_query_form=True,
+            completes="by handle",
+            permissions=(Permission.DELETE_MESSAGE,),
+            destination_permissions=(Permission.SEND_MESSAGE,),
+            billing="by queue",
+            usage=_ALL,
+        ),
+        Action(
             name="GetCallerIdentity",
             usage_op=73,
             input=sts_shapes.GetCallerIdentityRequest,
@@ -647,6 +672,12 @@ ACTIONS: Final[dict[str, Action]] = {
         *map(_of_cloudwatch, (*OPERATIONS, SCRAPE)),
     )
 }
+COMPLETE_MESSAGES: Final = ACTIONS["CompleteMessages"]
+"""As this a send is recorded all of whose messages complete others: no sum of sends has them."""
+QUERY_ACTIONS: Final = {
+    name: action for name, action in ACTIONS.items() if action.service == "sqs" or action.has_query_form
+}
+"""Those that come in SQS's Query form."""
 SQS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sqs"}
 STS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sts"}
 MONITORING_ACTIONS: Final = {

@@ -8,7 +8,7 @@ from typing import Final
 
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.protocol.actions import message_rules
+from quaymaster.protocol.actions import completion_rules, message_rules
 from quaymaster.protocol.actions.message_rules import CheckedMessage
 from quaymaster.protocol.actions.transaction_shapes import (
     AbortTransactionRequest,
@@ -61,6 +61,8 @@ def check_stage(request: StageMessagesRequest) -> None:
 def check_message(number: int, message: StagedMessageEntry, queue: QueueDefinition) -> CheckedMessage:
     """Return a message that may be staged. Raises what a SendMessage would, and says which message it is."""
     try:
+        if completion_rules.handle_of(message) is not None:
+            raise InvalidParameterValue("What is staged completes no message.")
         return message_rules.check_send(message, queue)
     except CallerError as error:
         error.message = f"Messages[{number}]: {error.message}"

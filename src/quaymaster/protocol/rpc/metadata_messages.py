@@ -317,7 +317,7 @@ class CountQueues(msgspec.Struct, frozen=True, array_like=True, tag=35):
 
 
 class FindQueues(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    """Active queues by their ids, at most QUEUES_FOUND_MAX, as in the node's memory; so managers ask.
+    """Active queues by their ids, at most QUEUES_FOUND_MAX, as in the node's memory; so managers ask, and front ends.
 
     The answer is a QueueList without a token, in the order of the ids. Queues that there are not are left out.
     """

@@ -92,6 +92,16 @@ class ReceiptHandles:
 
     def parse(self, handle: str, queue_id: int) -> ParsedHandle:
         """Return what a handle of this queue names; ReceiptHandleIsInvalid for anything else."""
+        parsed, of_queue = self._parse(handle)
+        if of_queue != queue_id:
+            raise ReceiptHandleIsInvalid(handle)
+        return parsed
+
+    def queue_of(self, handle: str) -> int:
+        """Return the id of the queue that a handle is of; ReceiptHandleIsInvalid unless it is genuine."""
+        return self._parse(handle)[1]
+
+    def _parse(self, handle: str) -> tuple[ParsedHandle, int]:
         if len(handle) == HANDLE_CHARACTERS and handle.isascii():
             try:
                 data = binascii.a2b_base64(handle.encode("ascii").translate(_FROM_URL_SAFE), strict_mode=True)
@@ -103,6 +113,6 @@ class ReceiptHandles:
             if version == HANDLE_VERSION and key_mac is not None:
                 mac = key_mac.copy()
                 mac.update(fields)
-                if compare_digest(mac.digest(), data[_FIELDS_BYTES:]) and of_queue == queue_id:
-                    return ParsedHandle(partition, group, Receipt(sequence, epoch, count))
+                if compare_digest(mac.digest(), data[_FIELDS_BYTES:]):
+                    return ParsedHandle(partition, group, Receipt(sequence, epoch, count)), of_queue
         raise ReceiptHandleIsInvalid(handle)
