@@ -160,7 +160,7 @@ class FrontEnd:
         self._takes_web_identities = takes_web_identities
         self._management = management
         if management is not None:
-            management.on_bad = lambda request, error: self._refusals.note_bad(request, error)
+            management.on_bad = self._note_bad
         self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._limits = limits
         self._shares = shares
@@ -231,10 +231,14 @@ class FrontEnd:
             isinstance(error, MissingAuthenticationToken) and self._may_be_web_identity(request)
         ):
             return None
-        self._refusals.note_bad(request, error)
-        self.calls.counts.fail(error_code(error))
+        of_management = None
         if self._management is not None and request.path.startswith(MANAGEMENT):
-            return self._management.refuse_head(request, error)
+            of_management = self._management.refuse_head(request, error)
+            if of_management is None:
+                return None  # it says in its body who signs in
+        self._note_bad(request, error)
+        if of_management is not None:
+            return of_management
         form = form_of_head(request)
         request_id = self._next_id()
         response = render_error(error, form, request_id)
@@ -244,6 +248,11 @@ class FrontEnd:
         origin = request.header(b"origin")
         cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
         return response.status, render_headers(response) + cors, response.body
+
+    def _note_bad(self, request: HTTPRequest, error: CallerError | NotNow) -> None:
+        """Count a request that does not say who sends it, or not rightly."""
+        self._refusals.note_bad(request, error)
+        self.calls.counts.fail(error_code(error))
 
     def _may_be_web_identity(self, request: HTTPRequest) -> bool:
         """Tell whether an unsigned request may be one for a session of a role, whose body says who asks.

@@ -270,10 +270,11 @@ def test_attempts_are_bounded_before_anything_is_hashed(
         async with with_ada() as (owner, stranger):
             monkeypatch.setattr(sign_in_attempts, bound, 1)
             monkeypatch.setattr(sign_in_attempts, "MINUTE_MS", 10**15)
-            first = await owner.call("POST", "sign-in", SIGN_IN, client=stranger)
+            wrong = {**SIGN_IN, "password": "wrong"}
+            first = await owner.call("POST", "sign-in", wrong, client=stranger)
             second = await owner.call("POST", "sign-in", SIGN_IN, client=stranger)
 
-            assert first.status == 200
+            assert error_of(first) == (403, "AccessDenied")
             assert error_of(second) == (403, code)
             assert (await owner.call("POST", "sign-in", {})).status == 200
 
@@ -305,3 +306,73 @@ def test_addresses_names_and_all_have_a_bound_of_attempts_in_a_minute() -> None:
     for number in range(sign_in_attempts.OF_ALL_MAX):
         attempts.enter(f"9.{number}.9.9", "", 0)
     assert refused(lambda: attempts.enter("8.8.8.8", "", 0)) == "Overloaded"
+
+
+def test_few_addresses_that_try_all_the_time_keep_nobody_out() -> None:
+    attempts = SignInAttempts()
+    for _ in range(sign_in_attempts.OF_PEER_MAX):
+        for number in range(6):
+            refused(lambda number=number: attempts.enter(f"9.9.9.{number}", "", 0))  # type: ignore[misc]
+
+    for number in range(10):
+        for _ in range(2):
+            assert refused(lambda number=number: attempts.enter(f"8.8.8.{number}", "", 0)) == ""  # type: ignore[misc]
+    assert refused(lambda: attempts.enter("7.7.7.7", "", 0)) == "Overloaded"
+
+
+def test_user_gets_in_where_she_did_before_however_many_others_try_in_her_name() -> None:
+    attempts = SignInAttempts()
+    attempts.enter("2001:db8::1", "shop/ada", 0)
+    attempts.succeed("2001:db8::1", "shop/ada")
+    for number in range(sign_in_attempts.OF_ALL_MAX):
+        name = "shop/ada" if number < sign_in_attempts.OF_NAME_MAX else ""
+        refused(lambda number=number, name=name: attempts.enter(f"9.9.{number}.9", name, 0))  # type: ignore[misc]
+
+    assert refused(lambda: attempts.enter("2001:db8::2", "shop/ada", 0)) == ""
+    assert refused(lambda: attempts.enter("2001:db8::2", "shop/bob", 0)) == "Overloaded"
+    assert refused(lambda: attempts.enter("8.8.8.8", "shop/ada", 0)) == "RequestThrottled"
+    for _ in range(sign_in_attempts.OF_PEER_MAX - 2):
+        attempts.enter("2001:db8::2", "shop/ada", 0)
+    assert refused(lambda: attempts.enter("2001:db8::2", "shop/ada", 0)) == "RequestThrottled"
+
+
+def test_share_of_known_addresses_and_their_number_are_bounded() -> None:
+    attempts = SignInAttempts()
+    for number in range(sign_in_attempts.KNOWN_MAX + 1):
+        attempts.succeed(f"9.{number >> 8}.{number & 255}.9", "")
+    assert len(attempts._known) == sign_in_attempts.KNOWN_MAX
+    for number in range(sign_in_attempts.OF_ALL_MAX):
+        attempts.enter(f"8.8.{number}.8", "", 0)
+
+    for number in range(1, sign_in_attempts.OF_KNOWN_MAX + 1):
+        assert refused(lambda number=number: attempts.enter(f"9.0.{number}.9", "", 0)) == ""  # type: ignore[misc]
+    assert refused(lambda: attempts.enter("9.1.1.9", "", 0)) == "Overloaded"
+    assert refused(lambda: attempts.enter("9.0.0.9", "", 0)) == "Overloaded"  # forgotten
+
+
+def test_sign_in_without_a_signature_is_no_failed_signature() -> None:
+    async def scenario() -> None:
+        async with with_ada() as (owner, stranger):
+            failures = owner.service.front_end.calls.counts.failures
+            before = dict(failures)
+
+            signed_in = await owner.call("POST", "sign-in", SIGN_IN, client=stranger)
+            assert signed_in.status == 200
+            assert failures == before
+
+            await owner.call("POST", "sign-in-links", client=stranger)
+            assert failures["MissingAuthenticationToken"] == before["MissingAuthenticationToken"] + 1
+
+    asyncio.run(scenario())
+
+
+def test_front_end_remembers_where_users_signed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with with_ada() as (owner, stranger):
+            assert (await owner.call("POST", "sign-in", SIGN_IN, client=stranger)).status == 200
+            monkeypatch.setattr(sign_in_attempts, "OF_NAME_MAX", 0)
+            monkeypatch.setattr(sign_in_attempts, "OF_ALL_MAX", 0)
+
+            assert (await owner.call("POST", "sign-in", SIGN_IN, client=stranger)).status == 200
+
+    asyncio.run(scenario())

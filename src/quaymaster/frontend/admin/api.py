@@ -195,8 +195,7 @@ class AdminAPI:
         operation = OPERATIONS["SignIn"]
         given = read_members(operation, {}, members_of(operation, {}, request.body))
         assert isinstance(given, SignInRequest), "it is what the operation takes"
-        name = "" if given.user is None else f"{given.account_id}/{given.user.lower()}"
-        self._attempts.enter(request.peer, name, time.monotonic() * 1000)
+        self._attempts.enter(request.peer, _name_of(given), time.monotonic() * 1000)
         if self._signing_in >= SIGN_INS_MAX:
             raise Overloaded
         call = AdminCall(NOBODY, NOBODY.account_id, request)
@@ -274,6 +273,7 @@ class AdminAPI:
                 answer = await _when_known(partial(route.handler, call, given))
                 if call.principal is NOBODY:
                     act = self._act_of_new(operation, request, answer, given)
+                    self._attempts.succeed(request.peer, _name_of(given))
             if isinstance(answer, Change) and self._floor.raised > floor:
                 behind = await self.wait_for_front_ends(self._floor.raised)
                 answer = msgspec.structs.replace(answer, behind=behind or msgspec.UNSET)
@@ -345,6 +345,11 @@ class AdminAPI:
         else:
             self._acts.note(act, code, status, answer, len(body))
             self._acts.when_noted(act, respond, None if answer is None else partial(_respond_late, request))
+
+
+def _name_of(given: SignInRequest) -> str:
+    """Return the user who is to sign in; empty: by a link."""
+    return "" if given.user is None else f"{given.account_id}/{given.user.lower()}"
 
 
 def _may_sign_in(request: HTTPRequest) -> bool:
