@@ -32,6 +32,28 @@ ALARM = {"AlarmName": "old", "StateValue": "ALARM", "StateReason": "3 of 5 above
 CALM = {"AlarmName": "calm", "StateValue": "OK"}
 
 
+def process(name: str, **figures: Any) -> dict[str, Any]:
+    known = {"cpu": 0.421, "memory": 0.1, "memory_bytes": 1e8, "disk": 0.5, "leads": ["0", "3"]}
+    times = {"seen_ms": 1, "measured_ms": 1}
+    return {"name": name, "role": "broker", "zone": "a", "is_live": True, **known, **times, **figures}
+
+
+CELL = {
+    "name": "eu1",
+    "processes": [process("b1"), process("[b2]", zone="", is_live=False, cpu=None, disk=None, leads=[])],
+    "journals": [
+        {
+            "name": "3",
+            "leader": "b1",
+            "epoch": 17,
+            "seen_ms": 1,
+            "followers": [{"name": "b2", "lag_records": 0}, {"name": "b3", "lag_records": None}],
+        },
+        {"name": "4", "leader": None, "epoch": None, "seen_ms": 1, "followers": []},
+    ],
+}
+
+
 def queue(name: str, number: int = 1, **figures: Any) -> dict[str, Any]:
     return {
         "name": name,
@@ -46,8 +68,13 @@ def queue(name: str, number: int = 1, **figures: Any) -> dict[str, Any]:
     }
 
 
-def look(at_ms: int, *queues: dict[str, Any], alarms: list[dict[str, Any]] | None = None) -> Look:
-    return Look(at_ms, STATUS, queues, alarms)
+def look(
+    at_ms: int,
+    *queues: dict[str, Any],
+    alarms: list[dict[str, Any]] | None = None,
+    cell: dict[str, Any] | None = None,
+) -> Look:
+    return Look(at_ms, STATUS, queues, alarms, cell)
 
 
 def test_rates_are_means_since_the_look_before() -> None:
@@ -108,6 +135,7 @@ def test_ages_and_rates_are_told_in_few_characters() -> None:
 
 def play(server: PlayedServer, *pages: list[dict[str, Any]]) -> None:
     server.answers["GET /admin/v1/status"] = STATUS
+    server.answers["GET /admin/v1/cell"] = Refusal(503, "ServiceUnavailable", "No console.")
     server.answers["GET /admin/v1/queues?account_id=000000000000&prefix=&limit=1000"] = [
         {"queues": queues, "next_token": None} for queues in pages
     ]
@@ -123,6 +151,7 @@ def test_two_looks_are_printed_once(
 
     shown = run("top", "--json", "--data", data).json
 
+    assert shown["cell"] is None
     assert shown["process"] == {"version": "1", "state": "serving", "ready": True, "reason": None}
     assert [row["name"] for row in shown["queues"]] == ["b", "a"]
     assert shown["queues"][1]["sent_per_s"] == 0.0
@@ -135,6 +164,29 @@ def test_two_looks_are_printed_once(
     server.answers["DescribeAlarms"] = Refusal(503, "ServiceUnavailable", "No console.")
     lines = run("top", "--once", "--sort", "name", "--filter", "A", "--data", data).out.splitlines()
     assert [line.split("\t")[0] for line in lines] == ["a"]
+
+
+def test_cell_is_printed_with_what_processes_use_and_how_far_followers_are_behind(
+    run: Run, data: Path, server: PlayedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    play(server, [], [])
+    server.answers["GET /admin/v1/cell"] = CELL
+
+    lines = run("top", "--once", "--cell", "--data", data).out.splitlines()
+
+    assert [line.split("\t") for line in lines] == [
+        ["b1", "broker", "a", "live", "42%", "10%", "50%", "0 3"],
+        ["[b2]", "broker", "-", "gone", "-", "10%", "-", "-"],
+        ["3", "b1", "17", "b2 +0 b3 ?"],
+        ["4", "-", "-", "-"],
+    ]
+    play(server, [], [])
+    server.answers["GET /admin/v1/cell"] = CELL
+    assert run("top", "--json", "--data", data).json["cell"] == CELL
+    play(server, [], [])
+    missing = run("top", "--once", "--cell", "--data", data)
+    assert "No console answers" in missing.err
 
 
 def test_wrong_use_is_told(run: Run, data: Path, server: PlayedServer) -> None:
@@ -150,6 +202,29 @@ def test_wrong_use_is_told(run: Run, data: Path, server: PlayedServer) -> None:
 def texts(app: TopScreen) -> list[str]:
     table = app.query_one(DataTable)
     return [str(table.get_row_at(at)[0]) for at in range(table.row_count)]
+
+
+def test_the_screen_shows_the_cell_and_queues_again() -> None:
+    def journals(app: TopScreen) -> str:
+        return str(app.query_one("#journals", Static).render())
+
+    async def scenario() -> None:
+        now = look(1_000, queue("a"), cell=CELL)
+        app = TopScreen(lambda: now, now, sort="visible", part="", interval_s=3_600)
+        async with app.run_test() as pilot:
+            await pilot.press("c")
+            assert texts(app) == ["b1", "[b2]"]
+            assert "journal 3  leader b1  epoch 17  b2 +0 b3 ?" in journals(app)
+            await pilot.press("c")
+            assert texts(app) == ["a"]
+            assert journals(app) == ""
+        alone = look(1_000, queue("a"))
+        app = TopScreen(lambda: alone, alone, sort="visible", part="", interval_s=3_600, of_cell=True)
+        async with app.run_test():
+            assert texts(app) == []
+            assert "No console answers" in journals(app)
+
+    asyncio.run(scenario())
 
 
 def test_the_screen_looks_again_sorts_filters_and_says_when_the_server_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""`quaymaster top`: what queues do now, on a terminal. Over the admin API, and CloudWatch's for alerts."""
+"""`quaymaster top`: what queues and the cell do now, on a terminal. Over the admin API, and CloudWatch's for alerts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli.admin.top_figures import (
+    JOURNAL_COLUMNS,
+    PROCESS_COLUMNS,
     SORTS,
     Look,
     age_text,
     arrange,
     as_json,
     depth_bar,
+    journal_rows,
+    process_rows,
     rate_text,
     rows_of,
 )
@@ -41,7 +45,14 @@ class Asker:
         """Return what it says now. Raises CommandRefused, NoServer."""
         status = self._admin.call("GetStatus")
         queues = list(self._admin.queues(self._account_id))
-        return Look(time.time_ns() // 1_000_000, status, queues, self._alarms())
+        return Look(time.time_ns() // 1_000_000, status, queues, self._alarms(), self._cell())
+
+    def _cell(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._admin.call("GetCell")
+        except (CommandRefused, NoServer):  # no console, or users may not look at the cell
+            return None
+        return found
 
     def _alarms(self) -> list[dict[str, Any]] | None:
         try:
@@ -64,6 +75,9 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, so that there are rates, print, and end.")
     ] = False,
+    of_cell: Annotated[
+        bool, typer.Option("--cell", help="Begin with processes and journals in place of queues.")
+    ] = False,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     endpoint_url: options.EndpointURL = None,
@@ -71,8 +85,9 @@ def top(
 ) -> None:
     """Show the queues of the account with their depth, age and rates, and alerts, until q is pressed.
 
-    Of the depth bar, visible messages are solid, those in flight shaded, delayed ones light. The screen needs the extra
-    `top`; `--once` does not.
+    Of the depth bar, visible messages are solid, those in flight shaded, delayed ones light. With c it shows what the
+    processes of the cell use, and journals with their leaders and how many records followers are behind: a console
+    tells of them. The screen needs the extra `top`; `--once` does not.
     """
     from quaymaster.cli.shared.client import AdminClient, CloudWatchClient
 
@@ -87,7 +102,11 @@ def top(
         first = asker.look()
         if once or in_json:
             time.sleep(interval_s)
-            _print(asker.look(), first, sort, part, in_json=in_json)
+            now = asker.look()
+            if of_cell and not in_json:
+                _print_cell(now)
+            else:
+                _print(now, first, sort, part, in_json=in_json)
             return
         if not sys.stdout.isatty():
             raise WrongUsage("This draws on a terminal; give --once or --json elsewhere.")
@@ -99,7 +118,14 @@ def top(
             raise WrongUsage(
                 'The screen needs Textual: pip install "quaymaster[top]". Without it there is --once.'
             ) from None
-        TopScreen(asker.look, first, sort=sort, part=part, interval_s=interval_s).run()
+        TopScreen(asker.look, first, sort=sort, part=part, interval_s=interval_s, of_cell=of_cell).run()
+
+
+def _print_cell(now: Look) -> None:
+    if now.cell is None:
+        raise NoServer("No console answers, which knows of the cell.")
+    print_table([name.upper() for name in PROCESS_COLUMNS], process_rows(now.cell))
+    print_table([name.upper() for name in JOURNAL_COLUMNS], journal_rows(now.cell))
 
 
 def _print(now: Look, before: Look, sort: str, part: str, *, in_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""What `quaymaster top` shows: queues with rates between two looks, sorted and filtered. Nothing is asked here."""
+"""What `quaymaster top` shows: queues with rates between two looks, sorted and filtered, and the cell.
+
+Nothing is asked here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 SORTS: Final = ("visible", "in_flight", "age_s", "sent_per_s", "deleted_per_s", "name")
 """Fields of a `QueueRow` by which rows can be sorted: numbers with the largest first, names from A on."""
+PROCESS_COLUMNS: Final = ("process", "role", "zone", "state", "cpu", "memory", "disk", "leads")
+JOURNAL_COLUMNS: Final = ("journal", "leader", "epoch", "followers")
 BAR_CELLS: Final = 16
 FULL: Final = 10_000_000
 """So many messages fill a bar, whose length grows with the logarithm of their number."""
@@ -36,6 +41,47 @@ class Look(NamedTuple):
     queues: Sequence[Mapping[str, Any]]
     alarms: Sequence[Mapping[str, Any]] | None
     """None: no console answers."""
+    cell: Mapping[str, Any] | None = None
+    """Its processes and journals, as the admin API gives them; None: no console answers."""
+
+
+def process_rows(cell: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
+    """Return the processes of a cell as texts, by PROCESS_COLUMNS."""
+    return [
+        (
+            one["name"],
+            one["role"],
+            one["zone"] or "-",
+            "live" if one["is_live"] else "gone",
+            share_text(one["cpu"]),
+            share_text(one["memory"]),
+            share_text(one["disk"]),
+            " ".join(one["leads"]) or "-",
+        )
+        for one in ([] if cell is None else cell["processes"])
+    ]
+
+
+def journal_rows(cell: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
+    """Return the journals of a cell as texts, by JOURNAL_COLUMNS."""
+    return [
+        (
+            one["name"],
+            one["leader"] or "-",
+            "-" if one["epoch"] is None else str(one["epoch"]),
+            " ".join(
+                f"{each['name']} {'?' if each['lag_records'] is None else '+' + str(each['lag_records'])}"
+                for each in one["followers"]
+            )
+            or "-",
+        )
+        for one in ([] if cell is None else cell["journals"])
+    ]
+
+
+def share_text(share: float | None) -> str:
+    """Return a part of one in percent; a dash where it is not known."""
+    return "-" if share is None else f"{share:.0%}"
 
 
 def rows_of(now: Look, before: Look | None) -> list[QueueRow]:
@@ -115,4 +161,5 @@ def as_json(now: Look, before: Look | None, sort: str, part: str) -> dict[str, A
             {"name": alarm["AlarmName"], "state": alarm["StateValue"], "reason": alarm.get("StateReason", "")}
             for alarm in now.alarms
         ],
+        "cell": now.cell,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -11,11 +11,15 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from quaymaster.cli.admin.top_figures import (
+    PROCESS_COLUMNS,
     SORTS,
     Look,
+    QueueRow,
     age_text,
     arrange,
     depth_bar,
+    journal_rows,
+    process_rows,
     rate_text,
     rows_of,
 )
@@ -32,18 +36,27 @@ class TopScreen(App[None]):
     CSS = """
     #head { height: 1; padding: 0 1; text-style: bold; }
     #alerts { height: auto; max-height: 8; padding: 0 1; color: $warning; }
+    #journals { height: auto; max-height: 12; padding: 0 1; }
     #filter { display: none; }
     #filter.open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
+        Binding("c", "cell", "Cell"),
         Binding("s", "sort", "Sort"),
         Binding("/", "filter", "Filter"),
         Binding("escape", "close_filter", "Show all", show=False),
     ]
 
     def __init__(
-        self, look: Callable[[], Look], first: Look, *, sort: str, part: str, interval_s: float
+        self,
+        look: Callable[[], Look],
+        first: Look,
+        *,
+        sort: str,
+        part: str,
+        interval_s: float,
+        of_cell: bool = False,
     ) -> None:
         """`look` asks the server, and may take long."""
         super().__init__()
@@ -53,6 +66,7 @@ class TopScreen(App[None]):
         self._sort_field = sort
         self._part = part
         self._interval_s = interval_s
+        self._is_of_cell = of_cell
         self._problem = ""
         self._is_looking = False
 
@@ -62,14 +76,27 @@ class TopScreen(App[None]):
         yield Static(id="alerts")
         yield Input(placeholder="part of a name", id="filter")
         yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Static(id="journals")
         yield Footer()
 
     def on_mount(self) -> None:
         """Draw, and begin to look."""
-        self.query_one(DataTable).add_columns(*COLUMNS)
+        self.query_one(DataTable).add_columns(*self._columns)
         self.query_one(DataTable).focus()
         self._draw()
         self.set_interval(self._interval_s, self._look_again)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return PROCESS_COLUMNS if self._is_of_cell else COLUMNS
+
+    def action_cell(self) -> None:
+        """Show the cell in place of queues, or queues again."""
+        self._is_of_cell = not self._is_of_cell
+        table = self.query_one(DataTable)
+        table.clear(columns=True)
+        table.add_columns(*self._columns)
+        self._draw()
 
     def action_sort(self) -> None:
         """Sort by the next field."""
@@ -132,6 +159,25 @@ class TopScreen(App[None]):
         table = self.query_one(DataTable)
         place = table.cursor_row
         table.clear()
+        if self._is_of_cell:
+            self._draw_cell(table)
+        else:
+            self._draw_queues(table, rows)
+        table.move_cursor(row=min(place, max(0, table.row_count - 1)))
+
+    def _draw_cell(self, table: DataTable[Text]) -> None:
+        for row in process_rows(self._now.cell)[:ROWS_MAX]:
+            table.add_row(*map(Text, row))
+        lines = [
+            f"journal {name}  leader {leader}  epoch {epoch}  {followers}"
+            for name, leader, epoch, followers in journal_rows(self._now.cell)
+        ]
+        if self._now.cell is None:
+            lines = ["No console answers, which knows of the cell."]
+        self.query_one("#journals", Static).update(Text("\n".join(lines)))
+
+    def _draw_queues(self, table: DataTable[Text], rows: Sequence[QueueRow]) -> None:
+        self.query_one("#journals", Static).update("")
         for row in rows[:ROWS_MAX]:
             # Text, not str: names must not be read as markup.
             table.add_row(
@@ -147,4 +193,3 @@ class TopScreen(App[None]):
                     )
                 ),
             )
-        table.move_cursor(row=min(place, max(0, table.row_count - 1)))
