@@ -166,6 +166,7 @@ LOOKS = {
         ("queue", "peek"),
         ("queue", "redrive", "status"),
         ("queue", "claims", "list"),
+        ("queue", "push", "show"),
         ("group", "list"),
     ),
     *(("message", "send"), ("message", "receive"), ("message", "delete")),

@@ -23,6 +23,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin import Admin, make_owner_api
 from quaymaster.frontend.admin.api import WaitForFrontEnds, no_others
+from quaymaster.frontend.admin.push_admin import TestsPush
 from quaymaster.frontend.alert_sends import AlertSends
 from quaymaster.frontend.assembly import (
     make_front_end,
@@ -78,6 +79,8 @@ class Behind(NamedTuple):
     """Of a cell or of workers: waits until the others know of a revocation."""
     queue_metrics: QueueMetricsClient | None = None
     """Where lists of queues find what is in them."""
+    push_test: TestsPush | None = None
+    """What calls endpoints that people try."""
 
 
 def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> KeyUses:
@@ -141,6 +144,7 @@ async def serve_sqs(
             key_uses=behind.key_uses,
             links=SignInLinks(behind.store, wall_ms),
             console=behind.console,
+            push_test=behind.push_test,
         ),
     )
     front_end.start()

@@ -50,11 +50,11 @@ def start_engine(
     if node.role == PUSH_ROLE and settings.outbound_networks is None:
         # The default goes by `listen`, which says nothing of a process that does not listen.
         settings = settings.model_copy(update={"outbound_networks": ""})
-    client = _LateClient(customer_rules(settings, live_processes=live_processes))
+    client = LateClient(customer_rules(settings, live_processes=live_processes))
     stack.push_async_callback(client.close)
-    inside: _LateClient | None = None
+    inside: LateClient | None = None
     if settings.outbound_network_list:
-        inside = _LateClient(customer_rules(settings, live_processes=live_processes, only_networks=True))
+        inside = LateClient(customer_rules(settings, live_processes=live_processes, only_networks=True))
         stack.push_async_callback(inside.close)
 
     async def secrets(queue: QueueDefinition) -> PushSecrets:
@@ -63,7 +63,7 @@ def start_engine(
     loop = asyncio.get_running_loop()
     parts = PushParts(
         Consumer(broker, tables, metadata, node.metrics, timeout_s=settings.broker_timeout_ms / 1_000),
-        EndpointChecks(client, inside, _origin(settings) if settings.push_handshake else None),
+        EndpointChecks(client, inside, origin_of(settings) if settings.push_handshake else None),
         secrets,
         metadata.push_states.note,
         may_receive=owners.may_receive,
@@ -77,7 +77,7 @@ def start_engine(
     node.metrics.add_source(engine.samples)
 
 
-class _LateClient:
+class LateClient:
     """An `OutboundClient` that is made for the first call: most processes push nothing, and no start waits for it."""
 
     def __init__(self, rules: AddressRules) -> None:
@@ -104,7 +104,7 @@ class _LateClient:
         return OutboundClient(rules=self._rules, concurrency_max=CALLS_MAX)
 
 
-def _origin(settings: Settings) -> str:
+def origin_of(settings: Settings) -> str:
     """Return the name by which endpoints know this service."""
     host = urlsplit(settings.public_url or "").hostname
     return settings.push_origin or host or settings.region

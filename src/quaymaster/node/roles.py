@@ -51,6 +51,7 @@ from quaymaster.node.metadata_roles import (
 from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.push_role import start_engine
+from quaymaster.node.push_tests import push_test_of
 from quaymaster.node.server_role import start_server
 from quaymaster.node.transport import (
     BROKER_ROLE,
@@ -179,6 +180,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     queue_metrics = AllLeaders(router.table, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(queue_metrics.close)
     consoles = consoles_of_cell(node, transport, cell.store)
+    push_test = push_test_of(node, metadata, live_processes=live_processes(node, cell.store))
     admin = make_admin(
         settings,
         broker=broker,
@@ -193,12 +195,14 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         queue_metrics=queue_metrics,
         links=SignInLinks(cell.store, wall_ms),
         console=consoles,
+        push_test=push_test,
     )
     node.serve_admin(admin)
     recent = RecentLogs(metadata.find_queue)
     behind = Behind(
         *(cell.store, metadata, broker, key_uses, enforced, consoles, behind_front_ends.wait),
         queue_metrics=queue_metrics,
+        push_test=push_test,
     )
     blocks = start_building(node, behind, recent.logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)

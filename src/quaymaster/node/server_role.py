@@ -58,6 +58,7 @@ from quaymaster.node.left_usage import ship_left_usage
 from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
 from quaymaster.node.push_role import start_engine
+from quaymaster.node.push_tests import push_test_of
 from quaymaster.node.sockets import (
     ADMIN_SOCKET,
     CONSOLE_SOCKET,
@@ -111,6 +112,7 @@ async def start_server(node: Node) -> None:
     queue_metrics = OneLeader(watch.ask)
     sockets = make_sockets(node, [CONSOLE_SOCKET, SERVER_SOCKET, ADMIN_SOCKET])
     consoles = console_of_server(node, sockets)
+    push_test = push_test_of(node, metadata)
     admin = make_admin(
         settings,
         broker=broker,
@@ -123,6 +125,7 @@ async def start_server(node: Node) -> None:
         links=SignInLinks(store, wall_ms),
         queue_metrics=queue_metrics,
         console=consoles,
+        push_test=push_test,
     )
     node.serve_admin(admin)
     node.metrics.add_source(registry.samples)
@@ -142,7 +145,12 @@ async def start_server(node: Node) -> None:
     if settings.queues_file is not None:
         note = declaring(settings.queues_file, store)
         await metadata.load_queues_file(settings.queues_file, note=note)
-    behind = Behind(store, metadata, broker, key_uses, console=consoles, queue_metrics=queue_metrics)
+    behind = Behind(
+        *(store, metadata, broker, key_uses),
+        console=consoles,
+        queue_metrics=queue_metrics,
+        push_test=push_test,
+    )
     blocks = start_building(node, behind, registry.queues.active_logs)
     address = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
     start_engine(node, store, metadata, broker, tables, OnlyPusher())

@@ -22,8 +22,9 @@ from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.admin.operations import OPERATIONS, find_operation
 
 OTHER = "111111111112"
-NOT_HERE = ("front-ends/*/seal", "queues/*/cancel-change", "sign-in-links")
-"""What this test's process cannot do: nothing records usage, no change is under way, nothing keeps links."""
+NOT_HERE = ("front-ends/*/seal", "queues/*/cancel-change", "sign-in-links", "queues/*/push/test")
+"""What this test's process cannot do: nothing records usage, no change is under way, nothing keeps links, nothing calls
+endpoints."""
 KEY = "KEY"
 """Stands for a key that was made before."""
 MINE = "MINE"
@@ -66,6 +67,10 @@ REQUESTS = [
     Asked("POST", "queues/*/move", "moved"),
     Asked("POST", "queues/*/merge", "merged"),
     Asked("POST", "queues/*/cancel-change", "jobs"),
+    Asked("GET", "queues/*/push", "pushed"),
+    Asked("POST", "queues/*/push/rotate", "pushed"),
+    Asked("GET", "queues/*/push/secret", "pushed"),
+    Asked("POST", "queues/*/push/test", "pushed"),
     Asked("GET", "queues/*/policy", "jobs"),
     Asked("GET", "queues/*/access", "jobs", "?action=SendMessage"),
     Asked("GET", "policies", query="?limit=1"),
@@ -149,6 +154,7 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
         await port.service.add_queue("log", RetentionMode="Log")
         for name in ("split", "moved"):
             await port.service.add_queue(name)
+        await port.service.add_queue("pushed", PushEndpoint="https://example.com")
         await add_two_partitions(port, "merged")
         key = await port.service.metadata.accounts.create_access_key(ACCOUNT, "key")
         mine = await port.service.metadata.local_keys.create(ACCOUNT)

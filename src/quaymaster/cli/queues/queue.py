@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.queues import claims, partitions
+from quaymaster.cli.queues import claims, partitions, push
 from quaymaster.cli.queues.named_queues import account_of, name_of, other_account
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import ServerConnection, find_connection
@@ -36,6 +36,7 @@ app = options.new_group("Create, look at, change and delete queues.")
 redrive_app = options.new_group("Move dead letters back, or to another queue.")
 app.add_typer(redrive_app, name="redrive")
 app.add_typer(claims.app, name="claims")
+app.add_typer(push.app, name="push")
 partitions.add_to(app)
 
 Assignments = Annotated[

@@ -47,8 +47,10 @@ class Operation(StrEnum):
     GET_KMS_KEY = "GetKMSKey"
     GET_LIMITS = "GetLimits"
     GET_PAUSES = "GetPauses"
+    GET_PUSH_SECRET = "GetPushSecret"  # noqa: S105 -- an operation
     GET_QUEUE_HISTORY = "GetQueueHistory"
     GET_QUEUE_POLICY = "GetQueuePolicy"
+    GET_QUEUE_PUSH = "GetQueuePush"
     GET_ROLE = "GetRole"
     GET_SETTINGS = "GetSettings"
     GET_STATUS = "GetStatus"
@@ -79,6 +81,7 @@ class Operation(StrEnum):
     REVOKE_USER_SESSIONS = "RevokeUserSessions"
     ROTATE_ACCESS_KEY = "RotateAccessKey"
     ROTATE_MASTER_KEY = "RotateMasterKey"
+    ROTATE_PUSH_SECRET = "RotatePushSecret"  # noqa: S105 -- an operation
     ROTATE_RECEIPT_KEY = "RotateReceiptKey"
     ROTATE_SESSION_KEY = "RotateSessionKey"
     SCHEDULE_KMS_KEY_DELETION = "ScheduleKMSKeyDeletion"
@@ -91,6 +94,7 @@ class Operation(StrEnum):
     SET_USER_PASSWORD = "SetUserPassword"  # noqa: S105 -- a name
     SPLIT_QUEUE = "SplitQueue"
     TEST_DESTINATION = "TestDestination"
+    TEST_PUSH = "TestPush"
     UPDATE_ROLE = "UpdateRole"
 
 

@@ -34,6 +34,12 @@ from quaymaster.frontend.admin.operator_authorization import OperatorAuthorizati
 from quaymaster.frontend.admin.own_admin import OwnAdmin
 from quaymaster.frontend.admin.partition_admin import PartitionAdmin
 from quaymaster.frontend.admin.policy_admin import PolicyAdmin
+from quaymaster.frontend.admin.push_admin import (
+    PushAdmin,
+    PushSecretService,
+    PushStateService,
+    TestsPush,
+)
 from quaymaster.frontend.admin.queue_admin import QueueAdmin
 from quaymaster.frontend.admin.server_admin import Operations, ServerAdmin, ServerKeys
 from quaymaster.frontend.admin.sign_in_admin import Links, SignInAdmin
@@ -93,6 +99,12 @@ class OwnerMetadata(Protocol):
     @property
     def session(self) -> FindSession: ...
 
+    @property
+    def push_secrets(self) -> PushSecretService: ...
+
+    @property
+    def push_states(self) -> PushStateService: ...
+
 
 class AdminMetadata(OwnerMetadata, ServerKeys, Protocol):
     """What the admin API asks of the metadata service."""
@@ -145,6 +157,7 @@ def common_routes(
     now_ms: Callable[[], int],
     console: AsksConsole | None,
     queue_metrics: QueueMetricsClient | None,
+    push_test: TestsPush | None,
 ) -> dict[str, AdminRoute]:
     """Return what answers the operations on queues, accounts and what they have."""
     # Only opens messages; those who send have ciphers of their own.
@@ -154,6 +167,7 @@ def common_routes(
         **ConsoleAdmin(console, region=settings.region).routes(),
         **QueueAdmin(broker, metadata, cipher, queue_metrics).routes(),
         **PartitionAdmin(broker, metadata).routes(),
+        **PushAdmin(metadata, push_test).routes(),
         **PolicyAdmin(metadata.queues, metadata.find_queue, metadata.identities.stale_names).routes(),
         **AccessTrial(
             metadata.find_queue,
@@ -185,6 +199,7 @@ def make_admin(
     links: Links | None = None,
     queue_metrics: QueueMetricsClient | None = None,
     console: AsksConsole | None = None,
+    push_test: TestsPush | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port.
@@ -193,11 +208,14 @@ def make_admin(
     here too, and shown; `links`: where links that sign in are kept; `console`: the way to
     consoles. `wait_for_front_ends` returns once all others know
     of a revocation, or the names of those that do not. `enforced`: what the brokers of a cell say of the authorization
-    floor. `queue_metrics` tells of many queues at once; without it they are asked for one by one.
+    floor. `queue_metrics` tells of many queues at once; without it they are asked for one by one. `push_test` calls
+    endpoints of queues.
     """
     sign_in = _sign_in(settings, metadata, links, now_ms)
     routes = {
-        **common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics),
+        **common_routes(
+            *(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics, push_test)
+        ),
         **ServerAdmin(settings, metadata, metadata.accounts, health, operations, incarnations).routes(),
         **IssuerAdmin(metadata.issuers).routes(),
     }
@@ -226,12 +244,15 @@ def make_owner_api(
     key_uses: KeyUses | None = None,
     links: Links | None = None,
     console: AsksConsole | None = None,
+    push_test: TestsPush | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> AdminAPI:
     """Return the admin API of the SQS port, for owners; the parameters are those of `make_admin`."""
     sign_in = _sign_in(settings, metadata, links, now_ms)
     return AdminAPI(
-        common_routes(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics),
+        common_routes(
+            *(settings, broker, metadata, key_uses, sign_in, now_ms, console, queue_metrics, push_test)
+        ),
         authentication=_authentication(settings, metadata, key_uses, now_ms),
         authorization=OwnerAuthorization(settings.account_id, region=settings.region, now_ms=now_ms),
         floor=metadata.floor,

@@ -51,6 +51,7 @@ from quaymaster.node.left_usage import ship_left_usage, worker_name
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
 from quaymaster.node.node import Node, cannot_listen
 from quaymaster.node.operations import show_pauses
+from quaymaster.node.push_tests import push_test_of
 from quaymaster.node.server_role import greet
 from quaymaster.node.sockets import CONSOLE_SOCKET, make_sockets
 from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
@@ -141,6 +142,7 @@ async def start_with_workers(node: Node, count: int) -> None:
         queue_metrics=queue_metrics,
         links=SignInLinks(store, wall_ms),
         console=console_of_server(node, sockets),
+        push_test=push_test_of(node, metadata),
     )
     node.serve_admin(admin)
     health.add_check(crew.why_not_ready)

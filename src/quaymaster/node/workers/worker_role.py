@@ -52,6 +52,7 @@ from quaymaster.node.lifeline import Lifeline
 from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
 from quaymaster.node.push_role import start_engine
+from quaymaster.node.push_tests import push_test_of
 from quaymaster.node.sockets import SQS_SOCKET
 from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
@@ -146,7 +147,9 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     queue_metrics = AllLeaders(router.table, lambda address: transport.connect(address, BROKER_ROLE))
     stack.push_async_callback(queue_metrics.close)
     behind = Behind(
-        *(store, metadata, broker, key_uses, enforced, console, others.wait), queue_metrics=queue_metrics
+        *(store, metadata, broker, key_uses, enforced, console, others.wait),
+        queue_metrics=queue_metrics,
+        push_test=push_test_of(node, metadata),
     )
     recent = RecentLogs(metadata.find_queue)
     blocks = start_building(node, behind, recent.logs)

@@ -21,6 +21,7 @@ from quaymaster.protocol.admin.identities import IDENTITIES_OPERATIONS
 from quaymaster.protocol.admin.kms import KMS_OPERATIONS
 from quaymaster.protocol.admin.operation import AdminOperation
 from quaymaster.protocol.admin.own import OWN_OPERATIONS
+from quaymaster.protocol.admin.push import PUSH_OPERATIONS
 from quaymaster.protocol.admin.queues import QUEUES_OPERATIONS
 from quaymaster.protocol.admin.reports import REPORTS_OPERATIONS
 from quaymaster.protocol.admin.server import SERVER_OPERATIONS
@@ -38,6 +39,7 @@ OPERATIONS: Final = {
         *IDENTITIES_OPERATIONS,
         *KMS_OPERATIONS,
         *QUEUES_OPERATIONS,
+        *PUSH_OPERATIONS,
         *REPORTS_OPERATIONS,
         *ALERTS_OPERATIONS,
     )

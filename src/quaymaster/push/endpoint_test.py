@@ -1,0 +1,98 @@
+"""One call to an endpoint with a message that there is not, for a person who wants to know whether it works.
+
+It goes as the calls of a pusher go: asked first whether it is wanted, signed, with the owner's headers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, NamedTuple
+
+from quaymaster.core.push.calls import PushedMessage, PushSecrets
+from quaymaster.core.push.flow import PushPlan
+from quaymaster.core.push.plans import plan_of
+from quaymaster.core.push.states import PushState
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
+from quaymaster.protocol.push.answers import judge
+from quaymaster.protocol.push.requests import build_request
+from quaymaster.protocol.sqs.checksums import md5_digest
+from quaymaster.push.parts import MakesCalls, VerifiesEndpoints
+
+TEST_BODY: Final = '{"test":true}'
+TIMEOUT_S_MAX: Final = 20.0
+"""A person waits for the answer."""
+
+
+class TriedEndpoint(NamedTuple):
+    """What came of the call."""
+
+    state: PushState
+    outcome: Literal["taken", "failed", "not called"]
+    reason: str
+
+
+class EndpointTest:
+    """Makes such calls. `wall_ms` is since 1970."""
+
+    def __init__(
+        self,
+        endpoints: VerifiesEndpoints,
+        secrets: Callable[[QueueDefinition], Awaitable[PushSecrets]],
+        *,
+        region: str,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._endpoints = endpoints
+        self._secrets = secrets
+        self._region = region
+        self._wall_ms = wall_ms
+
+    async def call(self, queue: QueueDefinition) -> TriedEndpoint:
+        """Call a queue's endpoint once. Raises NotNow."""
+        plan = plan_of(queue, str(QueueArn(self._region, queue.account_id, queue.name)))
+        assert plan is not None, "the queue has an endpoint"
+        verified = await self._endpoints.verify(plan)
+        if verified.state != "active":
+            return TriedEndpoint(verified.state, "not called", verified.reason)
+        return await self._send(plan, verified.client, await self._secrets(queue))
+
+    async def _send(self, plan: PushPlan, client: MakesCalls, secrets: PushSecrets) -> TriedEndpoint:
+        messages = [_message(plan, self._wall_ms())]
+        request = build_request(plan, messages, secrets, self._wall_ms())
+        try:
+            answer = await client.call(
+                "POST",
+                plan.endpoint,
+                headers=request.headers,
+                body=request.body,
+                timeout_s=min(plan.timeout_ms / 1_000, TIMEOUT_S_MAX),
+            )
+        except OutboundRefused as error:
+            return TriedEndpoint("refused", "not called", str(error))
+        except OutboundError as error:
+            return TriedEndpoint("unreachable", "failed", str(error))
+        judged = judge(plan, messages, answer.status, answer.headers, answer.body)
+        states: dict[str, PushState] = {"gone": "gone", "fails": "unreachable"}
+        reason = f"it answered with status {answer.status}"
+        if judged.verdict == "works" and judged.failed:
+            reason += ", and said that the message failed"
+        outcome: Literal["taken", "failed"] = "failed" if judged.failed else "taken"
+        return TriedEndpoint(states.get(judged.verdict, "active"), outcome, reason)
+
+
+def _message(plan: PushPlan, now_ms: int) -> PushedMessage:
+    message_id = str(uuid.uuid4())
+    return PushedMessage(
+        message_id=message_id,
+        origin_id=message_id,
+        receipt_handle="test",
+        body=TEST_BODY,
+        body_md5=md5_digest(TEST_BODY.encode()).hex(),
+        sent_ms=now_ms,
+        delivery_count=1,
+        group_id="test" if plan.is_fifo else None,
+        system={"ApproximateReceiveCount": "1", "SentTimestamp": str(now_ms)},
+    )
