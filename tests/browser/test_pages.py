@@ -21,6 +21,7 @@ PAGES = (
     f"{ORDERS}/messages",
     f"{ORDERS}/settings",
     f"{ORDERS}/policy",
+    f"{ORDERS}/push",
     f"{ORDERS}/dead-letters",
     f"{ORDERS}/purge",
     f"/queues/{OPERATORS}/orders-dlq/dead-letters",

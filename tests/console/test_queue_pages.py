@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from console.fake_site import CUSTOMERS, OPERATORS, FakeSite
@@ -65,9 +66,9 @@ def test_customer_sees_no_queue_of_another_account() -> None:
 
     assert "webhooks" in listed
     assert "orders" not in listed
-    for path in ("", "/messages", "/settings", "/policy", "/dead-letters", "/delete"):
+    for path in ("", "/messages", "/settings", "/policy", "/push", "/dead-letters", "/delete"):
         assert client.get(f"{ORDERS}{path}").status == 404
-    for path in ("/messages/receive", "/messages/send", "/settings", "/delete", "/purge", "/policy"):
+    for path in ("/messages/receive", "/messages/send", "/settings", "/delete", "/purge", "/policy", "/push"):
         assert act(client, f"{ORDERS}{path}", name="orders").status == 404
     assert client.get("/cell").status == 403
     assert actions(site) == []
@@ -232,6 +233,90 @@ def test_policy_page_warns_while_policies_are_not_enforced_and_of_a_policy_that_
 
     assert "Policies are not enforced" in page
     assert "cannot evaluate this policy" in page
+
+
+PUSHED = {
+    "PushEndpoint": "https://example.com/orders",
+    "PushHeaders": "***",
+    "PushState": "unreachable",
+    "PushFormat": "Lambda",
+}
+PUSH_API = "/admin/v1/queues/orders/push"
+
+
+def test_pushing_is_shown_and_what_a_form_changes_is_set() -> None:
+    site = furnished_site()
+    site.api.answers["GetQueueAttributes"] = lambda _: {"Attributes": PUSHED}
+    client = browser(site, OPERATORS)
+
+    page = client.get(f"{ORDERS}/push").text
+    form = {**{name: value for name, value in PUSHED.items() if name != "PushState"}, "PushBatchSize": "5"}
+    saved = act(client, f"{ORDERS}/push", **form)
+    bare = act(client, f"{ORDERS}/push", **{**form, "PushHeaders": "", "PushBatchSize": "1"})
+    same = act(client, f"{ORDERS}/push", **{**form, "PushBatchSize": "1"})
+
+    assert "https://example.com/orders" in page
+    assert "unreachable" in page
+    assert saved.status == bare.status == same.status == 303
+    assert [one.given["Attributes"] for one in site.api.asked if one.name == "SetQueueAttributes"] == [
+        {"PushBatchSize": "5"},
+        {"PushHeaders": ""},
+    ]
+
+
+def test_a_queue_that_is_not_pushed_offers_nothing_to_try() -> None:
+    site = furnished_site()
+    site.api.answers["GetQueueAttributes"] = lambda _: {"Attributes": {}}
+
+    page = browser(site, OPERATORS).get(f"{ORDERS}/push").text
+
+    assert "This queue is not pushed" in page
+    assert "Try the endpoint" not in page
+
+
+def test_an_endpoint_is_tried_and_its_secret_shown_and_rotated() -> None:
+    site = furnished_site()
+    site.api.answers |= {
+        "GetQueueAttributes": lambda _: {"Attributes": PUSHED},
+        f"POST {PUSH_API}/test": lambda _: {"outcome": "failed", "reason": "it answered with status 500"},
+        f"GET {PUSH_API}/secret": lambda _: {"secret": "whsec_new", "older_secret": "whsec_old"},
+    }
+    client = browser(site, OPERATORS)
+
+    tried = act(client, f"{ORDERS}/push", act="test")
+    shown = act(client, f"{ORDERS}/push", act="secret")
+    rotated = act(client, f"{ORDERS}/push", act="rotate")
+
+    assert "it answered with status 500" in tried.text
+    for page in (shown, rotated):
+        assert "whsec_new" in page.text
+        assert "whsec_old" in page.text
+    assert [one.name for one in site.api.asked if one.api == "admin" and "/push/" in one.name] == [
+        f"POST {PUSH_API}/test",
+        f"GET {PUSH_API}/secret",
+        f"POST {PUSH_API}/rotate",
+        f"GET {PUSH_API}/secret",
+    ]
+    assert all(one.given == {"account_id": OPERATORS} for one in site.api.asked if "/push/" in one.name)
+
+
+def test_what_is_wrong_with_pushing_is_told_at_its_field() -> None:
+    site = furnished_site()
+    reason = "Invalid value for the parameter PushEndpoint. Reason: It must be an https URL."
+
+    def refuse(given: Mapping[str, Any]) -> Any:
+        raise APIError("InvalidAttributeValue", reason, 400)
+
+    site.api.answers |= {
+        "GetQueueAttributes": lambda _: {"Attributes": PUSHED},
+        "SetQueueAttributes": refuse,
+    }
+
+    reply = act(browser(site, OPERATORS), f"{ORDERS}/push", PushEndpoint="ftp://x")
+
+    assert reply.status == 422
+    assert "It must be an https URL." in reply.text
+    assert "ftp://x" in reply.text
 
 
 def test_dead_letters_are_redriven_with_their_progress_and_a_redrive_is_cancelled() -> None:

@@ -102,15 +102,27 @@ _FIELDS: Final = {
 }
 
 
-def fields_of(given: Mapping[str, str]) -> dict[str, tuple[AttributeField, str]]:
+PUSH_FIELDS: Final = {
+    attribute.name: _field(attribute)
+    for attribute in ATTRIBUTES.values()
+    if isinstance(attribute, Attribute) and attribute.name.startswith(PUSH_PREFIX)
+}
+"""Those of a queue's page about pushing."""
+
+
+def fields_of(
+    given: Mapping[str, str], fields: Mapping[str, AttributeField] = _FIELDS
+) -> dict[str, tuple[AttributeField, str]]:
     """Return all fields with their values: those given, else the defaults."""
-    return {name: (field, given.get(name, field.default)) for name, field in _FIELDS.items()}
+    return {name: (field, given.get(name, field.default)) for name, field in fields.items()}
 
 
-def given_attributes(form: FormData, present: Mapping[str, str]) -> dict[str, str]:
+def given_attributes(
+    form: FormData, present: Mapping[str, str], fields: Mapping[str, AttributeField] = _FIELDS
+) -> dict[str, str]:
     """Return the attributes of a form that are others than the present ones, or than the defaults."""
     changed = {}
-    for name, field in _FIELDS.items():
+    for name, field in fields.items():
         value = form.get(name)
         if isinstance(value, str) and value.strip() != present.get(name, field.default):
             changed[name] = value.strip()

@@ -138,7 +138,7 @@ async def show_settings(call: PageCall) -> Response:
 
 
 async def _settings(call: PageCall, queue: QueueNow, errors: dict[str, str], status: int) -> Response:
-    attributes = await _attributes(call, queue)
+    attributes = await attributes_of(call, queue)
     given = {**attributes, **{name: str(value) for name, value in call.form.items()}}
     return render_tab(
         call,
@@ -153,7 +153,8 @@ async def _settings(call: PageCall, queue: QueueNow, errors: dict[str, str], sta
     )
 
 
-async def _attributes(call: PageCall, queue: QueueNow) -> dict[str, str]:
+async def attributes_of(call: PageCall, queue: QueueNow) -> dict[str, str]:
+    """Return a queue's attributes as SQS has them."""
     asked = {"QueueUrl": queue_url(queue), "AttributeNames": ["All"]}
     answer = await call.api.sqs(call.caller, "GetQueueAttributes", asked)
     attributes: dict[str, str] = answer.get("Attributes", {})
@@ -165,7 +166,7 @@ async def set_attributes(call: PageCall) -> Response:
     queue = find_queue(call)
     if queue is None:
         return no_queue(call)
-    changed = given_attributes(call.form, await _attributes(call, queue))
+    changed = given_attributes(call.form, await attributes_of(call, queue))
     if changed:
         try:
             asked = {"QueueUrl": queue_url(queue), "Attributes": changed}
