@@ -624,6 +624,22 @@ def test_sealed_partition_passes_over_outputs_that_it_has_and_the_others_go_on()
     assert len(sent_for(source, partition_key(STEPS, 1)).messages) == 1
 
 
+def test_outputs_that_a_sealed_partition_was_not_asked_about_do_not_go_on_without_it() -> None:
+    source, there = host_with(queue(A, "a")), host_with(steps(HERE))
+    there.ask(Send(STEPS, 0, [message(9, group=LOW, dedup=identity(11))]))
+    there.ask(SetQueue(steps(HERE, FAR)))
+    source.ask(Send(A, 0, [message(1)]))
+    decided(source, received(source, A), to_steps(10, THERE), to_steps(11, THERE))
+    first, second = sent_for(source, partition_key(STEPS, 0)).messages
+    asked = MoveIn(STEPS, 0, A, 0, [first])
+    assert take(there, asked).withdrawn == [first.number]
+
+    source.ask(EndMoves(A, 0, partition_key(STEPS, 0), [], [first.number], steps(THERE, FAR)))
+
+    assert sent_for(source, partition_key(STEPS, 0)).messages == [second]
+    assert take(there, MoveIn(STEPS, 0, A, 0, [second])).duplicates == [second.number]
+
+
 def test_partition_with_nothing_but_duplicates_is_not_told_to_be_sealed() -> None:
     there = host_with(steps(HERE))
     there.ask(Send(STEPS, 0, [message(9, group=LOW, dedup=identity(10))]))

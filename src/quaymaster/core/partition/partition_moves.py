@@ -183,10 +183,6 @@ class PartitionMoves:
             return move
         return move if move.sequence in self.leaving else None
 
-    def is_going(self, move: OpenMove) -> bool:
-        """Return whether there still is what a move takes away."""
-        return move.is_output or move.sequence in self.leaving
-
     def _note_output(self, target_key: int, number: int, move: OpenMove) -> None:
         self.outputs_under_way += 1
         self.outputs[move.offset] = self.outputs.get(move.offset, 0) + 1

@@ -211,19 +211,26 @@ def go_on(
     proposal: Proposal,
     *,
     settled: Collection[int],
+    withdrawn: Collection[int],
 ) -> list[MoveBegun]:
     """Let all moves to a sealed partition but `settled` ones go on to others, in their order.
 
     Those whose message is gone are left.
 
     All of them, also those that began since it was asked: left behind, they would be overtaken by what follows them.
+    But of outputs only those `withdrawn` by it: it has to say of each whether it has that already, and what follows
+    them goes to it first, too.
     Raises NotNow if the table has no partition for one of them.
     """
     moves = opened_moves(source)
     queue_id, before = parts_of_key(pair.target_key)
     going: list[tuple[int, OpenMove, PartitionPlacement]] = []
     for number, move in pair.open.items():
-        if moves.is_going(move) and number not in settled:
+        if (
+            number in withdrawn
+            if move.is_output
+            else move.sequence in moves.leaving and number not in settled
+        ):
             move_key = move.key if move.is_output else _key_of(source, move.sequence, queue)
             entry = _find_by_key(queue, move_key, takes_moves, after=before)
             if entry is None:

@@ -548,8 +548,16 @@ class QueueStates(DefinedQueues, ClaimedQueues):
             queue_id, _ = parts_of_key(command.target_key)
             queue = self._newest(queue_id, command.elsewhere) or command.elsewhere
             takes_moves = partial(self._takes_moves, queue_id)
-            begun = go_on(source, pair, queue, takes_moves, now_ms, proposal, settled=command.taken)
-            withdrawn = [number for number in pair.open if number not in command.taken]
+            begun = go_on(
+                *(source, pair, queue, takes_moves, now_ms, proposal),
+                settled=command.taken,
+                withdrawn=command.withdrawn,
+            )
+            withdrawn = [
+                number
+                for number, move in pair.open.items()
+                if number not in command.taken and not move.is_output
+            ]
         ended = [(number, 1) for number in command.taken if number in pair.open]
         ended += [(number, 0) for number in withdrawn if number in pair.open]
         if ended:
