@@ -441,6 +441,7 @@ def _answer_accounts_and_reports(site: FakeSite) -> None:
             "messages": 250_000 * day,
             "bytes": 2**20 * day * 40,
             "errors": day % 3,
+            "cost": f"0.{day}25",
         }
         for day in range(17, 13, -1)
         for action in ("SendMessage", "ReceiveMessage")
@@ -475,7 +476,7 @@ def _answer_accounts_and_reports(site: FakeSite) -> None:
             "POST /admin/v1/keys/AKIAROOT/rotate": lambda _: new_key,
             "GET /admin/v1/accounts": lambda _: {"accounts": accounts, "next_token": None},
             "POST /admin/v1/accounts": lambda _: new_key,
-            "GET /admin/v1/usage": lambda _: {"rows": usage, "has_more": True},
+            "GET /admin/v1/usage": lambda _: {"rows": usage, "has_more": True, "currency": "EUR"},
             "GET /admin/v1/audit": lambda _: {"events": events, "has_more": True},
         }
     )

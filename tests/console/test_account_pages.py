@@ -108,6 +108,9 @@ def test_usage_is_of_the_last_thirty_days_and_of_the_customers_own_account() -> 
 
     assert "12,400,000" in page
     assert "There are more rows" in page
+    assert "Cost of these rows" in page
+    assert "1.26 EUR" in page
+    assert "0.1725" in page
     assert site.api.asked[-1].given == {"from": "2026-10-20", "to": "2026-11-18", "account_id": CUSTOMERS}
 
 
@@ -124,6 +127,24 @@ def test_pages_of_a_pipeline_that_is_not_there_or_still_reads_say_so() -> None:
             page = client.get(path)
             assert page.status == 200
             assert "The reason is told." in page.text
+
+
+def test_usage_whose_costs_are_not_known_says_why_and_shows_no_zero() -> None:
+    site = furnished_site()
+    usage = site.api.answers["GET /admin/v1/usage"]({})
+    rows = [{**row, "cost": None} for row in usage["rows"]]
+    site.api.answers["GET /admin/v1/usage"] = lambda _: {
+        "rows": rows,
+        "has_more": False,
+        "currency": None,
+        "why_no_costs": "The price book has no price for 2026-11-14.",
+    }
+
+    page = browser(site, OPERATORS).get("/usage").text
+
+    assert "Costs are not known: The price book has no price for 2026-11-14." in page
+    assert "EUR" not in page
+    assert "<dt>Cost" not in page
 
 
 def test_audit_is_searched() -> None:

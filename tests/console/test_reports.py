@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quaymaster.console import reports
-from quaymaster.console.reports import ReportOperations, run_command, usage_by_day
+from quaymaster.console.reports import ReportOperations, run_command, usage_rows
 from quaymaster.core.values.errors import NotNow, UnsupportedOperation
+from quaymaster.protocol.admin.reports import UsageRows
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringCall, encode_members
 
 ACCOUNT = "111111111111"
@@ -22,9 +24,12 @@ def call(operation: str, **members: str) -> MonitoringCall:
     return MonitoringCall("admin", operation, ACCOUNT, "arn", "us-east-1", encode_members(members), "id")
 
 
-def line(hour: str, requests: int, queue: str | None = "orders") -> dict[str, Any]:
+def line(
+    day: str, requests: int, queue: str | None = "orders", *, cost: str | None = "0.5"
+) -> dict[str, Any]:
     counts = {"requests": requests, "messages": 1, "bytes": 2, "chunks": 3, "errors": 0}
-    return {"account": ACCOUNT, "queue": queue, "action": "SendMessage", "hour": hour, **counts}
+    costs = {"cost": cost, "currency": None if cost is None else "EUR"}
+    return {"account": ACCOUNT, "queue": queue, "action": "SendMessage", "day": day, **counts, **costs}
 
 
 def test_usage_is_read_for_whole_days_of_the_account_alone() -> None:
@@ -33,9 +38,8 @@ def test_usage_is_read_for_whole_days_of_the_account_alone() -> None:
     async def run(arguments: Sequence[str]) -> Any:
         ran.append(arguments)
         return [
-            line("2026-11-01T10:00:00Z", 3),
-            line("2026-11-01T11:00:00Z", 4),
-            line("2026-11-02T00:00:00Z", 5),
+            line("2026-11-01", 7),
+            line("2026-11-02", 5),
         ]
 
     async def scenario() -> None:
@@ -48,8 +52,9 @@ def test_usage_is_read_for_whole_days_of_the_account_alone() -> None:
             ("2026-11-01", 7),
         ]
         assert again == answer
+        assert (answer["rows"][0]["cost"], answer["currency"], answer["why_no_costs"]) == ("0.5", "EUR", "")
         since, until = "--since=2026-11-01T00", "--until=2026-12-01T00"
-        assert ran == [("usage", "--data=/data", f"--account={ACCOUNT}", since, until, "--json")]
+        assert ran == [("usage", "--data=/data", f"--account={ACCOUNT}", since, until, "--costs", "--json")]
 
     asyncio.run(scenario())
 
@@ -128,7 +133,7 @@ def test_tables_are_read_again_after_a_minute_and_readings_are_bounded() -> None
 
 def test_console_without_tables_says_where_they_are_read_and_a_wrong_day_is_told() -> None:
     async def scenario() -> None:
-        with pytest.raises(UnsupportedOperation, match="not next to this console"):
+        with pytest.raises(UnsupportedOperation, match="does not know where the tables are"):
             await ReportOperations(None).handlers["GetUsage"](call("GetUsage", **DAYS))
         asked = call("GetUsage", **{"from": "2026-13-01", "to": "2026-11-30"})
         with pytest.raises(UnsupportedOperation, match="is no day"):
@@ -149,8 +154,43 @@ def test_what_the_command_says_of_its_failure_is_the_reason(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_requests_that_named_no_queue_are_summed_up_too() -> None:
-    answer = usage_by_day([line("2026-11-01T10:00:00Z", 3, None)])
+def test_usage_is_shown_without_costs_where_these_cannot_be_known() -> None:
+    async def run(arguments: Sequence[str]) -> Any:
+        if "--costs" in arguments:
+            raise UnsupportedOperation("There is no price.")
+        assert "--by-day" in arguments
+        return [line("2026-11-01", 7, cost=None)]
+
+    async def scenario() -> None:
+        answer = await ReportOperations(Path("/data"), run=run).handlers["GetUsage"](call("GetUsage", **DAYS))
+
+        assert [(row["requests"], row["cost"]) for row in answer["rows"]] == [(7, None)]
+        assert (answer["currency"], answer["why_no_costs"]) == (None, "There is no price.")
+        msgspec.convert(answer, UsageRows, strict=True)
+
+    asyncio.run(scenario())
+
+
+def test_console_of_a_cell_reads_the_tables_where_the_setting_says() -> None:
+    ran: list[Sequence[str]] = []
+
+    async def run(arguments: Sequence[str]) -> Any:
+        ran.append(arguments)
+        return []
+
+    async def scenario() -> None:
+        for data in (None, Path("/data")):
+            operations = ReportOperations(data, "s3://usage/eu1", run=run)
+            await operations.handlers["GetUsage"](call("GetUsage", **DAYS))
+            await operations.handlers["SearchAudit"](call("SearchAudit"))
+
+    asyncio.run(scenario())
+    assert [arguments[0] for arguments in ran] == ["usage", "audit"] * 2
+    assert {arguments[1] for arguments in ran} == {"--warehouse=s3://usage/eu1"}
+
+
+def test_requests_that_named_no_queue_have_a_row_too() -> None:
+    answer = usage_rows([line("2026-11-01", 3, None)])
 
     assert answer["rows"][0]["queue"] == ""
     assert not answer["has_more"]

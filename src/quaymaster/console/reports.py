@@ -29,7 +29,8 @@ KEPT_S: Final = 60.0
 READINGS_MAX: Final = 32
 COMMAND: Final = ("-P", "-c", "from quaymaster.cli.main import main; main()")
 NOWHERE: Final = (
-    "The tables are not next to this console: `quaymaster usage` and `quaymaster audit` read them."
+    "This console does not know where the tables are: the setting console_warehouse says so. `quaymaster usage` and "
+    "`quaymaster audit` read them, too."
 )
 BEING_READ: Final = "The tables are being read. Ask again in a moment."
 
@@ -39,12 +40,20 @@ Handler = Callable[[MonitoringCall], Awaitable[Mapping[str, Any]]]
 
 
 class ReportOperations:
-    """Answers the operations. `data`: the server's data directory, in which the warehouse is; None: there is none."""
+    """Answers the operations. `data`: the server's data directory, in which the warehouse is; None: there is none.
+
+    `warehouse`: where the tables are instead, a directory or s3://...
+    """
 
     def __init__(
-        self, data: Path | None, *, run: Run | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        data: Path | None,
+        warehouse: str | None = None,
+        *,
+        run: Run | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._data = data
+        self._place = f"--warehouse={warehouse}" if warehouse else None if data is None else f"--data={data}"
         self._run = run or run_command
         self._clock = clock
         self._readings: dict[tuple[str, ...], tuple[float, asyncio.Task[Any]]] = {}
@@ -64,10 +73,15 @@ class ReportOperations:
 
     async def _usage(self, call: MonitoringCall) -> Mapping[str, Any]:
         given = call.given
-        lines = await self._read(
-            "usage", call.account, f"{_day(given['from'])}T00", f"{_day_after(given['to'])}T00"
-        )
-        return usage_by_day(lines)
+        times = f"{_day(given['from'])}T00", f"{_day_after(given['to'])}T00"
+        why_no_costs = ""
+        try:
+            lines = await self._read("usage", call.account, *times, "--costs")
+        except UnsupportedOperation as error:
+            # The price book may lack a day: what was used is shown all the same, where it can be read.
+            lines = await self._read("usage", call.account, *times, "--by-day")
+            why_no_costs = str(error)
+        return {**usage_rows(lines), "why_no_costs": why_no_costs}
 
     async def _audit(self, call: MonitoringCall) -> Mapping[str, Any]:
         given = call.given
@@ -87,10 +101,10 @@ class ReportOperations:
 
     async def _read(self, command: str, account: str, since: str, until: str, *options: str) -> Any:
         """Return what a command prints; NotNow while it is still at it."""
-        if self._data is None:
+        if self._place is None:
             raise UnsupportedOperation(NOWHERE)
         times = [f"--{name}={text}" for name, text in (("since", since), ("until", until)) if text]
-        key = (command, f"--data={self._data}", f"--account={account}", *times, *options, "--json")
+        key = (command, self._place, f"--account={account}", *times, *options, "--json")
         task = self._reading(key)
         done, _ = await asyncio.wait({task}, timeout=WAIT_S)
         if not done:
@@ -119,23 +133,22 @@ class ReportOperations:
             return await self._run(key)
 
 
-def usage_by_day(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the hours that the command prints as days, the newest first."""
-    sums: dict[tuple[str, str, str, str], list[int]] = {}
-    for line in lines:
-        key = (line["hour"][:10], line["account"], line["queue"] or "", line["action"])
-        counts = sums.setdefault(key, [0, 0, 0, 0])
-        for at, name in enumerate(("requests", "messages", "bytes", "errors")):
-            counts[at] += line[name]
-    days = sorted(sums.items(), key=lambda one: (one[0][0], one[1][0]), reverse=True)
+def usage_rows(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the days that the command prints, the newest first."""
+    newest = sorted(lines, key=lambda line: (line["day"], line["account"]), reverse=True)
     rows = [
         {
-            **dict(zip(("day", "account_id", "queue", "action"), key, strict=True)),
-            **dict(zip(("requests", "messages", "bytes", "errors"), counts, strict=True)),
+            "account_id": line["account"],
+            "queue": line["queue"] or "",
+            **{
+                name: line[name]
+                for name in ("day", "action", "requests", "messages", "bytes", "errors", "cost")
+            },
         }
-        for key, counts in days[:ROWS_MAX]
+        for line in newest[:ROWS_MAX]
     ]
-    return {"rows": rows, "has_more": len(days) > ROWS_MAX}
+    currency = next((line["currency"] for line in lines if line["currency"]), None)
+    return {"rows": rows, "has_more": len(lines) > ROWS_MAX, "currency": currency}
 
 
 async def run_command(arguments: Sequence[str]) -> Any:

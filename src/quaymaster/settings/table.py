@@ -380,6 +380,10 @@ class SettingsTable(BaseModel):
     """Address by which front ends reach it. Unset: the one it listens on."""
     console_live_pages_max: Count = Field(1_000, json_schema_extra=CONSOLE)
     """Pages that are kept current at once; one more is shown as it was when it was opened."""
+    console_warehouse: str | None = Field(None, json_schema_extra=CONSOLE)
+    """Where the tables of the [usage pipeline](../guides/pipeline.md) are, for the pages of usage and audit: a
+    directory, or `s3://bucket/path`, for which `AWS_` variables of the console's environment give keys and region.
+    Unset: `warehouse` in the data directory of a server; a console of a cell shows no usage."""
     operators_see_bodies: bool = Field(False, json_schema_extra=CONSOLE)
     """Show operators the bodies of other accounts' messages in the console. Each look is audited, on or off."""
     alerts_per_account_max: Count = Field(1_000, json_schema_extra=CONSOLE)

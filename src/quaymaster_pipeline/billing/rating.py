@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster_pipeline.billing.money import LINE_COST_DIGITS, UNIT_PRICE_DIGITS, line_costs
+from quaymaster_pipeline.billing.money import LINE_COST_DIGITS, UNIT_PRICE_DIGITS, AmountTooLarge, line_costs
 from quaymaster_pipeline.billing.periods import Month
-from quaymaster_pipeline.billing.prices import QUANTITY_MAX, PriceBook
+from quaymaster_pipeline.billing.prices import QUANTITY_MAX, NoPrice, PriceBook
 from quaymaster_pipeline.billing.rules import BILLING_CLASSES, RULE_VERSION, BillingClass
 
 FREE: Final = -1
@@ -70,6 +70,10 @@ CHARGE_KEYS: Final = (
 
 class BadUsage(ValueError):
     """Usage that cannot be rated; the message says which and why."""
+
+
+REFUSED_BY_PRICES: Final = (NoPrice, BadUsage, AmountTooLarge)
+"""What rating raises."""
 
 
 class Step(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import data_directory
+from quaymaster.cli.shared.failures import CommandRefused
 from quaymaster.cli.shared.output import note, print_json, print_table
 from quaymaster_pipeline.commands.warehouse import (
     StorageOptions,
@@ -20,6 +22,8 @@ from quaymaster_pipeline.commands.warehouse import (
 
 if TYPE_CHECKING:
     from quaymaster_pipeline.warehouse.tables import Warehouse
+
+DAY_US = 86_400_000_000
 
 Since = Annotated[
     str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
@@ -38,6 +42,13 @@ class UsageOptions:
     queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.", metavar="NAME")] = None
     since: Since = None
     until: Until = None
+    by_day: Annotated[
+        bool, typer.Option("--by-day", help="Whole days in place of hours; these are kept for good.")
+    ] = False
+    costs: Annotated[
+        bool,
+        typer.Option("--costs", help="By day, with what it costs by the price book until it is invoiced."),
+    ] = False
     warehouse: WarehouseURI = None
     storage_option: StorageOptions = None
     as_json: options.AsJSON = False
@@ -45,9 +56,10 @@ class UsageOptions:
 
 @options.gathered
 def usage(given: UsageOptions) -> None:
-    """Show what accounts used, by hour, queue and action.
+    """Show what accounts used, by hour, queue and action; or by day, with what it costs.
 
-    What is shown is what `quaymaster pipeline run` has put into the tables so far.
+    Costs are by the price book as it is now, of all usage up to now: invoices count. What is shown is what `quaymaster
+    pipeline run` has put into the tables so far.
     """
     need_tables_to_read()
     from quaymaster_pipeline.usage.usage import UsageLine, read_usage
@@ -60,6 +72,9 @@ def usage(given: UsageOptions) -> None:
     )
     check_account(given.account)
     tables = open_warehouse(data_directory(given.data), given.warehouse, given.storage_option)
+    if given.by_day or given.costs:
+        _show_days(tables, given, hour_us(given.since, "--since", 0), hour_us(given.until, "--until", -1))
+        return
     lines = read_usage(tables, account=given.account, queue=given.queue, since=first, until=end)
     asked = first if first is not None or not lines else lines[0].hour
     is_told = tell_expired_hours(tables, from_hour=asked)
@@ -74,6 +89,32 @@ def usage(given: UsageOptions) -> None:
             "No usage is in the tables. `make run-pipeline` in a checkout, or `quaymaster pipeline run`, puts what "
             "front ends recorded into them."
         )
+
+
+def _show_days(tables: Warehouse, given: UsageOptions, since_us: int, until_us: int) -> None:
+    from quaymaster_pipeline.billing.estimates import DayLine, usage_of_days
+    from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
+    from quaymaster_pipeline.billing.store import BillingStore
+
+    book = BillingStore(tables).book() if given.costs else None
+    first, end = _day_of(since_us), datetime.date.max if until_us < 0 else _day_of(until_us + DAY_US - 1)
+    try:
+        lines = usage_of_days(tables, first, end, account=given.account, queue=given.queue, book=book)
+    except REFUSED_BY_PRICES as error:
+        raise CommandRefused(f"{error}.") from None
+    if given.as_json:
+        currency = None if book is None else book.currency
+        print_json([{**line._asdict(), "currency": currency} for line in lines])
+        return
+    names = [name for name in DayLine._fields if name != "cost" or book is not None]
+    headers = ["COST " + book.currency if name == "cost" and book else name.upper() for name in names]
+    print_table(headers, [[getattr(line, name) for name in names] for line in lines])
+    if not lines:
+        note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
+
+
+def _day_of(time_us: int) -> datetime.date:
+    return datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC).date()
 
 
 def tell_expired_hours(tables: Warehouse, *, from_hour: str | None = None) -> bool:

@@ -6,7 +6,7 @@ import csv
 import datetime
 import io
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -273,6 +273,49 @@ def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run
     assert total == total.quantize(Decimal("0.01"))
     assert total > 1
     assert {line["InvoiceId"] for line in lines} == {f"QM-202002-{TWO}"}
+
+
+def test_costs_of_days_come_to_what_the_invoice_says(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+    assert run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path).code == 0
+    invoices = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json").json
+
+    lines = run("usage", "--costs", "--data", tmp_path, "--json").json
+    by_day = run("usage", "--by-day", "--data", tmp_path, "--json").json
+    of_two = run(
+        "usage", "--costs", "--account", TWO, "--since", "2020-02-29T05", "--data", tmp_path, "--json"
+    ).json
+
+    assert {line["currency"] for line in lines} == {"USD"}
+    costs: dict[str, Decimal] = defaultdict(Decimal)
+    for line in lines:
+        costs[line["account"]] += Decimal(line["cost"])
+    for invoice in invoices:
+        assert f"{costs[invoice['account_id']]:.2f}" == invoice["payable"]
+        assert costs[invoice["account_id"]] > 1
+    assert sum(line["requests"] for line in lines) == len(one.records)
+    assert of_two == [line for line in lines if line["account"] == TWO]
+    assert [{**line, "cost": None, "currency": None} for line in lines] == by_day
+    assert {line["day"] for line in lines} == {"2020-02-29", "2020-03-01"} & {line["day"] for line in lines}
+
+
+def test_costs_are_shown_for_people_and_refused_where_there_is_no_price(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+
+    shown = run("usage", "--costs", "--until", "2020-03-01T00", "--data", tmp_path)
+    none = run("usage", "--costs", "--until", "2020-02-01T00", "--data", tmp_path)
+    book = render_toml(example_book()).replace("valid_from = 2000", "valid_from = 2026")
+    (tmp_path / "prices.toml").write_text(book)
+    assert run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path).code == 0
+    refused = run("usage", "--costs", "--data", tmp_path)
+
+    assert shown.code == 0
+    assert all(line.split("\t")[3] == "2020-02-29" for line in shown.out.splitlines())
+    assert (none.code, none.out) == (0, "")
+    assert "Nothing of what is in the tables" in none.err
+    assert refused.code != 0
+    assert "has no price for" in refused.err
 
 
 def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:

@@ -306,7 +306,9 @@ async def _start(node: Node, around: Surroundings) -> Console:
     )
     dispatch.add("cloudwatch", dict.fromkeys(alerts.alarms.operations, alerts.alarms.answer))
     dispatch.add("admin", DestinationOperations(alerts.book, alerts.delivery).handlers)
-    reports = ReportOperations(settings.data_directory.absolute() if around.is_alone else None)
+    reports = ReportOperations(
+        settings.data_directory.absolute() if around.is_alone else None, settings.console_warehouse
+    )
     stack.push_async_callback(reports.close)
     dispatch.add("admin", reports.handlers)
     state = around.cell(monitor)

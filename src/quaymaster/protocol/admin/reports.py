@@ -35,11 +35,16 @@ class UsageRow(AdminAnswer, frozen=True, kw_only=True):
     messages: int
     bytes: int
     errors: int
+    cost: Annotated[
+        str | None, Meta(description="By the price book, exactly; invoices count. null: not known.")
+    ] = None
 
 
 class UsageRows(AdminAnswer, frozen=True, kw_only=True):
     rows: Annotated[list[UsageRow], Meta(description=f"The newest days first, at most {ROWS_MAX}.")]
     has_more: bool
+    currency: Annotated[str | None, Meta(description="Of costs. null: there are none.")] = None
+    why_no_costs: Annotated[str, Meta(description="Empty where costs are known.")] = ""
 
 
 class SearchAuditRequest(OfAccount, frozen=True, kw_only=True, rename={"from_": "from"}):
@@ -74,7 +79,8 @@ REPORTS_OPERATIONS: Final = (
         Operation.GET_USAGE,
         GetUsageRequest,
         UsageRows,
-        "Shows what an account used, by day, as the tables of the [usage pipeline](../guides/pipeline.md) have it.",
+        "Shows what an account used and what it costs, by day, as the tables of the "
+        "[usage pipeline](../guides/pipeline.md) have it.",
         errors=(errors.UnsupportedOperation,),
         who="owner",
         answered_by="console",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -32,6 +33,9 @@ async def show_usage(call: PageCall) -> Response:
         account=account,
         rows=found.get("rows", []),
         has_more=found.get("has_more", False),
+        currency=found.get("currency"),
+        total=_sum_of_costs(found.get("rows", [])),
+        why_no_costs=found.get("why_no_costs", ""),
         reason=reason,
     )
 
@@ -50,6 +54,12 @@ async def show_audit(call: PageCall) -> Response:
         has_more=found.get("has_more", False),
         reason=reason,
     )
+
+
+def _sum_of_costs(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what rows cost together, with as many digits as invoices have; None: it is not known."""
+    costs = [Decimal(row["cost"]) for row in rows if row.get("cost") is not None]
+    return f"{sum(costs):,.2f}" if costs and len(costs) == len(rows) else None
 
 
 async def _ask(call: PageCall, path: str, query: Mapping[str, str]) -> tuple[dict[str, Any], str]:
