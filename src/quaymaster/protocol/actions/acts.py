@@ -98,9 +98,9 @@ ACTS: Final = {
         OperatorAct("DeleteDestination", 121, ("admin",)),
         OperatorAct("TestDestination", 122, ("admin",)),
         OperatorAct("GetDestinationSecret", 123, ("admin",), is_change=False),
-        OperatorAct("RotatePushSecret", 130, ("admin",)),
-        OperatorAct("TestPush", 131, ("admin",)),
-        OperatorAct("GetPushSecret", 132, ("admin",), is_change=False),
+        OperatorAct("RotatePushSecret", 131, ("admin",)),
+        OperatorAct("TestPush", 132, ("admin",)),
+        OperatorAct("GetPushSecret", 133, ("admin",), is_change=False),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""
