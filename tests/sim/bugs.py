@@ -9,14 +9,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
+from quaymaster.broker.replica.consuming_receives import ConsumingReceives
 from quaymaster.broker.replica.message_moves import MessageMoves
 from quaymaster.broker.replica.moves_out import MovesAway
+from quaymaster.broker.replica.record_bodies import Body
 from quaymaster.broker.replica.time_file import Boot, TimeFile
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import JOURNALS
@@ -40,16 +43,20 @@ from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import SpreadSend, key_of
 from quaymaster.core.structures.committed_runs import CommittedRuns
+from quaymaster.core.structures.recent_ids import RecentIds
 from quaymaster.core.structures.recent_marks import RecentMarks
+from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.values.commands import (
     AbortedOutcome,
     AbortTransaction,
     Command,
     CommitTransaction,
+    Consume,
     Decided,
     Delete,
     Done,
     Duplicate,
+    EntriesOutcome,
     InternalCommand,
     MoveBegun,
     MoveIn,
@@ -57,11 +64,14 @@ from quaymaster.core.values.commands import (
     MoveMessage,
     NewMessage,
     Receive,
+    ReceiveOutcome,
+    ResetGroup,
     Send,
     SentOutcome,
     StageCount,
     StageMessages,
     TakeForMove,
+    TakenOutcome,
 )
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -72,7 +82,7 @@ from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, Recor
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host
-from sim.kernel import MS
+from sim.kernel import MS, Violation
 from sim.log_disk import Kept, LogDisk, LogWriter, Snapshot
 from sim.messages import Copied, Copy, TakeMoved
 from sim.replica import Replica
@@ -1107,3 +1117,110 @@ class _ChildFirst(SpreadSend):
         key = key_of(self._definition, message, self._messages[0])
         numbers = [entry.number for entry in taking(self._definition, key)]
         return numbers[-1] if before is None else super()._target(message, before)
+
+
+# Guarantees
+
+
+@plant("once-answered-early", "what a receive took for good is answered before it is committed", "guarantees")
+class _OnceAnsweredEarly(QueueStates):
+    def _consume(self, command: Consume, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        outcome, _ = super()._consume(command, now_ms, proposal)
+        return outcome, Wait.NOTHING
+
+
+@plant("consumed-before-read", "messages are deleted first, and their bodies read then", "guarantees")
+class _ConsumedBeforeRead(ConsumingReceives):
+    def begin(self, command: Receive, reply: Any, answer: TakenOutcome) -> None:
+        sequences = [taken.sequence for taken in answer.taken]
+
+        def read(bodies: dict[int, Body]) -> None:
+            found = [
+                self._delivery_of(taken, bodies[taken.offset])
+                for taken in answer.taken
+                if taken.offset in bodies
+            ]
+            if len(found) < len(answer.taken):
+                raise Violation("D1", "messages are gone and were never read: they are in no answer")
+            reply(ReceiveOutcome(answer.epoch, found))
+
+        def answered(outcome: object) -> None:
+            if isinstance(outcome, Exception):
+                reply(outcome)
+            else:
+                self._records.read([taken.offset for taken in answer.taken], read)
+
+        self._submit(Consume(command.queue_id, command.partition, sequences), answered)
+
+
+@plant("receive-uncommitted", "an ExactlyOnce receive is answered before it is committed", "guarantees")
+class _ReceiveUncommitted(QueueStates):
+    def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        outcome, wait = super()._receive(command, now_ms, proposal)
+        definition = self.definitions[command.queue_id]
+        return outcome, wait if definition.is_fifo or not definition.is_exactly_once else Wait.NOTHING
+
+
+@plant("gone-is-done", "who deletes a message that is gone is told that it did", "guarantees")
+class _GoneIsDone(QueueStates):
+    def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        decided, wait = super()._delete(command, now_ms, proposal)
+        partition = self.partition(command.queue_id, command.partition)
+        if isinstance(decided, EntriesOutcome):
+            decided.errors = [
+                error if partition.is_live(receipt.sequence) else None
+                for error, receipt in zip(decided.errors, command.receipts, strict=True)
+            ]
+        return decided, wait
+
+
+@plant("settled-forgotten", "a snapshot lacks which deliveries finished their messages", "guarantees")
+class _SettledForgotten(QueueStates):
+    def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            partition.settled = None
+        super().load(definition, partitions)
+
+
+def _keep_resets(states: QueueStates, queue_id: int, act: Callable[[], Any]) -> Any:
+    partitions = states.partitions_of(queue_id)
+    before = [partition.resets for partition in partitions]
+    result = act()
+    for partition, resets in zip(partitions, before, strict=True):
+        partition.resets = resets
+    return result
+
+
+@plant("reset-repeats-receipt", "receipts of a group that began anew are as those before", "guarantees")
+class _ResetRepeatsReceipt(QueueStates):
+    def _reset_group(self, command: ResetGroup, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        decided: tuple[Decided, Wait] = _keep_resets(
+            self, command.queue_id, partial(super()._reset_group, command, now_ms, proposal)
+        )
+        return decided
+
+    def _apply_group_reset(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        if row.queue_id in self.definitions:
+            _keep_resets(self, row.queue_id, partial(super()._apply_group_reset, row, payload, epoch))
+
+
+class _IdsByRecord(SentIds):
+    """Ids of long windows are found by the offsets of their records, too."""
+
+    __slots__ = ()
+
+    @property
+    def keeps_messages(self) -> bool:
+        return False
+
+    def note(self, dedup: bytes | None, retry: bytes | None, offset: int, time_ms: int) -> None:
+        if dedup is not None and self.dedup is None:
+            self.dedup = RecentIds(self._window_ms)
+        super().note(dedup, retry, offset, time_ms)
+
+
+@plant("id-outlives-record", "ids of long windows are found by records that may be gone", "guarantees")
+class _IdOutlivesRecord(QueueStates):
+    def _keep(self, partition: Partition) -> None:
+        partition.ids.__class__ = _IdsByRecord
+        super()._keep(partition)

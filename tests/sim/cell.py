@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -39,10 +39,11 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
-from sim import changing_partitions
+from sim import changing_partitions, guarantees
 from sim.bugs import Planted
 from sim.changing_partitions import CHANGING, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
+from sim.guarantees import GUARANTEED_QUEUES, GuaranteeChecker, is_judged_here_alone
 from sim.host import Host
 from sim.kernel import MS, SECOND, Clock, Kernel, Story, Violation
 from sim.log_checker import LogChecker
@@ -141,6 +142,10 @@ def definition_of(kind: QueueKind) -> QueueDefinition:
         attributes["RetentionMode"] = "Log"
     if not kind.is_durable:
         attributes["Durability"] = "Async"
+    if kind.guarantee:
+        attributes["DeliveryGuarantee"] = kind.guarantee
+    if kind.dedup_window_s:
+        attributes["DeduplicationWindowSeconds"] = kind.dedup_window_s
     return queue(kind.queue_id, kind.name, attributes=attributes)
 
 
@@ -206,6 +211,13 @@ class Cell:
             self.queues += BULK_QUEUES
         if profile.has_redrives:
             self.queues += REDRIVE_QUEUES
+        if profile.has_guarantees:
+            self.queues += GUARANTEED_QUEUES
+        self.guarantee_checker = GuaranteeChecker(
+            GUARANTEED_QUEUES,
+            has_true_time=not (profile.wrong_clocks or profile.restarts)
+            and "clock jump" not in profile.intervals_us,
+        )
         self.redrivers_left = 0
         """Who starts move tasks, or waits for them to end."""
         self.redrive_checker = RedriveChecker()
@@ -217,11 +229,18 @@ class Cell:
             [
                 kind
                 for kind in self.queues
-                if not kind.is_log and not kind.group_of and kind not in REDRIVE_QUEUES
+                if not kind.is_log
+                and not kind.group_of
+                and kind not in REDRIVE_QUEUES
+                and not is_judged_here_alone(kind)
             ]
         )
         self.queue_checker.journal_of = lambda kind: self.journal_of(kind.queue_id)
-        self.group_checkers = {kind.queue_id: QueueChecker([kind]) for kind in self.queues if kind.group_of}
+        self.group_checkers = {
+            kind.queue_id: QueueChecker([kind])
+            for kind in self.queues
+            if kind.group_of and not is_judged_here_alone(kind)
+        }
         """Of each consumer group one: to it, the log is a queue of its own."""
         self.managers = [Manager(self, name, self._clock()) for name in MANAGERS[: profile.managers]]
         self.manager_checker = ManagerChecker(self)
@@ -284,6 +303,12 @@ class Cell:
     def judge_of(self, queue_id: int) -> QueueChecker:
         """Return who judges what is received from a queue."""
         return self.group_checkers.get(queue_id, self.queue_checker)
+
+    def hearers_of(self, kind: QueueKind) -> Sequence[tuple[QueueChecker | GuaranteeChecker, int]]:
+        """Return who hears of what is sent to a queue, each with the queue it is received from."""
+        if is_judged_here_alone(kind):
+            return [(self.guarantee_checker, kind.queue_id)]
+        return self.judges_of(kind)
 
     def judges_of(self, kind: QueueKind) -> list[tuple[QueueChecker, int]]:
         """Return who judges what is sent to a queue, each with the queue it is received from."""
@@ -532,6 +557,8 @@ class Cell:
             start_clients(self)
         if profile.has_changing_partitions:
             changing_partitions.start_clients(self)
+        if profile.has_guarantees:
+            guarantees.start_clients(self)
         client = self.client("counts")
         client.run(watch_empty(client, [kind for kind in self.queues if not kind.is_log]))
 

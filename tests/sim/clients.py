@@ -179,12 +179,15 @@ def set_up(client: Client, queues: list[QueueKind]) -> Script:
 def produce(client: Client, queue: QueueKind, *, gap_us: int, groups: int) -> Script:
     """Send to a queue, one to three messages at a time."""
     cell, random = client.cell, client.random
-    judges = cell.judges_of(queue)
+    judges = cell.hearers_of(queue)
     while not cell.is_set_up:
         yield 50 * MS
+    earlier: list[int] = []
     while cell.is_sending:
         numbers = [cell.next_number() for _ in range(random.choice((1, 1, 2, 3)))]
-        messages = [_new_message(random, queue, number, groups) for number in numbers]
+        messages = [_new_message(random, queue, number, groups, earlier) for number in numbers]
+        if queue.dedup_window_s:
+            earlier += numbers
         for number, (group, dedup, delay_ms, _) in zip(numbers, messages, strict=True):
             for checker, queue_id in judges:
                 checker.send_asked(
@@ -203,9 +206,9 @@ def produce(client: Client, queue: QueueKind, *, gap_us: int, groups: int) -> Sc
 
 
 def _new_message(
-    random: Random, queue: QueueKind, number: int, groups: int
+    random: Random, queue: QueueKind, number: int, groups: int, earlier: list[int]
 ) -> tuple[int, int, int, NewMessage]:
-    """Return group, deduplication id, delay and message. Some deduplication ids were used a moment ago.
+    """Return group, deduplication id, delay and message. Some ids were used a moment ago, or by one of `earlier`.
 
     Half of the messages are said to be sent for the first time, as SDKs do that number their attempts.
     """
@@ -213,8 +216,11 @@ def _new_message(
     delay_ms = -1
     if queue.is_fifo:
         group = random.randint(1, groups)
+    if queue.has_dedup_ids:
         dedup = number - random.randint(1, 20) if number > 50 and random.random() < 0.1 else number
-    elif random.random() < 0.1:
+        if earlier and random.random() < 0.3:
+            dedup = random.choice(earlier)
+    if not queue.is_fifo and random.random() < 0.1:
         delay_ms = random.choice((0, 500, 3_000))
     new = message(
         number,

@@ -103,6 +103,13 @@ CAUGHT_BY: dict[str, int] = {
     "lost-answer-is-a-failure": 0,
     "never-settles": 1,
     "never-expires": 0,
+    "once-answered-early": 0,
+    "consumed-before-read": 1,
+    "receive-uncommitted": 8,
+    "gone-is-done": 0,
+    "settled-forgotten": 0,
+    "reset-repeats-receipt": 0,
+    "id-outlives-record": 2,
 }
 """Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
 `no-lease`.

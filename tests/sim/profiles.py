@@ -117,6 +117,8 @@ class Profile:
     """Whether there are queues whose dead letters come back to them, by move tasks or by themselves."""
     has_changing_partitions: bool = False
     """Whether there is a queue whose partitions are split, merged and moved."""
+    has_guarantees: bool = False
+    """Whether there are queues with other guarantees than AtLeastOnce."""
 
 
 def draw(seed: int) -> Profile:
@@ -192,6 +194,7 @@ def draw(seed: int) -> Profile:
     profile.rebuild_us = Random(f"{seed}/rebuild").choice((0, 50 * MS, 2 * SECOND))
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
+    profile.has_guarantees = Random(f"{seed}/guarantees").random() < 0.2
     return profile
 
 
@@ -280,6 +283,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
+    "guarantees": {"kill": 4, "leader alone": 4, "transfer": 6, "power cut": 5},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
     "restarts": {"kill": 4, "leader cut off": 4, "transfer": 8},
     "clocks": {"kill": 4, "leader cut off": 4, "disk lost": 8, "power cut": 6, "blackout": 12, "transfer": 8},
@@ -313,16 +317,37 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
     profile.has_changing_partitions = hunt == "partitions"
-    profile.compaction_us = 300 * MS if hunt in ("compaction", "forks", "logs", "transactions") else 0
-    if hunt in ("laggards", "snapshots", "compaction", "forks", "logs", "transactions", "partitions"):
+    profile.has_guarantees = hunt == "guarantees"
+    profile.compaction_us = (
+        300 * MS if hunt in ("compaction", "forks", "guarantees", "logs", "transactions") else 0
+    )
+    if hunt in (
+        "laggards",
+        "snapshots",
+        "compaction",
+        "forks",
+        "guarantees",
+        "logs",
+        "transactions",
+        "partitions",
+    ):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
-    if hunt in ("alone", "forks", "leases", "stale"):  # a leader that is alone has to be replaced
+    if hunt in (
+        "alone",
+        "forks",
+        "guarantees",
+        "leases",
+        "stale",
+    ):  # a leader that is alone has to be replaced
         for fault in ("store away", "manager away", "manager cut off", "disk fails"):
             profile.intervals_us.pop(fault, None)
     if hunt == "partitions":  # each change takes as long as ids are known
         profile.fire_us = 80 * SECOND
         profile.snapshot_us = SECOND
+    if hunt == "guarantees":
+        profile.disk.fsync_us = (2 * MS, 15 * MS)
+        profile.intervals_us.pop("clock jump", None)
     if hunt == "stale":
         profile.gap_us = 200 * MS
         profile.disk.has_stale = True

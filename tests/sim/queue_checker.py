@@ -37,6 +37,15 @@ class QueueKind:
     is_log: bool = False
     """Whether it keeps what is consumed: its groups have a checker each, to which what is sent to it is theirs."""
     group_of: int = 0
+    guarantee: str = ""
+    """Its DeliveryGuarantee, if it is another than AtLeastOnce."""
+    dedup_window_s: int = 0
+    """How long its deduplication ids are known, if that was set."""
+
+    @property
+    def has_dedup_ids(self) -> bool:
+        """Whether its messages have deduplication ids."""
+        return self.is_fifo or self.guarantee == "ExactlyOnce"
 
 
 class Delivery(NamedTuple):

@@ -27,6 +27,7 @@ from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
@@ -55,6 +56,7 @@ from quaymaster.core.values.records import (
     iterate_rows,
     record_at,
 )
+from sim.guarantees import GivenOnce
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, Copied, Copy, Received, Sent
@@ -168,6 +170,7 @@ class Replica:
         self._is_compacting = False
         self._was_leading = False
         self._tasks = TaskMoves(self) if cell.faults.has_redrives else None
+        self._given_once = GivenOnce(self, number_of) if cell.faults.has_guarantees else None
         self._moves = Moves(self) if cell.faults.has_moves and self._tasks is None else None
 
     @property
@@ -183,6 +186,8 @@ class Replica:
             self._moves.leads(False)
         if self._tasks is not None:
             self._tasks.close()
+        if self._given_once is not None:
+            self._given_once.close()
         self.writer.stop()
 
     def _on_disk_failed(self) -> None:
@@ -424,6 +429,13 @@ class Replica:
             # Before anything is decided: who begins to lead sends all that is leaving, for that is committed.
             self._moves.leads(self._was_leading)
             is_put_back = self._was_leading and self._put_back_undecided()
+        elif (
+            self._given_once is not None
+            and self._tasks is None
+            and self.journal.is_leading != self._was_leading
+        ):
+            self._was_leading = self.journal.is_leading
+            is_put_back = self.journal.is_leading and self._put_back_undecided()
         if self._tasks is not None:
             self._have_moved(self._tasks, letters)
             letters = []
@@ -733,7 +745,7 @@ class Replica:
         for asked in inbox:
             is_storing = isinstance(asked.command, Send | StageMessages)
             if journal.log.refuses_sends and is_storing and journal.is_leading:
-                self._answer(asked, DiskFull("The disk is full."))
+                self.answer(asked, DiskFull("The disk is full."))
                 continue
             journal.propose(asked.command, asked, time_ms)
             asked.decided_ms = journal.last_time_ms
@@ -741,6 +753,10 @@ class Replica:
 
     def _reply(self, asked: Asked, answer: object, letters: list[DeadLetter]) -> None:
         if isinstance(answer, TakenOutcome):
+            if answer.is_to_consume:
+                assert self._given_once is not None, "there are queues of this kind"
+                self._given_once.begin(asked, answer)
+                return
             letters += answer.dead_letters
             answer = self._bodies(asked, answer)
         elif isinstance(answer, SentOutcome):
@@ -750,7 +766,7 @@ class Replica:
             answer = Elsewhere(answer.definition, [None] * len(answer.results))
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
-        self._answer(asked, answer)
+        self.answer(asked, answer)
         command = asked.command
         if (
             isinstance(command, StartMoveTask)
@@ -759,7 +775,9 @@ class Replica:
         ):
             self._tasks.start_tasks_of(command.queue_id)
 
-    def _answer(self, asked: Asked, outcome: object) -> None:
+    def answer(self, asked: Asked, outcome: object) -> None:
+        """Answer a client."""
+        self.cell.guarantee_checker.on_answer(asked.command, outcome)
         self.checker.on_reply(self, asked.command, outcome)
         self._network.send(self.name, asked.sender, Answer(asked.number, outcome))
 
@@ -794,6 +812,12 @@ class Replica:
         for result in sent.results:
             if isinstance(result, Duplicate):
                 record = self.find_record(result.offset)
+                queues = self.journal.queues
+                definition = queues.partitions[result.partition_key].definition
+                if record is None and definition.dedup_window_ms > DEDUP_WINDOW_MS:
+                    raise Violation(
+                        "D6", "an id is known whose message is not, in a window that needs no records"
+                    )
                 if record is None:
                     return Overloaded(
                         "The original was compacted away."
@@ -801,6 +825,8 @@ class Replica:
                 duplicates.add(len(places))
                 places.append((record[2], number_of(*record)))
             else:
+                if result.duplicate:
+                    duplicates.add(len(places))
                 places.append((result.sequence, int.from_bytes(result.message_id, "big")))
         return Sent(places, asked.decided_ms, frozenset(duplicates))
 
