@@ -197,6 +197,22 @@ CASES: dict[str, Cases] = {
             {f'{NOTES}{{kind="webhook",result="failed"}}': "4x20"},
         ),
     ),
+    "PushFails": Cases(
+        "20m",
+        {
+            'quaymaster_push_queues{instance="a",state="unreachable"}': "3x30",
+            'quaymaster_push_queues{instance="a",state="refused"}': "1x30",
+            'quaymaster_push_queues{instance="a",state="active"}': "3x30",
+        },
+        (
+            {
+                'quaymaster_push_queues{instance="a",state="unreachable"}': "2x30",
+                'quaymaster_push_queues{instance="a",state="gone"}': "5x30",
+                'quaymaster_push_queues{instance="a",state="active"}': "3x30",
+            },
+            {'quaymaster_push_queues{instance="a",state="unreachable"}': "0x30"},
+        ),
+    ),
     "Watchdog": Cases("1m", {}, ()),
     "UsageDiffers": Cases(
         "1m",

@@ -418,3 +418,26 @@ def test_a_pusher_that_is_aborted_leaves_its_messages_to_their_timeouts() -> Non
         await QueuePusher(define(), PLAN, parts).abort()
 
     run(scenario())
+
+
+def test_a_message_that_cannot_be_sent_keeps_no_other_from_being_sent() -> None:
+    async def scenario() -> None:
+        queue = ModelQueue()
+        queue.send(None, None, None)
+
+        def answer(call: ModelCall) -> ModelAnswer:
+            if call.headers["webhook-id"] == "m1":
+                raise LookupError("a bug")
+            return ModelAnswer()
+
+        endpoint = ModelEndpoint(answer)
+        parts = parts_of(ModelConsumer(queue), endpoint)
+        pusher = QueuePusher(define(), PLAN, parts)
+        pusher.start()
+        await until(lambda: endpoint.ids.count("m1") == 2)
+        await pusher.stop()
+
+        assert [message.is_deleted for message in queue.messages] == [True, False, True]
+        assert (parts.results["delivered"], parts.room.calls) == (2, 0)
+
+    run(scenario())

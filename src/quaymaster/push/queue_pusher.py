@@ -21,7 +21,8 @@ from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow, Settlement
 from quaymaster.core.push.states import FIRST_STATE, PushState
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
 from quaymaster.protocol.push.answers import judge
 from quaymaster.protocol.push.requests import build_request
@@ -83,7 +84,7 @@ class QueuePusher:
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.create_task(self._run(), name=f"push {self._queue.queue_id}")
+        self._task = supervise(asyncio.create_task(self._run(), name=f"push {self._queue.queue_id}"))
 
     async def stop(self) -> None:
         """Receive nothing new; return when the calls under way have ended."""
@@ -140,7 +141,7 @@ class QueuePusher:
         parts.room.change(ask.calls)
         calls = await self._receive(ask)
         for call in calls:
-            task = asyncio.create_task(self._call(call, client, secrets), name="push call")
+            task = supervise(asyncio.create_task(self._call(call, client, secrets), name="push call"))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
         self._is_idle = not calls
@@ -207,7 +208,11 @@ class QueuePusher:
             if not flow.begin(call, parts.now_ms()):
                 parts.results["late"] += 1
                 return
-            judged, reason = await self._send(call, client, secrets)
+            try:
+                judged, reason = await self._send(call, client, secrets)
+            except Exception as error:  # noqa: BLE001 -- a message that cannot be sent keeps no other from being sent
+                log_failure(log, "push call failed", error, queue=self._queue.name)
+                judged, reason = Judged("rejects", frozenset(range(len(call.messages)))), ""
             parts.results[_result_of(judged)] += 1
             settlement = flow.settle(call, judged, parts.now_ms(), parts.luck())
             if judged.verdict == "refused":

@@ -120,6 +120,16 @@ OPERATOR_RULES: Final = (
         "nobody is turned away",
     ),
     OperatorRule(
+        "PushFails",
+        "quaymaster",
+        "ticket",
+        'sum by (instance) (quaymaster_push_queues{state=~"unreachable|refused"}) '
+        "> 0.5 * sum by (instance) (quaymaster_push_queues)",
+        "15m",
+        "{{ $labels.instance }} reaches the endpoints of fewer than half of the queues that it pushes",
+        "messages are pushed",
+    ),
+    OperatorRule(
         "PoolFull",
         "quaymaster",
         "ticket",
