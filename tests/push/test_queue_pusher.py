@@ -27,7 +27,7 @@ from push.model import (
 from quaymaster.core.push.endpoint import FAILURES_MAX
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
-from quaymaster.push.parts import Verified
+from quaymaster.push.parts import Room, Verified
 from quaymaster.push.queue_pusher import QueuePusher
 
 BATCHES = msgspec.structs.replace(PLAN, format="CloudEventsJson", batch_size=10)
@@ -309,6 +309,40 @@ def test_the_calls_of_a_process_are_bounded_and_queues_that_wait_for_room_get_it
         assert len(endpoint.calls) == 60
 
     run(scenario())
+
+
+def test_an_account_has_a_part_of_the_calls_of_a_process_and_no_more() -> None:
+    async def scenario() -> None:
+        whole = Room(3, account_calls_max=2)
+        pushed = []
+        for account in ("a", "a", "b"):
+            queue, endpoint = ModelQueue(), ModelEndpoint()
+            queue.send(*[None] * 20)
+            own = parts_of(ModelConsumer(queue), endpoint)
+            own.room = whole.of(account)
+            pushed.append((QueuePusher(define(), PLAN, own), queue, endpoint))
+
+        await asyncio.gather(*(push_all(pusher, queue) for pusher, queue, _ in pushed))
+
+        assert [len(endpoint.calls) for _, _, endpoint in pushed] == [20, 20, 20]
+        assert max(endpoint.most_under_way for _, _, endpoint in pushed) <= 2
+        assert (whole.calls, whole.bytes, whole.of("a").calls) == (0, 0, 0)
+
+    run(scenario())
+
+
+def test_above_so_many_bytes_nothing_more_is_received() -> None:
+    room = Room(10, bytes_max=100)
+    woken: list[int] = []
+
+    room.of("a").change(1, 99)
+    assert room.of("b").left == 9
+    room.of("a").change(1, 1)
+    assert room.of("b").left == 0
+    room.of("b").wait(lambda: woken.append(room.of("b").left))
+    room.of("a").change(0, -1)
+
+    assert woken == [8]
 
 
 def test_an_endpoint_is_asked_whether_it_wants_calls_before_the_first_and_each_day() -> None:

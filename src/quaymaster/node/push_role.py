@@ -27,7 +27,7 @@ from quaymaster.node.node import Node
 from quaymaster.node.transport import PUSH_ROLE
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import Owners
-from quaymaster.push.parts import CALLS_MAX, PushParts
+from quaymaster.push.parts import CALLS_MAX, PushParts, Room
 from quaymaster.push.verification import EndpointChecks
 from quaymaster.settings import Address, Settings
 
@@ -70,6 +70,7 @@ def start_engine(
         now_ms=lambda: int(loop.time() * 1_000),
         wall_ms=wall_ms,
         luck=random.random,
+        room=Room(CALLS_MAX, bytes_max=settings.push_bytes_max, account_calls_max=settings.push_calls_max),
     )
     engine = PushEngine(store, owners, parts, region=settings.region)
     engine.start()

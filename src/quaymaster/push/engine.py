@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -160,7 +161,8 @@ class PushEngine:
                 return None
             consumed = await self._parts.consumer.consumed(queue)
 
-        return QueuePusher(consumed, plan, self._parts, owner=queue, on_state=partial(self.note_state, queue))
+        parts = replace(self._parts, room=self._parts.room.of(queue.account_id))
+        return QueuePusher(consumed, plan, parts, owner=queue, on_state=partial(self.note_state, queue))
 
     async def _find(self, queue_id: int, row: PushedRow) -> QueueDefinition | None:
         """Return a row's queue, as new as the row."""

@@ -15,6 +15,8 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 VerifiedState = Literal["active", "refused", "unreachable"]
 CALLS_MAX: Final = 4_000
 """Calls of a process that are under way at once, of all queues."""
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of their messages."""
 
 
 class Consumes(Protocol):
@@ -73,26 +75,59 @@ class VerifiesEndpoints(Protocol):
 
 
 class Room:
-    """A bound on calls that the queues of a process share. `full` hear of it when one is free again."""
+    """Bounds on calls and bytes that the queues of a process share, and within those each account's part of the calls.
 
-    def __init__(self, calls_max: int = CALLS_MAX) -> None:
+    Those who wait hear of it when there is room again.
+    """
+
+    def __init__(
+        self,
+        calls_max: int = CALLS_MAX,
+        *,
+        bytes_max: int = BYTES_MAX,
+        account_calls_max: int = CALLS_MAX,
+        whole: Room | None = None,
+    ) -> None:
+        """`whole`: what an account's room is part of."""
         self._calls_max = calls_max
+        self._bytes_max = bytes_max
+        self._account_calls_max = account_calls_max
+        self._whole = whole
+        self._accounts: dict[str, Room] = {}
         self.calls = 0
+        self.bytes = 0
+        """Of messages that are called, or may come with what is being received."""
         self._waiting: set[Callable[[], None]] = set()
+
+    def of(self, account_id: str) -> Room:
+        """Return the part of an account."""
+        room = self._accounts.get(account_id)
+        if room is None:
+            room = self._accounts[account_id] = Room(self._account_calls_max, whole=self)
+        return room
 
     @property
     def left(self) -> int:
         """How many more calls there may be."""
-        return self._calls_max - self.calls
+        left = self._calls_max - self.calls
+        if self._whole is not None:
+            return min(left, self._whole.left)
+        return left if self.bytes < self._bytes_max else 0
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, when there may be a call again."""
-        self._waiting.add(wake)
+        if self._whole is not None:
+            self._whole.wait(wake)
+        else:
+            self._waiting.add(wake)
 
-    def change(self, calls: int) -> None:
-        """So many calls more, or fewer."""
+    def change(self, calls: int, size: int = 0) -> None:
+        """So many calls and bytes more, or fewer."""
         self.calls += calls
-        if calls < 0 and self._waiting:
+        self.bytes += size
+        if self._whole is not None:
+            self._whole.change(calls, size)
+        elif (calls < 0 or size < 0) and self._waiting:
             waiting, self._waiting = self._waiting, set()
             for wake in waiting:
                 wake()

@@ -138,7 +138,6 @@ class QueuePusher:
         if ask is None:
             await self._wait_for_room()
             return
-        parts.room.change(ask.calls)
         calls = await self._receive(ask)
         for call in calls:
             task = supervise(asyncio.create_task(self._call(call, client, secrets), name="push call"))
@@ -149,14 +148,16 @@ class QueuePusher:
     async def _receive(self, ask: Ask) -> list[PushCall]:
         parts = self._parts
         calls: list[PushCall] = []
+        most_bytes = ask.count * self._queue.message_bytes_max
+        parts.room.change(ask.calls, most_bytes)
         try:
             messages = await parts.consumer.receive(self._queue, ask.count, ask.hidden_ms)
         except BaseException:
             self._flow.received(ask, [])
-            parts.room.change(-ask.calls)
+            parts.room.change(-ask.calls, -most_bytes)
             raise
         calls = self._flow.received(ask, messages)
-        parts.room.change(len(calls) - ask.calls)
+        parts.room.change(len(calls) - ask.calls, sum(map(payload_bytes, calls)) - most_bytes)
         return calls
 
     # Waiting
@@ -222,7 +223,7 @@ class QueuePusher:
                 await self._carry_out(call, settlement)
         finally:
             flow.end(call)
-            parts.room.change(-1)
+            parts.room.change(-1, -payload_bytes(call))
             self._woken.set()
 
     async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> tuple[Judged, str]:
@@ -268,6 +269,18 @@ class QueuePusher:
                 return  # the queue is gone
             else:
                 return
+
+
+def payload_bytes(call: PushCall) -> int:
+    """Return how long the bodies and attributes of a call's messages are."""
+    return sum(
+        len(message.body.encode())
+        + sum(
+            len(name) + len(kind) + (len(value) if isinstance(value, bytes) else len(value.encode()))
+            for name, kind, value in message.attributes
+        )
+        for message in call.messages
+    )
 
 
 def _result_of(judged: Judged) -> str:

@@ -249,6 +249,13 @@ class SettingsTable(BaseModel):
     """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
     account_policies_max: Count = Field(100_000, json_schema_extra=LIMITS)
     """Queues of one account that have a `Policy`; one more is refused with `OverLimit`."""
+    push_queues_max: Count = Field(10_000, json_schema_extra=LIMITS)
+    """Queues of one account that have a `PushEndpoint`; one more is refused with `OverLimit`."""
+    push_calls_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Calls to endpoints of one account that a process makes at once; of all accounts it makes up to 4,000."""
+    push_bytes_max: Count = Field(256 * MIB, json_schema_extra=LIMITS)
+    """Bytes of messages that a process calls endpoints for at once, about; above it nothing more is received to be
+    pushed."""
     account_stages_max: Count = Field(100_000, json_schema_extra=LIMITS)
     """Open stages of transactions that the queues of one account have in one journal; one more is refused with
     `OverLimit`."""

@@ -168,4 +168,4 @@ class SettingsValues(SettingsTable):
             name: getattr(self, name)
             for name in type(self).model_fields
             if name.startswith("account_") and name.endswith("_max") and name != "account_stages_max"
-        }
+        } | {"push_queues_max": self.push_queues_max}

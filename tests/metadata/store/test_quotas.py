@@ -141,3 +141,26 @@ def test_nodes_of_a_cell_count_what_the_others_made(tmp_path: Path) -> None:
                     await b.accounts.create_access_key(ACCOUNT)
 
     run_cell(scenario, tmp_path)
+
+
+def test_an_account_has_so_many_queues_that_are_pushed(tmp_path: Path) -> None:
+    pushed = {"PushEndpoint": "https://example.com"}
+
+    async def scenario(world: World) -> None:
+        async with world.service(quotas=Quotas(push_queues_max=2), queue_name_reuse_s=0) as service:
+            change = service.queues.change
+            await change(CreateQueue(ACCOUNT, "first", pushed))
+            await change(CreateQueue(ACCOUNT, "second"))
+            await change(CreateQueue(ACCOUNT, "third"))
+            await change(SetAttributes(ACCOUNT, "second", pushed))
+            # Those that are pushed may be changed.
+            await change(SetAttributes(ACCOUNT, "second", {"PushEndpoint": "https://example.org"}))
+
+            with pytest.raises(OverLimit, match="push_queues_max"):
+                await change(SetAttributes(ACCOUNT, "third", pushed))
+            with pytest.raises(OverLimit, match="push_queues_max"):
+                await change(CreateQueue(ACCOUNT, "fourth", pushed))
+            await change(SetAttributes(ACCOUNT, "first", {"PushEndpoint": ""}))
+            await change(SetAttributes(ACCOUNT, "third", pushed))
+
+    run(scenario, tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.coordination.push_rows import pushed_key
 from quaymaster.core.values.attribute_rules import change_attributes, require_delivery, says_push
-from quaymaster.core.values.attributes import POLICY
+from quaymaster.core.values.attributes import POLICY, PUSH_ENDPOINT
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY
 from quaymaster.core.values.partition_tables import check_stays_by_group
@@ -151,6 +151,8 @@ class AttributeChanges:
                 attributes = edit(current)
                 if POLICY.name in attributes and POLICY.name not in current.attributes:
                     queues.quotas.check_policy(request.account_id)
+                if PUSH_ENDPOINT.name in attributes and PUSH_ENDPOINT.name not in current.attributes:
+                    queues.quotas.check_pushed(request.account_id)
                 policy = attributes.get(POLICY.name, "")
                 if binds:
                     bound = await bind_policy(self._binding, policy)

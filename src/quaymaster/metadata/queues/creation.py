@@ -10,7 +10,14 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
 from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, says_push, spelled
-from quaymaster.core.values.attributes import GROUP_START, LOG, POLICY, REPLICATION_MODE, RETENTION_MODE
+from quaymaster.core.values.attributes import (
+    GROUP_START,
+    LOG,
+    POLICY,
+    PUSH_ENDPOINT,
+    REPLICATION_MODE,
+    RETENTION_MODE,
+)
 from quaymaster.core.values.errors import (
     CallerError,
     OverLimit,
@@ -127,6 +134,8 @@ class Creation:
         self._check_name_has_rested(f"{account_id}/{name}")
         if not is_internal(account_id, name):
             queues.quotas.check_queue(account_id, has_policy=POLICY.name in attributes)
+            if PUSH_ENDPOINT.name in attributes:
+                queues.quotas.check_pushed(account_id)
         policy = attributes.get(POLICY.name)
         bound = BoundNames({}) if policy is None else await bind_policy(self._binding, policy)
         queue_id, block = await self._guard.next_id()

@@ -1,5 +1,5 @@
 """How much an account may have of what stays until it is deleted: queues, consumer groups, policies, access keys,
-users, roles.
+users, roles, queues that are pushed.
 
 The counts are of rows in any state, and kept as rows come and go, so that a check costs the same however many there
 are. Requests that are carried out at the same moment may each find the last place free.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from quaymaster.core.values.attributes import POLICY
+from quaymaster.core.values.attributes import POLICY, PUSH_ENDPOINT
 from quaymaster.core.values.errors import OverLimit
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
@@ -26,6 +26,7 @@ class Quotas(NamedTuple):
     account_access_keys_max: int = 1_000
     account_users_max: int = 5_000
     account_roles_max: int = 1_000
+    push_queues_max: int = 10_000
 
 
 class QueueQuotas:
@@ -36,6 +37,7 @@ class QueueQuotas:
         self._queues: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
         self._policies: Counter[str] = Counter()
+        self._pushed: Counter[str] = Counter()
 
     def note(self, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
         """A queue's row came, changed or went."""
@@ -46,6 +48,8 @@ class QueueQuotas:
             _add(self._groups if definition.group_of else self._queues, account_id, step)
             if POLICY.name in definition.attributes and not definition.group_of:
                 _add(self._policies, account_id, step)
+            if PUSH_ENDPOINT.name in definition.attributes and not definition.group_of:
+                _add(self._pushed, account_id, step)
 
     def count(self, account_id: str) -> CountedQueues:
         """Return how many queues and consumer groups an account has."""
@@ -67,6 +71,11 @@ class QueueQuotas:
         """Raise OverLimit unless another queue of the account may have a policy."""
         if self._policies[account_id] >= self._quotas.account_policies_max:
             raise _over("queues with a policy", "account_policies_max", self._quotas.account_policies_max)
+
+    def check_pushed(self, account_id: str) -> None:
+        """Raise OverLimit unless another queue of the account may have an endpoint."""
+        if self._pushed[account_id] >= self._quotas.push_queues_max:
+            raise _over("queues that are pushed", "push_queues_max", self._quotas.push_queues_max)
 
 
 def _over(what: str, setting: str, count_max: int) -> OverLimit:
