@@ -89,6 +89,7 @@ class FakeQueue:
         self.tasks: list[commands.MoveTask] = []
         self.staged: dict[tuple[str, int], dict[str, list[commands.NewMessage]]] = {}
         self.committed: dict[str, int] = {}
+        self.outputs_under_way = 0
         self.claims = FakeClaims()
 
     def copy(self, sequence: int) -> FakeMessage:
@@ -209,7 +210,8 @@ class FakeBroker:
                 return commands.WatchOutcome(any(message.visible_ms <= now_ms() for message in there))
             case commands.AskPartition(queue_id):
                 count = len(self._queue(queue_id).messages)
-                return commands.PartitionOutcome(None, not count, count, count, 0, 1)
+                outputs = self._queue(queue_id).outputs_under_way
+                return commands.PartitionOutcome(None, not count, count, count, 0, 1, outputs)
             case commands.AskIds():
                 return commands.IdsOutcome(b"", is_known=False)
             case commands.Delete():

@@ -488,7 +488,7 @@ def test_queue_is_not_forgotten_and_partition_not_empty_while_outputs_are_under_
     state = host.ask(AskPartition(A, 0))
 
     assert isinstance(state, PartitionOutcome)
-    assert (state.messages, state.is_empty) == (0, False)
+    assert (state.messages, state.is_empty, state.outputs) == (0, False, 1)
 
 
 def test_purge_leaves_outputs_alone() -> None:

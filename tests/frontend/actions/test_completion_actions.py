@@ -374,3 +374,22 @@ def test_usage_has_completions_as_an_action_of_their_own() -> None:
             ]
 
     asyncio.run(scenario())
+
+
+def test_queue_is_not_deleted_while_messages_that_it_sent_are_under_way() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            definition = await service.add_queue("a")
+            queue = service.broker.queues[definition.queue_id]
+            queue.outputs_under_way = 2
+            url = {"QueueUrl": service.client.url("a")}
+
+            refused = await service.client.json("DeleteQueue", url)
+            still_there = await service.client.json("GetQueueAttributes", url)
+            queue.outputs_under_way = 0
+            deleted = await service.client.json("DeleteQueue", url)
+
+            assert (refused.status, still_there.status, deleted.status) == (503, 200, 200)
+            assert "2 messages that completions sent" in refused.json["message"]
+
+    asyncio.run(scenario())

@@ -180,6 +180,11 @@ class DefinedQueues(AppliedQueues):
             sends=partition.sends,
             deletions=partition.deletions,
             table_version=self.definitions[command.queue_id].table_version,
+            outputs=sum(
+                one.moves.outputs_under_way
+                for one in (partition, *partition.groups.values())
+                if one.moves is not None
+            ),
         )
         return outcome, Wait.COMMIT
 

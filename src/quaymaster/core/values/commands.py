@@ -245,7 +245,8 @@ class PartitionOutcome(msgspec.Struct, gc=False, array_like=True, tag=34):
     """The state of a partition, all of it committed. Times are the journal's own.
 
     `sealed_for_ms`: how long ago it was sealed; None: it is not. `is_empty`: it has no message, none on its way to
-    another journal, no running task and no open transaction; sealed, it stays so.
+    another journal, no running task and no open transaction; sealed, it stays so. `outputs`: how many messages that
+    completions have sent from it, or from consumer groups of it, have not arrived.
     """
 
     sealed_for_ms: int | None
@@ -254,6 +255,7 @@ class PartitionOutcome(msgspec.Struct, gc=False, array_like=True, tag=34):
     sends: int
     deletions: int
     table_version: int
+    outputs: int = 0
 
 
 class AskGroups(msgspec.Struct, gc=False, array_like=True, tag=35):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
@@ -20,8 +21,14 @@ from quaymaster.core.values.attributes import (
     SETTABLE,
     QueueFacts,
 )
-from quaymaster.core.values.commands import CountMessages, Purge, QueueCounts
-from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedOperation
+from quaymaster.core.values.commands import (
+    AskPartition,
+    CountMessages,
+    PartitionOutcome,
+    Purge,
+    QueueCounts,
+)
+from quaymaster.core.values.errors import MissingParameter, NotNow, QueueDoesNotExist, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.addresses import Addresses
@@ -131,6 +138,7 @@ class QueueActions:
                 'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
                 f"Use `quaymaster queue delete {definition.name}` on the server."
             )
+        await _check_has_no_outputs(call, definition)
         await self._queues.change(
             DeleteQueue(definition.account_id, definition.name, queue_id=definition.queue_id)
         )
@@ -290,3 +298,20 @@ def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | No
         return name in asked
     # What SQS does not have is shown where somebody set it; clients compare the rest with SQS.
     return name in definition.attributes or not SETTABLE[name].is_ours
+
+
+async def _check_has_no_outputs(call: Call, definition: QueueDefinition) -> None:
+    """Raise NotNow while messages that completions sent from a queue are under way, as far as brokers answer.
+
+    Its journals see to it again; but by then nobody finds the queue any more, who would ask once more.
+    """
+    outputs = 0
+    for entry in definition.partitions:
+        with suppress(NotNow, QueueDoesNotExist):
+            outcome = await call.calls.ask(AskPartition(definition.queue_id, entry.number))
+            assert isinstance(outcome, PartitionOutcome), "an AskPartition is answered by a PartitionOutcome"
+            outputs += outcome.outputs
+    if outputs:
+        raise NotNow(
+            f"{outputs} messages that completions sent from this queue have not arrived yet. Try again."
+        )
