@@ -43,6 +43,8 @@ from harness.history import (
     SetQueue,
 )
 from harness.process import Environment
+from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
+from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 
 from .waiting import PATIENCE_S, eventually
@@ -151,7 +153,7 @@ class SQSConnection:
         unsigned = [
             (b"host", b"%b:%d" % (self._addresses[0][0].encode(), self._addresses[0][1])),
             (b"content-type", b"application/x-amz-json-1.0"),
-            (b"x-amz-target", b"AmazonSQS." + action.encode()),
+            (b"x-amz-target", TARGET_PREFIXES[ACTIONS[action].service] + action.encode()),
         ]
         signed = sign(
             UnsignedRequest(b"POST", b"/", b"", unsigned, body),
