@@ -7,9 +7,11 @@ import os
 import pytest
 
 from sim.completions import BUGS, CompletionsWorld
+from sim.completions_cut import cut_at
 from sim.kernel import Violation
 
-SEEDS = 40 if os.environ.get("QUAYMASTER_HYPOTHESIS") != "long" else 4_000
+IS_LONG = os.environ.get("QUAYMASTER_HYPOTHESIS") == "long"
+SEEDS = 4_000 if IS_LONG else 40
 SEEDS_OF_A_BUG = 60
 
 
@@ -27,3 +29,11 @@ def test_planted_bug_is_found(bug: str) -> None:
         except Violation:
             return
     raise AssertionError(f"no seed below {SEEDS_OF_A_BUG} shows {bug}")
+
+
+def test_power_may_be_cut_at_any_change_to_the_disk() -> None:
+    changes = 0
+    while cut_at(changes):
+        changes += 1
+
+    assert changes > 50
