@@ -3,7 +3,7 @@
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
-        invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
+        importing | invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -31,6 +31,7 @@ from bench import (
     freshness,
     frontend_cost,
     http_limit,
+    importing,
     invoices,
     laptop,
     limit_fairness,
@@ -68,6 +69,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "laptop": laptop.main,
     "verify": verify.main,
     "close": close.main,
+    "importing": importing.main,
     "invoices": invoices.main,
     "limit_fairness": limit_fairness.main,
     "limit_shares": limit_shares.main,

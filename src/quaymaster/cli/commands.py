@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "profile": "quaymaster.cli.host.profile:app",
     "edge": "quaymaster.cli.edge.commands:app",
     "local": "quaymaster.cli.local.commands:app",
+    "import": "quaymaster.cli.imports.command:import_queues",
     "backup": "quaymaster.cli.host.server:backup",
     "restore": "quaymaster.cli.host.server:restore",
     "doctor": "quaymaster.cli.host.server:doctor",

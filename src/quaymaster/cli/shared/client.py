@@ -38,6 +38,7 @@ from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sig
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
 OWN_TARGET_PREFIX = "Quaymaster."
+"""Of actions that SQS does not have."""
 MONITORING = "monitoring"
 COUNTS = {"visible": VISIBLE_MESSAGES, "in_flight": MESSAGES_IN_FLIGHT, "delayed": DELAYED_MESSAGES}
 TIMEOUT_MS = 30_000
@@ -125,19 +126,21 @@ class SQSClient:
             CommandRefused: the service answered with an error of the caller.
             NoServer: it could not be reached, or answered that it cannot serve now.
         """
-        return self._ask(TARGET_PREFIX, action, fields, wait_ms)
+        return self._ask(TARGET_PREFIX, action, fields, TIMEOUT_MS + wait_ms)
 
-    def call_own(self, action: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def call_own(
+        self, action: str, fields: Mapping[str, Any], *, timeout_ms: int = TIMEOUT_MS
+    ) -> dict[str, Any]:
         """Return what `call` does, for an action that SQS does not have."""
-        return self._ask(OWN_TARGET_PREFIX, action, fields, 0)
+        return self._ask(OWN_TARGET_PREFIX, action, fields, timeout_ms)
 
-    def _ask(self, prefix: str, action: str, fields: Mapping[str, Any], wait_ms: int) -> dict[str, Any]:
+    def _ask(self, prefix: str, action: str, fields: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
         answer = self._channel.exchange(
             "POST",
             "/",
             headers={b"content-type": JSON_TYPE, b"x-amz-target": (prefix + action).encode()},
             body=json.dumps(fields).encode(),
-            timeout_ms=TIMEOUT_MS + wait_ms,
+            timeout_ms=timeout_ms,
             is_reading=action.startswith(("Get", "List", "Describe")),
         )
         if answer.status != 200:

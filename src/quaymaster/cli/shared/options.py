@@ -76,7 +76,7 @@ def gathered(command: Callable[..., None]) -> Callable[..., None]:
         value = kind(**{field.name: given.pop(field.name) for field in fields if field.name in given})
         command(**given, **{value_name: value})
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     # Typer makes the options of it.
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run

@@ -1,0 +1,1 @@
+"""`quaymaster import`: queues and their messages from another SQS-compatible service."""
