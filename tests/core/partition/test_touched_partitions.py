@@ -8,16 +8,20 @@ from harness.replica_host import Host, message, queue
 from harness.steps import calls_of
 
 from quaymaster.core.partition.touched_partitions import TOUCHED_MAX, TouchedPartitions, TouchedRows
+from quaymaster.core.structures import standard_order
 from quaymaster.core.values.commands import (
+    CountMessages,
     Delete,
     ForgetQueue,
     Purge,
+    QueueCounts,
     Receipt,
     Receive,
     ResetGroup,
     Send,
     SetQueue,
     StageMessages,
+    TakenOutcome,
 )
 from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
 
@@ -52,6 +56,26 @@ def test_row_says_how_many_messages_are_in_which_state() -> None:
     assert (row.visible, row.in_flight, row.delayed) == (1, 1, 1)
     assert (row.sent, row.deleted, row.epoch) == (4, 1, 1)
     assert row.oldest_sent_ms == 1_000_000
+
+
+def test_row_and_count_tell_of_the_same_noisy_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is noisy by what it had in flight, though nothing is now."""
+    monkeypatch.setattr(standard_order, "BUSY_MIN_MS", 1_000)
+    host = leader(1)
+    host.ask(Send(1, 0, [message(number, group=1) for number in range(1, 11)]))
+    taken = host.ask(Receive(1, 0, 5, 30_000))
+    assert isinstance(taken, TakenOutcome)
+    host.now_ms += 20_000
+    host.ask(Delete(1, 0, [Receipt(one.sequence, 1, 1) for one in taken.taken]))
+
+    counts = host.ask(CountMessages(1))
+
+    assert isinstance(counts, QueueCounts)
+    assert (row_of(host).in_flight, row_of(host).noisy_groups, counts.noisy_groups) == (0, 1, 1)
+    host.ask(Purge(1))
+    emptied = host.ask(CountMessages(1))
+    assert isinstance(emptied, QueueCounts)
+    assert (row_of(host).noisy_groups, emptied.noisy_groups) == (0, 0)
 
 
 def test_queue_that_is_not_touched_is_told_of_once() -> None:

@@ -14,8 +14,13 @@ def counts_of(partition: Partition, now_ms: int) -> QueueCounts:
         in_flight=in_flight,
         delayed=delayed,
         oldest_sent_ms=partition.oldest_sent_ms if partition.alive else 0,
-        noisy_groups=partition.order.noisy_groups(now_ms, len(partition.in_flight)),
+        noisy_groups=noisy_groups_of(partition, now_ms),
         sends=partition.sends,
         deletions=partition.deletions,
         counted_from=partition.counted_from,
     )
+
+
+def noisy_groups_of(partition: Partition, now_ms: int) -> int:
+    """Return how many tenants are held back for fairness, as receives judge it: by what is in flight to consumers."""
+    return partition.order.noisy_groups(now_ms, len(partition.in_flight)) if partition.alive else 0

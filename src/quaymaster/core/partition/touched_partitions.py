@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_counts import noisy_groups_of
 from quaymaster.core.partition.partition_totals import PartitionTotals
 from quaymaster.core.structures.message_sums import NO_SHARE, MessageSums, Share
 from quaymaster.core.structures.timers import WorkLeft
@@ -126,7 +127,7 @@ class TouchedPartitions:
             if partition.is_behind(now_ms):
                 partition.advance(now_ms, left)
             in_flight, delayed = partition.hidden(now_ms)
-            noisy = partition.order.noisy_groups(now_ms, in_flight) if in_flight else 0
+            noisy = noisy_groups_of(partition, now_ms)
             rows.append(row_of(partition, journal_id, epoch, in_flight, delayed, noisy))
             if in_flight or delayed:
                 self._note_due(partition, key)
