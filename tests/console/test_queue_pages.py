@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from console.fake_site import CUSTOMERS, OPERATORS, FakeSite
 from console.furnished import SCRIPT, furnished_site
-from console.pages import act, browser
+from console.pages import act, browser, csrf
 from quaymaster.console.site import APIError
 
 ORDERS = f"/queues/{OPERATORS}/orders"
@@ -72,6 +74,38 @@ def test_customer_sees_no_queue_of_another_account() -> None:
         assert act(client, f"{ORDERS}{path}", name="orders").status == 404
     assert client.get("/cell").status == 403
     assert actions(site) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/queues/new", {"QueueName": "new"}),
+        (f"{ORDERS}/settings", {"VisibilityTimeout": "7"}),
+        (f"{ORDERS}/policy", {"Policy": "{}"}),
+        (f"{ORDERS}/messages/send", {"MessageBody": "one"}),
+        (f"{ORDERS}/messages/receive", {"MaxNumberOfMessages": "1"}),
+        ("/alerts", {"name": "new", "kind": "webhook", "target": "https://a.example"}),
+        ("/dashboards/new", {"DashboardName": "a", "DashboardBody": "{}"}),
+        ("/users", {"name": "new"}),
+        ("/accounts", {"name": "new"}),
+    ],
+)
+def test_act_that_the_api_could_not_answer_is_no_mistake_in_the_form(
+    path: str, fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    token = csrf(client.get("/"))
+
+    def fail(*_: Any) -> Any:
+        raise APIError("ServiceUnavailable", "The API is away.", 503)
+
+    monkeypatch.setattr(site.api, "_answer", fail)
+    page = client.post(path, {"csrf": token, **fields})
+
+    assert page.status == 503
+    assert "The API is away." in page.text
+    assert "aria-invalid" not in page.text
 
 
 def test_receiving_sending_and_deleting_are_actions_of_sqs() -> None:

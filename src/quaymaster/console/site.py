@@ -10,10 +10,11 @@ known is None, never 0. Times are in ms since 1970, and belong to the value next
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+FAILURE: Final = 500
 AlertState = Literal["OK", "ALARM", "INSUFFICIENT_DATA"]
 
 
@@ -95,6 +96,11 @@ class APIError(Exception):
         self.message = message
         self.status = status
         self.field = field
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the API could not answer, so that what it was asked is not wrong."""
+        return self.status >= FAILURE
 
 
 class API(Protocol):

@@ -50,8 +50,6 @@ async def act(call: PageCall) -> Response:
     try:
         made = await call.api.admin(call.caller, "POST", ACCOUNTS, body=body)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _list(call, refused_field(error, ("name", "account_id")), 422)
     return call.render(
         "new_key.html", key=made, what=f"account {made.get('account_id', '')}", back="/accounts"

@@ -62,7 +62,7 @@ async def _destinations(call: PageCall) -> tuple[list[Mapping[str, Any]], str]:
     try:
         found = await call.api.admin(call.caller, "GET", DESTINATIONS)
     except APIError as error:
-        if error.status >= 500 and error.status != NOT_BUILT:
+        if error.is_failure and error.status != NOT_BUILT:
             raise
         return [], error.message
     return found.get("destinations", []), ""
@@ -100,8 +100,6 @@ async def change_destination(call: PageCall) -> Response:
     try:
         await call.api.admin(call.caller, "POST", DESTINATIONS, body=body)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _list(call, refused_field(error, body), 422)
     return call.redirect("/alerts", done="destination-created")
 
@@ -202,8 +200,6 @@ async def create(call: PageCall) -> Response:
     try:
         await call.api.cloudwatch(call.caller, "PutMetricAlarm", members)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _new_form(call, refused_field(error, (*members, "pattern")), 422)
     return call.redirect("/alerts", done="alert-created")
 

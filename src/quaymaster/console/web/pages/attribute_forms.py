@@ -132,8 +132,12 @@ def given_attributes(
 def refused_field(error: APIError, names: Iterable[str]) -> dict[str, str]:
     """Return the API's message at the form field that it is about; at "" where it names none.
 
+    Raises the error again where it is no refusal: the form is not what is wrong.
+
     SQS names the parameter in its message only, such as `Invalid value for the parameter VisibilityTimeout.`
     """
+    if error.is_failure:
+        raise error
     known = set(names)
     field = error.field if error.field in known else None
     if field is None:

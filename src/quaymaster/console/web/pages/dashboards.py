@@ -135,8 +135,6 @@ async def save(call: PageCall) -> Response:
         members = {"DashboardName": name, "DashboardBody": body}
         await call.api.cloudwatch(call.caller, "PutDashboard", members)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return _form(call, name, body, refused_field(error, ("DashboardName", "DashboardBody")), 422)
     return call.redirect(f"/dashboards/{quote(name)}", done="saved")
 

@@ -78,8 +78,6 @@ async def redrive(call: PageCall) -> Response:
     try:
         await call.api.sqs(call.caller, "StartMessageMoveTask", members)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _show(call, queue, refused_field(error, members), 422)
     return call.redirect(there, done="redriven")
 

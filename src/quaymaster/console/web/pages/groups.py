@@ -56,8 +56,6 @@ async def act(call: PageCall) -> Response:
     try:
         await call.api.admin(call.caller, "POST", path, body=body)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _show(call, queue, refused_field(error, body), 422)
     return call.redirect(f"{queue_path(queue)}/groups", done="saved")
 

@@ -87,8 +87,6 @@ async def receive(call: PageCall) -> Response:
     try:
         answer = await call.api.sqs(call.caller, "ReceiveMessage", members)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _peek(
             call, queue, refused_field(error, ("VisibilityTimeout", "MaxNumberOfMessages")), 422
         )
@@ -113,8 +111,6 @@ async def send(call: PageCall) -> Response:
     try:
         await call.api.sqs(call.caller, "SendMessage", members)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _peek(call, queue, refused_field(error, _SEND_FIELDS), 422)
     return call.redirect(f"{queue_path(queue)}/messages", done="sent")
 

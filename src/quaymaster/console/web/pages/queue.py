@@ -172,8 +172,6 @@ async def set_attributes(call: PageCall) -> Response:
             asked = {"QueueUrl": queue_url(queue), "Attributes": changed}
             await call.api.sqs(call.caller, "SetQueueAttributes", asked)
         except APIError as error:
-            if error.status >= 500:
-                raise
             return await _settings(call, queue, refused_field(error, changed), 422)
     return call.redirect(f"{queue_path(queue)}/settings", done="saved")
 

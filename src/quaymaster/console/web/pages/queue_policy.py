@@ -73,7 +73,7 @@ async def _try(call: PageCall, queue: QueueNow) -> tuple[dict[str, Any] | None, 
             call.caller, "GET", f"/admin/v1/queues/{quote(queue.name)}/access", query=query
         ), ""
     except APIError as error:
-        if error.status >= 500:
+        if error.is_failure:
             raise
         return None, error.message
 
@@ -88,7 +88,7 @@ async def save(call: PageCall) -> Response:
         asked = {"QueueUrl": queue_url(queue), "Attributes": {POLICY: text}}
         await call.api.sqs(call.caller, "SetQueueAttributes", asked)
     except APIError as error:
-        if error.status >= 500:
+        if error.is_failure:
             raise
         return await _show(call, queue, {POLICY: error.message}, 422)
     return call.redirect(f"{queue_path(queue)}/policy", done="saved")

@@ -81,8 +81,6 @@ async def create(call: PageCall) -> Response:
     try:
         await call.api.sqs(call.caller, "CreateQueue", {"QueueName": name, "Attributes": attributes})
     except APIError as error:
-        if error.status >= 500:
-            raise
         return _new_form(call, refused_field(error, (*attributes, "QueueName")), 422)
     return call.redirect(f"/queues/{call.session.account}/{quote(name)}", done="created")
 

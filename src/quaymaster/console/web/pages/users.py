@@ -41,8 +41,6 @@ async def create(call: PageCall) -> Response:
         body = {"name": call.field("name").strip()}
         made = await call.api.admin(call.caller, "POST", USERS, body=body)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _list(call, refused_field(error, ("name",)), 422)
     return call.render("new_key.html", key=made, what=f"user {made.get('name', '')}", back="/users")
 
@@ -98,8 +96,6 @@ async def _change(call: PageCall, path: str, body: dict[str, str], there: str) -
     try:
         await call.api.admin(call.caller, "POST", path, body=body)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _show(call, refused_field(error, body), 422)
     return call.redirect(there, done="saved")
 
