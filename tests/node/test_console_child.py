@@ -4,15 +4,18 @@ import asyncio
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
-from quaymaster.node import console_child, console_extra
+from quaymaster.net.rpc import RPCServer
+from quaymaster.node import console_child, console_extra, server_role
 from quaymaster.node.console_child import (
     ConsoleBrief,
     ServerConsole,
@@ -119,3 +122,25 @@ def test_a_console_is_told_no_secret_of_the_server(tmp_path: Path) -> None:
 
     assert not {"the-master-key", "/run/the-token"} & set(map(str, told.values()))
     assert settings_of(brief).data_directory == tmp_path
+
+
+def test_calls_of_a_console_are_slow_when_the_setting_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[RPCServer] = []
+
+    class Noted(RPCServer):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            made.append(self)
+
+    monkeypatch.setattr(server_role, "RPCServer", Noted)
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            node = node_with(stack, tmp_path, slow_request_ms=123)
+            await server_role.tell_console(node, QueueWatch("server", list), tmp_path)
+
+    asyncio.run(run())
+
+    assert [server.limits.slow_ms for server in made] == [123]

@@ -43,6 +43,7 @@ from quaymaster.node.from_settings import (
     key_provider,
     key_services,
     metadata_options,
+    rpc_limits,
 )
 from quaymaster.node.front_end_role import (
     Behind,
@@ -173,6 +174,7 @@ async def tell_console(node: Node, watch: QueueWatch, sockets: Path) -> None:
         Hello(settings.cell, BROKER_ROLE, settings.node_name),
         metrics=node.rpc,
         callers=queue_watch_calls.CALLERS,
+        limits=rpc_limits(settings),
     )
     await server.start(*unix_address(sockets / SERVER_SOCKET))
     node.stack.push_async_callback(server.close)
