@@ -29,6 +29,7 @@ from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.placement import _Planner
 from quaymaster.core.cell.spread import Spread
+from quaymaster.core.partition.applied_claims import ClaimStep, split_claim
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.slices import Work
@@ -42,6 +43,7 @@ from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import SpreadSend, key_of
+from quaymaster.core.structures.claims import ClaimState, OpenClaim
 from quaymaster.core.structures.committed_runs import CommittedRuns
 from quaymaster.core.structures.recent_ids import RecentIds
 from quaymaster.core.structures.recent_marks import RecentMarks
@@ -49,6 +51,7 @@ from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.values.commands import (
     AbortedOutcome,
     AbortTransaction,
+    Claim,
     Command,
     CommitTransaction,
     Consume,
@@ -68,6 +71,7 @@ from quaymaster.core.values.commands import (
     ResetGroup,
     Send,
     SentOutcome,
+    Settle,
     StageCount,
     StageMessages,
     TakeForMove,
@@ -1045,6 +1049,67 @@ class _AbortUndone(QueueStates):
 class _GroupMissesCommits(QueueStates):
     def _following(self, row: RecordRow) -> list[Partition]:
         return [] if row.type == RecordType.TRANSACTION_COMMIT else super()._following(row)
+
+
+# Claims
+
+
+@plant("claim-not-reused", "a claim that was read has more messages when it is claimed again", "claims")
+class _ClaimNotReused(QueueStates):
+    def _claim(self, command: Claim, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
+        claim = claim_of(self, command.queue_id, command.consumer, command.claim_id)
+        if claim is not None and claim.state is ClaimState.HELD:
+            claim.state = ClaimState.GROWING
+            command.known = len(claim)
+            command.count_max = command.count_max or 1
+        return super()._claim(command, now_ms, proposal)
+
+
+@plant("settles-anothers", "a settlement deletes what others received since", "claims")
+class _SettlesAnothers(QueueStates):
+    def _settle(self, command: Settle, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
+        self._take_all_for_its_own(command.queue_id, command.consumer, command.claim_id)
+        return super()._settle(command, now_ms, proposal)
+
+    def _apply_claim(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        if row.flags == ClaimStep.SETTLED:
+            self._take_all_for_its_own(row.queue_id, split_claim(payload)[0], row.sequence)
+        super()._apply_claim(row, payload, epoch)
+
+    def _take_all_for_its_own(self, queue_id: int, consumer: str, claim_id: int) -> None:
+        claim = claim_of(self, queue_id, consumer, claim_id)
+        if claim is None or claim.state is ClaimState.BROKEN:
+            return
+        partition = self.partition(queue_id, 0)
+        for place, sequence in enumerate(claim.sequences):
+            row = partition.in_flight.get(sequence) or partition.returned.get(sequence)
+            if row is not None:
+                claim.counts[place] = row.delivery_count
+
+
+@plant("settles-broken", "a settlement deletes what a broken claim still has", "claims")
+class _SettlesBroken(QueueStates):
+    def _settle(self, command: Settle, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
+        self._mend(command.queue_id, command.consumer, command.claim_id)
+        return super()._settle(command, now_ms, proposal)
+
+    def _apply_claim(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
+        if row.flags == ClaimStep.SETTLED:
+            self._mend(row.queue_id, split_claim(payload)[0], row.sequence)
+        super()._apply_claim(row, payload, epoch)
+
+    def _mend(self, queue_id: int, consumer: str, claim_id: int) -> None:
+        claim = claim_of(self, queue_id, consumer, claim_id)
+        if claim is not None:
+            claim.state = ClaimState.HELD
+
+
+def claim_of(queues: QueueStates, queue_id: int, name: str, claim_id: int) -> OpenClaim | None:
+    """Return an open claim of the only partition of a queue."""
+    partition = queues.partitions.get(queue_id << 16)
+    claims = partition.claims if partition is not None else None
+    consumer = claims.consumers.get(name) if claims is not None else None
+    return consumer.open.get(claim_id) if consumer is not None else None
 
 
 @plant("late-first-attempt", "a first attempt that comes after its repeat is stored once more", "queues")

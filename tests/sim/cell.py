@@ -39,7 +39,7 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
-from sim import changing_partitions, guarantees
+from sim import changing_partitions, claims, guarantees
 from sim.bugs import Planted
 from sim.changing_partitions import CHANGING, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
@@ -119,6 +119,12 @@ BULK_QUEUES = [
     QueueKind(BULK + 3, "bulk-log@a", journal=2, group_of=BULK + 2),
 ]
 """And these: sinks send to them in transactions."""
+CLAIMED = 60
+CLAIMED_QUEUES = [
+    QueueKind(CLAIMED, "claimed"),
+    QueueKind(CLAIMED + 1, "claimed.fifo", journal=1, is_fifo=True),
+]
+"""And these: what is sent to them is claimed by consumers, and received by others."""
 
 
 def definition_of(kind: QueueKind) -> QueueDefinition:
@@ -209,6 +215,8 @@ class Cell:
             self.queues += LOG_QUEUES
         if profile.has_transactions:
             self.queues += BULK_QUEUES
+        if profile.has_claims:
+            self.queues += CLAIMED_QUEUES
         if profile.has_redrives:
             self.queues += REDRIVE_QUEUES
         if profile.has_guarantees:
@@ -553,6 +561,8 @@ class Cell:
             self._start_clients_of_logs()
         if profile.has_transactions:
             self._start_sinks()
+        if profile.has_claims:
+            self._start_claiming()
         if profile.has_redrives:
             start_clients(self)
         if profile.has_changing_partitions:
@@ -583,6 +593,25 @@ class Cell:
                 client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=profile.groups))
             else:
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
+
+    def _start_claiming(self) -> None:
+        profile = self.faults
+        for kind in CLAIMED_QUEUES:
+            self.producers_left += 1
+            client = self.client(f"p {kind.name}")
+            client.run(produce(client, kind, gap_us=profile.gap_us, groups=profile.groups))
+            client = self.client(f"c {kind.name}")
+            client.run(
+                claims.rival(client, kind)
+                if kind.is_fifo
+                else consume(client, kind, gap_us=4 * profile.gap_us, carelessness=0.5)
+            )
+            # One driver by itself, and two that replace each other again and again.
+            for name, drivers in (("alone", 1), ("shared", 2)):
+                consumer = claims.Consumer(f"{kind.name}-{name}", kind)
+                for number in range(drivers):
+                    client = self.client(f"{consumer.name}-{number}")
+                    client.run(claims.drive(client, consumer, gap_us=profile.gap_us))
 
     def _start_sinks(self) -> None:
         profile = self.faults

@@ -113,6 +113,8 @@ class Profile:
     """Whether there are log-retained queues with two consumer groups each."""
     has_transactions: bool = False
     """Whether there are queues to which sinks send in transactions."""
+    has_claims: bool = False
+    """Whether there are queues whose messages are claimed, and received by others as well."""
     has_redrives: bool = False
     """Whether there are queues whose dead letters come back to them, by move tasks or by themselves."""
     has_changing_partitions: bool = False
@@ -195,6 +197,7 @@ def draw(seed: int) -> Profile:
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
     profile.has_guarantees = Random(f"{seed}/guarantees").random() < 0.2
+    profile.has_claims = Random(f"{seed}/claims").random() < 0.15
     return profile
 
 
@@ -284,6 +287,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "guarantees": {"kill": 4, "leader alone": 4, "transfer": 6, "power cut": 5},
+    "claims": {"kill": 3, "power cut": 4, "leader cut off": 5, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
     "restarts": {"kill": 4, "leader cut off": 4, "transfer": 8},
     "clocks": {"kill": 4, "leader cut off": 4, "disk lost": 8, "power cut": 6, "blackout": 12, "transfer": 8},
@@ -316,21 +320,12 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_logs = hunt == "logs"
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
+    profile.has_claims = hunt == "claims"
     profile.has_changing_partitions = hunt == "partitions"
     profile.has_guarantees = hunt == "guarantees"
-    profile.compaction_us = (
-        300 * MS if hunt in ("compaction", "forks", "guarantees", "logs", "transactions") else 0
-    )
-    if hunt in (
-        "laggards",
-        "snapshots",
-        "compaction",
-        "forks",
-        "guarantees",
-        "logs",
-        "transactions",
-        "partitions",
-    ):
+    compacts = ("compaction", "forks", "guarantees", "logs", "transactions", "claims")
+    profile.compaction_us = 300 * MS if hunt in compacts else 0
+    if hunt in (*compacts, "laggards", "snapshots", "partitions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt in (
@@ -342,6 +337,9 @@ def draw_for(hunt: str, seed: int) -> Profile:
     ):  # a leader that is alone has to be replaced
         for fault in ("store away", "manager away", "manager cut off", "disk fails"):
             profile.intervals_us.pop(fault, None)
+    if hunt == "claims":  # what others hold is only known where queue time is right
+        profile.intervals_us.pop("clock jump", None)
+        profile.clock_skew_ms = min(profile.clock_skew_ms, 200)
     if hunt == "partitions":  # each change takes as long as ids are known
         profile.fire_us = 80 * SECOND
         profile.snapshot_us = SECOND

@@ -190,6 +190,28 @@ class QueueChecker:
             if queue.queue_id != message.queue_id and message.moved_us is None:
                 message.moved_us = now_us
 
+    def claimed(self, queue_id: int, rows: list[tuple[int, int]], *, asked_us: int) -> None:
+        """A claim was read, as (sequence, number): each of these is delivered, whoever reads it again."""
+        for sequence, number in rows:
+            message = self._messages.get(number)
+            if message is None or message.queue_id != queue_id:
+                raise Violation(
+                    "I16", f"message {number} was not sent to queue {queue_id}, and is claimed there"
+                )
+            self._place(message, queue_id, sequence)
+            if message.deleted_us.get(queue_id, asked_us) < asked_us:
+                raise Violation(
+                    "I17", f"message {number} was claimed by a request that began after it was deleted"
+                )
+            self.deliveries += 1
+            message.deliveries += 1
+
+    def settled(self, queue_id: int, numbers: list[int], *, now_us: int) -> None:
+        """A settlement was acknowledged that deleted all of these."""
+        for number in numbers:
+            self.acked_deletes += 1
+            self._messages[number].deleted_us.setdefault(queue_id, now_us)
+
     def visibility_asked(self, number: int) -> None:
         """A change of visibility begins: when the message is visible again is not known any more."""
         message = self._messages[number]

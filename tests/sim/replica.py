@@ -29,11 +29,13 @@ from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.commands import (
+    ClaimedOutcome,
     Command,
     DeadLetter,
     Duplicate,
     Elsewhere,
     ExpireMessages,
+    FetchedOffsets,
     InternalCommand,
     MoveBegun,
     MoveMessage,
@@ -56,6 +58,7 @@ from quaymaster.core.values.records import (
     iterate_rows,
     record_at,
 )
+from sim.claims import ClaimRows, answer_of
 from sim.guarantees import GivenOnce
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
@@ -759,6 +762,14 @@ class Replica:
                 return
             letters += answer.dead_letters
             answer = self._bodies(asked, answer)
+        elif isinstance(answer, ClaimedOutcome):
+            answer = answer_of(answer)
+        elif isinstance(answer, FetchedOffsets):
+            rows = [
+                (sequence, number_of(*self.record(offset)))
+                for sequence, offset in zip(answer.sequences, answer.offsets, strict=True)
+            ]
+            answer = ClaimRows(rows, answer.next_sequence)
         elif isinstance(answer, SentOutcome):
             answer = self._places(asked, answer)
         elif isinstance(answer, SentElsewhere):
