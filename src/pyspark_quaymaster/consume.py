@@ -116,14 +116,13 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_queues(begun, found)
         self._check_owner(found)
         self._turn += 1
-        end: Offsets = {}
+        end = dict(begun)  # a partition that is not told of just now, or never again, stays where it is
         growing: dict[str, _Growing] = {}
         for key, (queue, number, one) in found.items():
             known = self._known(one)
             if key not in begun:
                 end[key] = known.settled  # it enters, and is claimed from the next time on
                 continue
-            end[key] = begun[key]
             claim = self._key(queue.url, number, begun[key])
             if known.settled > begun[key]:
                 raise _old(claim, known.settled)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.forked_programs import run_program
 from harness.waiting import eventually
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -26,6 +27,11 @@ from pyspark_quaymaster.options import parse_consume_options
 from .test_server import Server
 
 Row = tuple[int, str, bytes]
+BY_GROUP = {
+    "ContentBasedDeduplication": "true",
+    "DeduplicationScope": "messageGroup",
+    "FifoThroughputLimit": "perMessageGroupId",
+}
 HERE = {"endpointUrl": "http://x", "region": "us-east-1", "accessKeyId": "a", "secretAccessKey": "b"}
 
 
@@ -433,6 +439,38 @@ def test_several_queues_share_a_batch(server: Server) -> None:
     played.run()
 
     assert len(played.bodies) == 24
+
+
+@pytest.mark.parametrize("is_fifo", [False, True])
+def test_queue_that_is_split_is_consumed_whole(server: Server, is_fifo: bool) -> None:
+    queue = make(server, 0, fifo=is_fifo, **(BY_GROUP if is_fifo else {}))
+    numbers = iter(range(100))
+
+    def send(count: int) -> None:
+        for number in [next(numbers) for _ in range(count)]:
+            group = {"MessageGroupId": f"g{number % 5}"} if is_fifo else {}
+            url = server.endpoint.queue_url(queue)
+            server.sqs.send_message(QueueUrl=url, MessageBody=f"body {number}", **group)
+
+    send(30)
+    played = Played(server, queue, maxOffsetsPerTrigger="10")
+    played.trigger()
+    done = run_program(["queue", "split", queue, "--into", "2", "--data", str(server.process.data)])
+    assert done.returncode == 0, done.stderr
+    send(30)
+    played.dies_at = "logged"
+
+    def has_all() -> bool:
+        played.run()
+        return len(played.bodies) >= 60
+
+    eventually(has_all, "all of it is consumed")
+
+    assert sorted(played.bodies) == sorted(f"body {number}" for number in range(60))
+    for group in range(5) if is_fifo else ():
+        mine = [int(body.split()[1]) for body in played.bodies]
+        assert (of := [number for number in mine if number % 5 == group]) == sorted(of)
+    assert left(server, queue) == (0, 0)
 
 
 def test_queues_without_claims_are_refused_with_the_servers_words(server: Server) -> None:

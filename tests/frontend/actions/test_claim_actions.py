@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from frontend.support import Answer, Service, serving
-from quaymaster.core.values.commands import Claim
+from quaymaster.core.values.commands import (
+    Claim,
+    ClaimsOutcome,
+    DescribeClaims,
+    ReleaseClaims,
+    ReleasedOutcome,
+)
+from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.queue_definitions import PartitionPlacement
+from quaymaster.frontend.actions.claim_actions import ClaimActions
+from quaymaster.protocol.actions.claim_shapes import DescribeClaimsRequest, ReleaseClaimsRequest
 from quaymaster.protocol.logs.log_arrow import to_record_batch
 from quaymaster.protocol.logs.log_columns import parse_block
 
@@ -177,5 +188,33 @@ def test_claim_that_is_settled_is_refused() -> None:
             answer = await ask(service, "ClaimMessages", ClaimId=5, MaxNumberOfMessages=1)
 
             assert (answer.status, answer.json["__type"]) == (400, "com.quaymaster#ClaimIsSettled")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has", [{0}, {0, 1}, set()])
+def test_partitions_that_their_journals_do_not_have_are_left_out(has: set[int]) -> None:
+    entries = (PartitionPlacement(0, 1), PartitionPlacement(1, 2))
+
+    async def answer(command: DescribeClaims | ReleaseClaims) -> ClaimsOutcome | ReleasedOutcome:
+        if command.partition not in has:
+            raise QueueDoesNotExist
+        return ClaimsOutcome([], 3) if isinstance(command, DescribeClaims) else ReleasedOutcome(5)
+
+    async def scenario() -> None:
+        call: Any = SimpleNamespace(
+            resolved=SimpleNamespace(queue_id=7, name="orders", partitions=entries),
+            calls=SimpleNamespace(ask=answer),
+        )
+        actions = ClaimActions(cast("Any", None))
+
+        released = await actions.release_claims(call, ReleaseClaimsRequest("orders", "spark"))
+        assert released.Released == 5 * len(has)
+        if not has:
+            with pytest.raises(QueueDoesNotExist):
+                await actions.describe_claims(call, DescribeClaimsRequest("orders"))
+            return
+        described = await actions.describe_claims(call, DescribeClaimsRequest("orders"))
+        assert {one.Partition for one in described.Partitions} == has
 
     asyncio.run(scenario())

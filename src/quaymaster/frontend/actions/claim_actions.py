@@ -15,6 +15,7 @@ from quaymaster.core.values.commands import (
     Settle,
     SettledOutcome,
 )
+from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.frontend.actions.log_actions import check_partition
 from quaymaster.frontend.call import Call
 from quaymaster.monitoring.metrics import Metrics
@@ -81,7 +82,10 @@ class ClaimActions:
         definition = call.resolved
         partitions = []
         for entry in definition.partitions:
-            outcome = await call.calls.ask(DescribeClaims(definition.queue_id, entry.number))
+            try:
+                outcome = await call.calls.ask(DescribeClaims(definition.queue_id, entry.number))
+            except QueueDoesNotExist:
+                continue  # its journal does not have it yet, or not any more
             assert isinstance(outcome, ClaimsOutcome), "a DescribeClaims is answered by a ClaimsOutcome"
             consumers = [
                 claim_shapes.ClaimConsumerEntry(
@@ -96,6 +100,8 @@ class ClaimActions:
                 for consumer in outcome.consumers
             ]
             partitions.append(claim_shapes.ClaimPartition(entry.number, outcome.visible, consumers))
+        if not partitions:
+            raise QueueDoesNotExist
         return claim_shapes.DescribeClaimsResult(str(definition.queue_id), definition.name, partitions)
 
     async def release_claims(
@@ -106,9 +112,13 @@ class ClaimActions:
         definition = call.resolved
         released = 0
         for entry in definition.partitions:
-            outcome = await call.calls.ask(
-                ReleaseClaims(definition.queue_id, entry.number, given.Consumer, forgets=bool(given.Forget))
+            release = ReleaseClaims(
+                definition.queue_id, entry.number, given.Consumer, forgets=bool(given.Forget)
             )
+            try:
+                outcome = await call.calls.ask(release)
+            except QueueDoesNotExist:
+                continue  # as above
             assert isinstance(outcome, ReleasedOutcome), "a ReleaseClaims is answered by a ReleasedOutcome"
             released += outcome.messages
         return claim_shapes.ReleaseClaimsResult(released)
