@@ -14,12 +14,14 @@ keep decoding the old one.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from quaymaster.core.values.formats import UnknownFormat
+from quaymaster.core.values.row_codec import RowCodec, encode_row
 
 ALERT_VERSION: Final = 1
 
@@ -202,22 +204,18 @@ def parse_row_name(text: str) -> tuple[str, str]:
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
-_VERSION_BYTE: Final = bytes([ALERT_VERSION])
-_encoder = msgspec.msgpack.Encoder()
-
 
 def encode_alert_row(row: msgspec.Struct) -> bytes:
     """Return the stored bytes of a row."""
-    return _VERSION_BYTE + _encoder.encode(row)
+    return encode_row(row, ALERT_VERSION)
 
 
 def decode_alert_row(data: bytes, kind: type[Row]) -> Row:
     """Read what `encode_alert_row` wrote; UnknownAlertFormat says what is wrong."""
-    if data[:1] != _VERSION_BYTE:
-        raise UnknownAlertFormat(
-            f"a {kind.__name__} has another version than {ALERT_VERSION}, which this program reads"
-        )
-    try:
-        return msgspec.msgpack.decode(memoryview(data)[1:], type=kind)
-    except msgspec.MsgspecError as error:
-        raise UnknownAlertFormat(f"not a {kind.__name__}: {error}") from None
+    row: Row = _codec_of(kind).decode(data)
+    return row
+
+
+@cache
+def _codec_of(kind: type[Row]) -> RowCodec[Row]:
+    return RowCodec(kind, f"a row {kind.__name__}", version=ALERT_VERSION, error=UnknownAlertFormat)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from quaymaster.core.values.formats import UnknownFormat
+from quaymaster.core.values.row_codec import RowCodec
 
 DASHBOARDS: Final = "/dashboards/"
 DASHBOARD_VERSION: Final = 1
@@ -24,8 +24,6 @@ DASHBOARDS_MAX: Final = 500
 """Of an account."""
 WIDGETS_MAX: Final = 500
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
-_VERSION_BYTE: Final = bytes([DASHBOARD_VERSION])
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class DashboardRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,21 +56,9 @@ def is_dashboard_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def encode_dashboard(row: DashboardRow) -> bytes:
-    """Return the stored bytes of a row."""
-    return _VERSION_BYTE + _encode(row)
-
-
-def decode_dashboard(data: bytes) -> DashboardRow:
-    """Read what `encode_dashboard` wrote. Raises UnknownFormat."""
-    if data[:1] != _VERSION_BYTE:
-        raise UnknownFormat(
-            f"a dashboard has another version than {DASHBOARD_VERSION}, which this program reads"
-        )
-    try:
-        return msgspec.msgpack.decode(memoryview(data)[1:], type=DashboardRow)
-    except msgspec.MsgspecError as error:
-        raise UnknownFormat(f"not a dashboard: {error}") from None
+_codec: Final = RowCodec(DashboardRow, "a dashboard", version=DASHBOARD_VERSION)
+encode_dashboard = _codec.encode
+decode_dashboard = _codec.decode
 
 
 def check_body(body: str) -> list[Finding]:

@@ -59,6 +59,7 @@ from quaymaster.core.values.attributes import (
     kinds_of,
 )
 from quaymaster.core.values.formats import UnknownFormat
+from quaymaster.core.values.row_codec import RowCodec
 
 DEFINITION_VERSION = 1
 
@@ -243,29 +244,13 @@ class UnknownDefinitionFormat(UnknownFormat):
     """The bytes are not a queue definition this program can read."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(QueueDefinition)
-_VERSION_BYTE = bytes([DEFINITION_VERSION])
-
-
-def encode_queue_definition(definition: QueueDefinition) -> bytes:
-    """Return the bytes metadata and journal store."""
-    return _VERSION_BYTE + _encoder.encode(definition)
-
-
-def decode_queue_definition(data: bytes | memoryview) -> QueueDefinition:
-    """Read what `encode_queue_definition` wrote; UnknownDefinitionFormat names the version or the damage."""
-    if not data:
-        raise UnknownDefinitionFormat("a queue definition cannot be empty")
-    if data[0] != DEFINITION_VERSION:
-        raise UnknownDefinitionFormat(
-            f"queue definition version {data[0]} is not known; this program reads version {DEFINITION_VERSION}. "
-            "Start the version of Quaymaster that wrote it"
-        )
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
-        raise UnknownDefinitionFormat(f"not a queue definition: {error}") from error
+_codec = RowCodec(
+    QueueDefinition, "a queue definition", version=DEFINITION_VERSION, error=UnknownDefinitionFormat
+)
+encode_queue_definition = _codec.encode
+"""Returns the bytes that metadata and journal store."""
+decode_queue_definition = _codec.decode
+"""Reads what `encode_queue_definition` wrote; UnknownDefinitionFormat names the version or the damage."""
 
 
 def differing_attribute(definition: QueueDefinition, asked: Mapping[str, str]) -> str | None:

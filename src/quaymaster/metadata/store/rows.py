@@ -51,7 +51,9 @@ import msgspec
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR as AUTHORIZATION_FLOOR
 from quaymaster.coordination.counted_time import COUNTED_TIME
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.core.values import row_codec
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.row_codec import RowCodec
 
 ROW_VERSION: Final = 1
 ROOT: Final = "/"
@@ -387,31 +389,16 @@ class ReaderRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
-_encoder = msgspec.msgpack.Encoder()
-_VERSION_BYTE = bytes([ROW_VERSION])
-
 
 def encode_row(row: msgspec.Struct) -> bytes:
     """Return the stored bytes of a row."""
-    return _VERSION_BYTE + _encoder.encode(row)
+    return row_codec.encode_row(row, ROW_VERSION)
 
 
 def row_decoder(row_type: type[Row]) -> Callable[[bytes], Row]:
     """Return what reads `encode_row`'s bytes; StoreUnusable names the kind of row, never its content."""
-    decoder = msgspec.msgpack.Decoder(row_type)
-
-    def decode(data: bytes) -> Row:
-        if not data or data[0] != ROW_VERSION:
-            raise StoreUnusable(
-                f"a {row_type.__name__} has format {data[0] if data else 'none'}, this program knows "
-                f"{ROW_VERSION}: it was written by a newer Quaymaster."
-            )
-        try:
-            return decoder.decode(memoryview(data)[1:])
-        except msgspec.MsgspecError:
-            raise StoreUnusable(f"a {row_type.__name__} in the metadata store is damaged.") from None
-
-    return decode
+    what = f"a {row_type.__name__} in the metadata store"
+    return RowCodec(row_type, what, version=ROW_VERSION, error=StoreUnusable).decode
 
 
 def id_text(number: int) -> str:
