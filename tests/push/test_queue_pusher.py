@@ -83,7 +83,7 @@ def test_an_idle_queue_costs_one_watch_and_a_new_message_is_called_at_once() -> 
 
         await asyncio.sleep(3_600)
         assert len(consumer.received) == 1
-        assert consumer.watches == 30
+        assert consumer.watches == 40
         sent_ms = now_ms()
         queue.send(None)
         await until(lambda: endpoint.calls)

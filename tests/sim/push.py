@@ -12,6 +12,9 @@ or cut off from the store. In the end all is healed.
     U3    a FIFO group has one call at a time, but for pushers whose time is over, and in order
     U4    healed, each queue is owned by one pusher within 5 s
 
+A seed draws the same each time, but events that are due together happen in any order (sets of tasks have none), so a
+run may differ. Tests try several seeds.
+
     PYTHONPATH=tests python -m sim.push 0 500
     PYTHONPATH=tests python -m sim.push 0 500 receives-untried
 """

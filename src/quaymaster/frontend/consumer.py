@@ -21,12 +21,13 @@ from quaymaster.core.values.commands import (
     Elsewhere,
     EntriesOutcome,
     Outcome,
+    Receipt,
     Receive,
     ReceiveOutcome,
     Watch,
     WatchOutcome,
 )
-from quaymaster.core.values.errors import CallerError, NotNow, Timeout
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.values.partition_tables import read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
@@ -47,7 +48,7 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.routing.metadata_client import answer_to
 from quaymaster.protocol.actions.validation import SYSTEM_ATTRIBUTE_NAMES
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, QueueChange
-from quaymaster.protocol.sqs.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.receipts import ParsedHandle, ReceiptHandles
 
 PUSH_GROUP: Final = "push"
 """Whose messages a log-retained queue's are that are pushed."""
@@ -79,6 +80,12 @@ class KnownRows(Protocol):
 
     @property
     def queue_keys(self) -> LendsKeys: ...
+
+
+class ReceivedMessage(PushedMessage, frozen=True, gc=False):
+    """A message with the delivery that its handle names."""
+
+    parsed: ParsedHandle = ParsedHandle(0, 0, Receipt(0, 0, 0))
 
 
 class Consumer:
@@ -135,10 +142,14 @@ class Consumer:
             return []
         self._metrics.messages_received += len(outcome.deliveries)
         number = number if outcome.partition < 0 else outcome.partition
-        found = []
+        found: list[PushedMessage] = []
         for delivery in outcome.deliveries:
             try:
-                found.append(await answer_to(partial(self._open, queue, number, outcome.epoch, delivery)))
+                try:
+                    message = self._open(queue, number, outcome.epoch, delivery)
+                except NotYetKnown:  # seldom: its data key has to be asked for
+                    message = await answer_to(partial(self._open, queue, number, outcome.epoch, delivery))
+                found.append(message)
             except (MessageDamaged, UnknownMessageFormat, CallerError, NotNow) as error:
                 # It stays hidden, and the others are not kept from being called; its redrive policy takes it away.
                 log_event(
@@ -204,8 +215,10 @@ class Consumer:
         timeouts_ms: Sequence[int] | None,
     ) -> int:
         """Carry out a Delete, or with times a ChangeVisibility; return of how many messages it was done."""
-        handles = self._metadata.receipt_handles
-        parsed = [handles.parse(message.receipt_handle, queue.queue_id) for message in messages]
+        parsed: list[ParsedHandle] = []
+        for message in messages:
+            assert isinstance(message, ReceivedMessage), "it was received here"
+            parsed.append(message.parsed)
         command = entries_command(queue, parsed, None if timeouts_ms is None else list(timeouts_ms))
         outcome = await self._ask(command)
         assert isinstance(outcome, EntriesOutcome), "entries are answered by an EntriesOutcome"
@@ -221,22 +234,25 @@ class Consumer:
         except TimeoutError:
             raise Timeout from None
 
-    def _open(self, queue: QueueDefinition, number: int, epoch: int, delivery: Delivery) -> PushedMessage:
+    def _open(self, queue: QueueDefinition, number: int, epoch: int, delivery: Delivery) -> ReceivedMessage:
         stored = decode_message(delivery.payload, prefix_bytes(delivery.flags))
         content = self._cipher.open_stored(stored)
-        handle = self._metadata.receipt_handles.mint(
-            queue.queue_id, number, delivery.sequence, epoch, delivery.delivery_count
-        )
-        return PushedMessage(
-            message_id=uuid_text(stored.message_id),
-            origin_id=uuid_text(stored.origin_message_id),
-            receipt_handle=handle,
+        sequence, delivery_count = delivery.sequence, delivery.delivery_count
+        message_id = uuid_text(stored.message_id)
+        is_origin = stored.origin_message_id == stored.message_id
+        return ReceivedMessage(
+            message_id=message_id,
+            origin_id=message_id if is_origin else uuid_text(stored.origin_message_id),
+            receipt_handle=self._metadata.receipt_handles.mint(
+                queue.queue_id, number, sequence, epoch, delivery_count
+            ),
             body=content.body,
             body_md5=content.body_md5.hex(),
             sent_ms=delivery.sent_ms,
-            delivery_count=delivery.delivery_count,
+            delivery_count=delivery_count,
             group_id=content.group_id,
             attributes=tuple(content.attributes),
             attributes_md5=hex_or_none(content.attributes_md5),
             system=system_attributes(SYSTEM_ATTRIBUTE_NAMES, queue, delivery, stored, content),
+            parsed=ParsedHandle(number, 0, Receipt(sequence, epoch, delivery_count)),
         )

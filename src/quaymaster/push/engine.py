@@ -37,6 +37,7 @@ AGAIN_S: Final = 0.5
 AGAIN_MAX_S: Final = 10.0
 """So soon a queue that could not be found is looked for again; doubled each time."""
 STATES_AGAIN_S: Final = 1.0
+TOLD_AT_ONCE_MAX: Final = 64
 
 log = logging.getLogger(__name__)
 
@@ -141,12 +142,19 @@ class PushEngine:
             await self._told.wait()
             self._told.clear()
             while self._states:
-                queue_id, (queue, state) = self._states.popitem()
-                try:
-                    await self._parts.note_state(queue, state)
-                except NotNow:
-                    self._states.setdefault(queue_id, (queue, state))
+                some = [self._states.popitem()[1] for _ in range(min(len(self._states), TOLD_AT_ONCE_MAX))]
+                if not all(await asyncio.gather(*(self._tell(queue, state) for queue, state in some))):
                     await asyncio.sleep(STATES_AGAIN_S)
+
+    async def _tell(self, queue: QueueDefinition, state: PushState) -> bool:
+        """Store a state, together with others; false if it is to be told again."""
+        try:
+            await self._parts.note_state(queue, state)
+        except NotNow:
+            if queue.queue_id in self._pushing:
+                self._states.setdefault(queue.queue_id, (queue, state))
+            return False
+        return True
 
     # What a queue's pusher is made of
 

@@ -28,8 +28,9 @@ from quaymaster.protocol.push.answers import judge
 from quaymaster.protocol.push.requests import build_request
 from quaymaster.push.parts import MakesCalls, PushParts
 
-WATCH_MS: Final = 120_000
-"""So long one Watch waits for messages of an idle queue."""
+WATCH_MS_MAX: Final = 120_000
+"""So long one Watch waits for messages of an idle queue, at most, and half of it at least: those of queues that were
+begun together do not end together."""
 PAUSE_MS_MIN: Final = 250
 PAUSE_MS_MAX: Final = 10_000
 """After what could not be done now; doubled each time."""
@@ -74,7 +75,8 @@ class QueuePusher:
         self._verify_wait_ms = VERIFY_MS_MIN
         self._pause_ms = PAUSE_MS_MIN
         self._calls: set[asyncio.Task[None]] = set()
-        self._woken = asyncio.Event()
+        self._woken: asyncio.Event | None = None
+        """Set when there may be room again; there is one while that is waited for."""
         self._is_idle = False
         """Whether there was no message when it was looked last."""
         self._is_stopping = False
@@ -127,7 +129,8 @@ class QueuePusher:
             await self._verify()
             return
         if self._is_idle:
-            self._is_idle = not await self._wait(parts.consumer.wait(self._queue, WATCH_MS))
+            wait_ms = round(WATCH_MS_MAX * (1 + parts.luck()) / 2)
+            self._is_idle = not await self._wait(parts.consumer.wait(self._queue, wait_ms))
             return
         # Before anything is received: what cannot be signed cannot be called.
         secrets = await self._wait(parts.secrets(self._owner))
@@ -172,14 +175,18 @@ class QueuePusher:
 
     async def _wait_for_room(self) -> None:
         """Wait until a call has ended, or the endpoint may be called by time alone."""
-        self._woken.clear()
+        self._woken = woken = asyncio.Event()
         now_ms = self._parts.now_ms()
         due_ms = self._flow.endpoint.next_ms(now_ms)
         if self._parts.room.left <= 0:
-            self._parts.room.wait(self._woken.set)
-        with suppress(TimeoutError):
+            self._parts.room.wait(woken.set)
+        try:
             async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1_000):
-                await self._wait(self._woken.wait())
+                await self._wait(woken.wait())
+        except TimeoutError:
+            pass
+        finally:
+            self._woken = None
 
     async def _verify(self) -> None:
         """Ask the endpoint whether it wants calls; wait if it does not."""
@@ -224,7 +231,8 @@ class QueuePusher:
         finally:
             flow.end(call)
             parts.room.change(-1, -payload_bytes(call))
-            self._woken.set()
+            if self._woken is not None:
+                self._woken.set()
 
     async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> tuple[Judged, str]:
         """Call the endpoint; return what it says, and why, for people."""
