@@ -274,3 +274,13 @@ def test_cluster_of_before_has_no_console_and_one_whose_address_is_given_is_ther
     assert planned(named).console_url == "https://console.example"
     assert planned(ClusterOptions(workers=2)).console_url is None
     assert planned(ClusterOptions(workers=2, console=True)).console_url == "http://127.0.0.1:9326"
+
+
+def test_pusher_is_a_process_that_may_call_endpoints_on_this_machine() -> None:
+    pusher = settings_of(planned(ClusterOptions(push=True)), "push-1")
+
+    assert pusher["outbound_networks"] == "127.0.0.0/8,::1/128"
+    assert pusher["metadata_nodes"] == settings_of(planned(ClusterOptions()), "frontend-1")["metadata_nodes"]
+    given = ClusterOptions(push=True, settings={"outbound_networks": "10.0.0.0/8"})
+    assert settings_of(planned(given), "push-1")["outbound_networks"] == "10.0.0.0/8"
+    assert "push-1" not in {process.name for process in planned(ClusterOptions()).processes}

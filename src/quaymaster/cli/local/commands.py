@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quaymaster.cli.local.plan import ClusterOptions, ClusterRecord, Programs
 
 app = options.new_group(
-    "Run a whole cell on this machine: etcd, brokers, metadata, managers, front ends, HAProxy, a console."
+    "Run a whole cell on this machine: etcd, brokers, metadata, managers, front ends, HAProxy, a console, a pusher."
 )
 
 DATA_DEFAULT = Path("quaymaster-cluster")
@@ -258,7 +258,8 @@ def _options(given: UpOptions, known: ClusterRecord | None, *, is_running: bool)
     names = (*of_cell, "port", "tls", "workers")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     has_console = before.console if is_running else _has_console(settings)
-    return msgspec.structs.replace(before, **asked, settings=settings, console=has_console)
+    has_push = before.push if is_running else True
+    return msgspec.structs.replace(before, **asked, settings=settings, console=has_console, push=has_push)
 
 
 def _has_console(settings: Mapping[str, str]) -> bool:

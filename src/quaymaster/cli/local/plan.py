@@ -4,6 +4,7 @@
                                           └▶ metadata-1, -2 ────────────────┼▶ etcd
                                              manager-1, -2 ─────────────────┘
     browsers ─▶ console-1 ─▶ the same
+                   push-1 ─▶ endpoints of queues
 
 With --workers it is one server in so many processes instead, without anything else.
 
@@ -39,7 +40,7 @@ from quaymaster.cli.local.haproxy import (
 from quaymaster.net.listener import NEW_SUFFIX, UNIX_PATH_BYTES_MAX
 from quaymaster.settings import UNIX_PREFIX
 
-Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy", "server", "console"]
+Role = Literal["etcd", "broker", "metadata", "manager", "frontend", "haproxy", "server", "console", "push"]
 
 HOST: Final = "127.0.0.1"
 CELL: Final = "local"
@@ -52,6 +53,8 @@ TLS: Final = "tls"
 SERVER: Final = "server"
 """The name of the only process, with workers."""
 CONSOLE: Final = "console-1"
+PUSH: Final = "push-1"
+LOOPBACK: Final = "127.0.0.0/8,::1/128"
 SOCKET: Final = "edge.sock"
 """In the directory of a front end."""
 ZONES: Final = 3
@@ -66,11 +69,11 @@ CONNECTIONS_MAX: Final = 20_000
 START_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
     ("etcd",),
     ("broker", "metadata", "manager", "frontend", "server"),
-    ("haproxy", "console"),
+    ("haproxy", "console", "push"),
 )
 """A stage is begun when all of the stage before are ready. The roles of a cell wait for each other by themselves."""
 STOP_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
-    ("haproxy", "console"),
+    ("haproxy", "console", "push"),
     ("frontend", "server"),
     ("metadata", "manager"),
     ("broker",),
@@ -118,6 +121,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     workers: int = 0
     console: bool | None = None
     """Whether there is a console; None in records of before there were any, which have none."""
+    push: bool | None = None
+    """Whether there is a pusher; None as of consoles."""
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -252,6 +257,8 @@ def port_names(options: ClusterOptions) -> Iterator[str]:
             yield from (name, f"{name} admin")
     if options.console:
         yield from ("console", CONSOLE, f"{CONSOLE} admin")
+    if options.push:
+        yield f"{PUSH} admin"
 
 
 def choose_ports(
@@ -353,6 +360,19 @@ def plan_cluster(
                 "console", 1, {"console_rpc_listen": f"{HOST}:{ports[CONSOLE]}", **plan.console_address}
             )
         )
+    if options.push:
+        processes.append(
+            plan.role(
+                "push",
+                1,
+                {
+                    "metadata_nodes": metadata,
+                    "keys_directory": str(directory / KEYS),
+                    "outbound_networks": options.settings.get("outbound_networks", LOOPBACK),
+                },
+                address=f"{HOST}:{ports[f'{PUSH} admin']}",
+            )
+        )
     if programs.haproxy is not None:
         processes.append(
             _haproxy(directory, ports, Path(programs.haproxy), front_ends, programs.connections_max)
@@ -415,9 +435,15 @@ class _ClusterPlanner:
         return {"console_listen": listen, "console_url": given.get("console_url", f"http://{listen}")}
 
     def role(
-        self, role: Role, number: int, listen: Mapping[str, str], *, admin_port: int | None = None
+        self,
+        role: Role,
+        number: int,
+        listen: Mapping[str, str],
+        *,
+        admin_port: int | None = None,
+        address: str | None = None,
     ) -> PlannedProcess:
-        """Return one process of a role; the first setting in `listen` says where it serves."""
+        """Return one process of a role. It serves at `address`; None: as the first setting in `listen` says."""
         name = f"{role}-{number}"
         zone = f"zone-{(number - 1) % ZONES + 1}"
         admin_port = admin_port or self.ports[f"{name} admin"]
@@ -441,7 +467,7 @@ class _ClusterPlanner:
             name,
             role,
             zone,
-            next(iter(listen.values())),
+            address or next(iter(listen.values())),
             admin_port,
             (*self.programs.quaymaster, "run", role, "--config", str(path)),
             {path: render_settings(settings)},
