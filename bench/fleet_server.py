@@ -29,11 +29,10 @@ from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.node import server_role
-from quaymaster.node.front_end_role import Behind, serve_sqs
+from quaymaster.node.front_end_role import Behind, Served, serve_sqs
 from quaymaster.node.node import Node
 from quaymaster.node.roles import SERVER, run_role
 from quaymaster.protocol.usage.usage_blocks import decode_header
-from quaymaster.settings import Address
 
 
 def main() -> None:
@@ -48,10 +47,10 @@ def main() -> None:
     options = parser.parse_args()
     blocks = KeptBlocks(options.blocks, options.count)
 
-    async def serve_and_ship(node: Node, behind: Behind, admin: Admin, **others: Any) -> Address:
-        address = await serve_sqs(node, behind, admin, **others)
+    async def serve_and_ship(node: Node, behind: Behind, admin: Admin, **others: Any) -> Served:
+        served = await serve_sqs(node, behind, admin, **others)
         supervise(asyncio.create_task(ship(node, behind, blocks, options.front_ends), name="fleet"))
-        return address
+        return served
 
     settings = settings_to_serve(None, options.data, "127.0.0.1:0", "127.0.0.1:0", None)
     with mock.patch.object(server_role, "serve_sqs", serve_and_ship):

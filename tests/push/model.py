@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from harness.skipping_loop import SkippingLoop
 
-from quaymaster.core.push.calls import NO_SECRETS, PushedMessage, PushSecrets
+from quaymaster.core.push.calls import NO_SECRETS, Deleted, PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.states import PushState
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
@@ -134,13 +134,16 @@ class ModelConsumer:
         self.received.append(count)
         return [pushed(message) for message in self.queue.receive(count, hidden_ms)]
 
-    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None:
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:
         self._fail("delete")
         await asyncio.sleep(0.001)
+        count = 0
         for message in messages:
             if self.queue.is_current(number_of(message), message.delivery_count):
                 self.queue.messages[number_of(message)].is_deleted = True
+                count += 1
         self.queue.on_change.set()
+        return Deleted(count)
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]

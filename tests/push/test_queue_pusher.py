@@ -27,7 +27,7 @@ from push.model import (
 from quaymaster.core.push.endpoint import FAILURES_MAX
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
-from quaymaster.push.parts import Room, Verified
+from quaymaster.push.parts import MadeCall, Room, Verified
 from quaymaster.push.queue_pusher import QueuePusher
 
 BATCHES = msgspec.structs.replace(PLAN, format="CloudEventsJson", batch_size=10)
@@ -307,6 +307,29 @@ def test_the_calls_of_a_process_are_bounded_and_queues_that_wait_for_room_get_it
 
         assert endpoint.most_under_way <= 2
         assert len(endpoint.calls) == 60
+
+    run(scenario())
+
+
+def test_each_call_is_told_with_what_came_of_it() -> None:
+    async def scenario() -> None:
+        answers = iter([ModelAnswer(200, {}, b"OK"), ModelAnswer(503), ModelAnswer(200)])
+        queue, endpoint = ModelQueue(), ModelEndpoint(lambda call: next(answers))
+        queue.send(None, None)
+        parts = parts_of(ModelConsumer(queue), endpoint)
+        told: list[MadeCall] = []
+        parts.on_call = told.append
+
+        await push_all(QueuePusher(define(), PLAN, parts), queue)
+
+        assert sorted((call.result, call.status, call.deleted.messages) for call in told) == [
+            ("delivered", 200, 1),
+            ("delivered", 200, 1),
+            ("failed", 503, 0),
+        ]
+        assert all(call.queue == define() for call in told)
+        assert all(call.request_bytes == call.payload_bytes > 0 for call in told)
+        assert sum(call.response_bytes for call in told) == 2
 
     run(scenario())
 

@@ -48,7 +48,7 @@ from quaymaster.coordination.interface import Compare, Coordination, Event, KeyV
 from quaymaster.coordination.presence import SHORT_LEASE_MS, Presence, PresenceRow
 from quaymaster.coordination.push_rows import put_pushed
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.push.calls import PushedMessage
+from quaymaster.core.push.calls import Deleted, PushedMessage
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow
 from quaymaster.core.values.errors import NotNow, Timeout
@@ -237,7 +237,7 @@ class Consumer(ModelConsumer):
             for one in found
         ]
 
-    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None:
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:
         checked = self._queues[queue.queue_id]
         await self._way()
         if self._loses():
@@ -253,6 +253,7 @@ class Consumer(ModelConsumer):
             raise Timeout
         await self._way()
         checked.acknowledged.update(deleted)
+        return Deleted(len(messages), len(messages) - len(deleted))
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from quaymaster.core.push.calls import PushedMessage
+from quaymaster.core.push.calls import Deleted, PushedMessage
 from quaymaster.core.values.commands import (
     Delivery,
     Elsewhere,
@@ -163,9 +163,11 @@ class Consumer:
                 )
         return found
 
-    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None:
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:
         """Delete messages that were received; what is gone already, or is somebody else's by now, is left alone."""
-        self._metrics.messages_deleted += await self._change(queue, messages, None)
+        deleted = await self._change(queue, messages, None)
+        self._metrics.messages_deleted += deleted.messages
+        return deleted
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
@@ -213,7 +215,7 @@ class Consumer:
         queue: QueueDefinition,
         messages: Sequence[PushedMessage],
         timeouts_ms: Sequence[int] | None,
-    ) -> int:
+    ) -> Deleted:
         """Carry out a Delete, or with times a ChangeVisibility; return of how many messages it was done."""
         parsed: list[ParsedHandle] = []
         for message in messages:
@@ -225,7 +227,7 @@ class Consumer:
         unknown = next((error for error in outcome.errors if isinstance(error, NotNow)), None)
         if unknown is not None:
             raise unknown
-        return sum(error is None for error in outcome.errors)
+        return Deleted(sum(error is None for error in outcome.errors), outcome.gone)
 
     async def _ask(self, command: SubmittedCommand) -> Outcome:
         try:

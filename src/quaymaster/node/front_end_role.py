@@ -38,6 +38,7 @@ from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage.act_chain import drop_left_acts
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
+from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
@@ -91,6 +92,13 @@ def start_key_uses(node: Node, store: Coordination, cell_format: CellFormat) -> 
     return uses
 
 
+class Served(NamedTuple):
+    """A front end that serves: where, and what records its requests; None: nothing does."""
+
+    address: Address
+    usage: UsageRecorder | None
+
+
 class Shared(NamedTuple):
     """What a worker of a server shares with the others: its port, a listening Unix socket, its host's name."""
 
@@ -107,8 +115,8 @@ async def serve_sqs(
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
     shared: Shared | None = None,
     for_console: Path | None = None,
-) -> Address:
-    """Start a front end, what records its requests and those of operators, and its port; return the address.
+) -> Served:
+    """Start a front end, what records its requests and those of operators, and its port.
 
     Without `admin` operators ask another process. `shared`: of a worker. `for_console`: a Unix socket for requests that
     the console of this server makes for browsers.
@@ -185,7 +193,18 @@ async def serve_sqs(
             _ship_usage(node, feed, behind)
         else:
             await _record_acts(node, feed, behind, admin, address)
-    return address
+    return Served(address, None if feed is None else feed.recorder)
+
+
+async def record_pushes(
+    node: Node, store: Coordination, broker: PartitionedBroker, metadata: MetadataService
+) -> UsageRecorder | None:
+    """Record what a process does that only pushes; None where nothing is recorded."""
+    feed = await _start_recording(node, store)
+    if feed is None:
+        return None
+    feed.ship(make_usage_shipper(node.settings, feed, broker=broker, metadata=metadata))
+    return feed.recorder
 
 
 async def record_operators(node: Node, behind: Behind, admin: Admin, address: Address) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,6 +22,7 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.consumer import Consumer
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
+from quaymaster.frontend.usage.recorder import PushSizes, UsageRecorder
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.own_endpoints import customer_rules
@@ -27,7 +31,7 @@ from quaymaster.node.node import Node
 from quaymaster.node.transport import PUSH_ROLE
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import Owners
-from quaymaster.push.parts import CALLS_MAX, PushParts, Room
+from quaymaster.push.parts import CALLS_MAX, MadeCall, PushParts, Room, count_nothing
 from quaymaster.push.verification import EndpointChecks
 from quaymaster.settings import Address, Settings
 
@@ -44,8 +48,12 @@ def start_engine(
     owners: Owners,
     *,
     live_processes: Callable[[], Iterable[Address]] = tuple,
+    usage: UsageRecorder | None = None,
 ) -> None:
-    """Push the queues of these owners until the node ends. `live_processes`: addresses that no call may reach."""
+    """Push the queues of these owners until the node ends.
+
+    `live_processes`: addresses that no call may reach. `usage` takes a record of each call; None: nothing is recorded.
+    """
     settings, stack = node.settings, node.stack
     if node.role == PUSH_ROLE and settings.outbound_networks is None:
         # The default goes by `listen`, which says nothing of a process that does not listen.
@@ -70,6 +78,7 @@ def start_engine(
         now_ms=lambda: int(loop.time() * 1_000),
         wall_ms=wall_ms,
         luck=random.random,
+        on_call=count_nothing if usage is None else partial(_record, usage),
         room=Room(CALLS_MAX, bytes_max=settings.push_bytes_max, account_calls_max=settings.push_calls_max),
     )
     engine = PushEngine(store, owners, parts, region=settings.region)
@@ -103,6 +112,20 @@ class LateClient:
         from quaymaster.net.outbound.client import OutboundClient  # it imports much
 
         return OutboundClient(rules=self._rules, concurrency_max=CALLS_MAX)
+
+
+def _record(usage: UsageRecorder, call: MadeCall) -> None:
+    """Note a call as usage of its queue's account. `began_ms` is of the event loop, whose clock is that of records."""
+    code = "OK" if call.result in ("delivered", "partial") else call.result.capitalize()
+    usage.record_push(
+        call.queue,
+        code,
+        call.status or HTTPStatus.GATEWAY_TIMEOUT,
+        call.began_ms,
+        time.monotonic() * 1_000,
+        PushSizes(call.request_bytes, call.response_bytes, call.payload_bytes, *call.deleted),
+        str(uuid.uuid4()),
+    )
 
 
 def origin_of(settings: Settings) -> str:

@@ -34,6 +34,7 @@ from quaymaster.node.data.stores import declaring
 from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
 from quaymaster.node.front_end_role import (
     Behind,
+    record_pushes,
     serve_sqs,
     start_building,
     start_key_uses,
@@ -205,7 +206,7 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
         push_test=push_test,
     )
     blocks = start_building(node, behind, recent.logs)
-    address = await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)
+    address = (await serve_sqs(node, behind, admin, blocks=blocks, on_log_read=recent.note)).address
     await write_client_file(node, metadata.default_access_key, address)
 
 
@@ -224,9 +225,11 @@ async def _start_push(node: Node, cell: Membership) -> None:
     node.metrics.add_source(router.samples)
     owners = LivePushers(cell.store, cell.presence)
     node.stack.push_async_callback(owners.close)
+    broker = spread_over(router, tables, queues)
     start_engine(
-        *(node, cell.store, metadata, spread_over(router, tables, queues), tables, owners),
+        *(node, cell.store, metadata, broker, tables, owners),
         live_processes=live_processes(node, cell.store),
+        usage=await record_pushes(node, cell.store, broker, metadata),
     )
 
 

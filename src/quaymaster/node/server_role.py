@@ -153,8 +153,9 @@ async def start_server(node: Node) -> None:
         push_test=push_test,
     )
     blocks = start_building(node, behind, registry.queues.active_logs)
-    address = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
-    start_engine(node, store, metadata, broker, tables, OnlyPusher())
+    served = await serve_sqs(node, behind, admin, blocks=blocks, for_console=sockets / SQS_SOCKET)
+    address = served.address
+    start_engine(node, store, metadata, broker, tables, OnlyPusher(), usage=served.usage)
     ship_left_usage(node, behind, workers=0)
     await write_client_file(node, metadata.default_access_key, address)
     console = await prepare_console(node, sockets, address, has_workers=False, bound=bound)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
-from quaymaster.core.push.calls import PushedMessage, PushSecrets
+from quaymaster.core.push.calls import Deleted, PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.states import PushState
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -17,6 +17,23 @@ CALLS_MAX: Final = 4_000
 """Calls of a process that are under way at once, of all queues."""
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of their messages."""
+
+
+class MadeCall(NamedTuple):
+    """A call that was made, for who counts them. `status` 0: there was no answer. `began_ms` as `PushParts.now_ms`."""
+
+    queue: QueueDefinition
+    result: str
+    status: int
+    began_ms: int
+    request_bytes: int
+    response_bytes: int
+    payload_bytes: int
+    deleted: Deleted
+
+
+def count_nothing(call: MadeCall) -> None:
+    """Stand for a count that is not wanted."""
 
 
 class Consumes(Protocol):
@@ -30,7 +47,7 @@ class Consumes(Protocol):
 
     async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]: ...
 
-    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> None: ...
+    async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted: ...
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
@@ -147,6 +164,8 @@ class PushParts:
     now_ms: Callable[[], int]
     wall_ms: Callable[[], int]
     luck: Callable[[], float]
+    on_call: Callable[[MadeCall], None] = count_nothing
+    """Hears of each call when it has ended."""
     room: Room = field(default_factory=Room)
     results: Counter[str] = field(default_factory=Counter)
     """Calls so far, by what came of them."""

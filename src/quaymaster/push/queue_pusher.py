@@ -13,9 +13,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from quaymaster.core.push.calls import PushSecrets
+from quaymaster.core.push.calls import NOTHING_DELETED, Deleted, PushSecrets
 from quaymaster.core.push.flow import Judged, PushPlan
 from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow, Settlement
 from quaymaster.core.push.states import FIRST_STATE, PushState
@@ -26,7 +26,7 @@ from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
 from quaymaster.protocol.push.answers import judge
 from quaymaster.protocol.push.requests import build_request
-from quaymaster.push.parts import MakesCalls, PushParts
+from quaymaster.push.parts import MadeCall, MakesCalls, PushParts
 
 WATCH_MS_MAX: Final = 120_000
 """So long one Watch waits for messages of an idle queue, at most, and half of it at least: those of queues that were
@@ -216,26 +216,37 @@ class QueuePusher:
             if not flow.begin(call, parts.now_ms()):
                 parts.results["late"] += 1
                 return
+            began_ms = parts.now_ms()
             try:
-                judged, reason = await self._send(call, client, secrets)
+                answered = await self._send(call, client, secrets)
             except Exception as error:  # noqa: BLE001 -- a message that cannot be sent keeps no other from being sent
                 log_failure(log, "push call failed", error, queue=self._queue.name)
-                judged, reason = Judged("rejects", frozenset(range(len(call.messages)))), ""
-            parts.results[_result_of(judged)] += 1
+                rejected = Judged("rejects", frozenset(range(len(call.messages))))
+                answered = _Answered(rejected, "", 0, 0)
+            judged = answered.judged
+            result = _result_of(judged)
+            parts.results[result] += 1
             settlement = flow.settle(call, judged, parts.now_ms(), parts.luck())
             if judged.verdict == "refused":
                 self._client = None  # it may be somewhere else now, and is asked there
-            self._note(flow.endpoint.state, reason)
+            self._note(flow.endpoint.state, answered.reason)
+            deleted = NOTHING_DELETED
             if not self._queue.is_at_most_once:  # there they were deleted when they were received
-                await self._carry_out(call, settlement)
+                deleted = await self._carry_out(call, settlement)
+            parts.on_call(
+                MadeCall(
+                    *(self._owner, result, answered.status, began_ms),
+                    *(answered.request_bytes, answered.response_bytes, payload_bytes(call), deleted),
+                )
+            )
         finally:
             flow.end(call)
             parts.room.change(-1, -payload_bytes(call))
             if self._woken is not None:
                 self._woken.set()
 
-    async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> tuple[Judged, str]:
-        """Call the endpoint; return what it says, and why, for people."""
+    async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> _Answered:
+        """Call the endpoint; return what it says."""
         parts, plan = self._parts, self._flow.plan
         request = build_request(plan, call.messages, secrets, parts.wall_ms())
         try:
@@ -247,36 +258,46 @@ class QueuePusher:
                 timeout_s=plan.timeout_ms / 1_000,
             )
         except OutboundRefused as error:
-            return Judged("refused", frozenset(range(len(call.messages)))), str(error)
+            refused = Judged("refused", frozenset(range(len(call.messages))))
+            return _Answered(refused, str(error), 0, len(request.body))
         except OutboundError as error:
-            return judge(plan, call.messages, None, {}, b""), str(error)
+            failed = judge(plan, call.messages, None, {}, b"")
+            return _Answered(failed, str(error), 0, len(request.body))
         judged = judge(plan, call.messages, answer.status, answer.headers, answer.body)
-        return judged, f"it answered with status {answer.status}"
+        reason = f"it answered with status {answer.status}"
+        return _Answered(judged, reason, answer.status, len(request.body), len(answer.body))
 
-    async def _carry_out(self, call: PushCall, settlement: Settlement) -> None:
+    async def _carry_out(self, call: PushCall, settlement: Settlement) -> Deleted:
         """Delete what was taken, hide the rest."""
         parts, queue = self._parts, self._queue
         if settlement.hidden:
             messages = [call.messages[at] for at, _ in settlement.hidden]
             with suppress(NotNow, CallerError):  # they come back when their time is over
                 await parts.consumer.hide(queue, messages, [hidden_ms for _, hidden_ms in settlement.hidden])
-        if settlement.deleted:
-            await self._delete(call, settlement)
+        return await self._delete(call, settlement) if settlement.deleted else NOTHING_DELETED
 
-    async def _delete(self, call: PushCall, settlement: Settlement) -> None:
+    async def _delete(self, call: PushCall, settlement: Settlement) -> Deleted:
         """Delete messages, again and again until that is acknowledged, or others may have them."""
         messages = [call.messages[at] for at in settlement.deleted]
         while True:
             try:
-                await self._parts.consumer.delete(self._queue, messages)
+                return await self._parts.consumer.delete(self._queue, messages)
             except NotNow:
                 if self._parts.now_ms() >= call.hidden_until_ms:
-                    return
+                    return NOTHING_DELETED
                 await asyncio.sleep(DELETE_AGAIN_MS / 1_000)
             except CallerError:
-                return  # the queue is gone
-            else:
-                return
+                return NOTHING_DELETED  # the queue is gone
+
+
+class _Answered(NamedTuple):
+    """What an endpoint says, and why, for people. `status` 0: there was no answer."""
+
+    judged: Judged
+    reason: str
+    status: int
+    request_bytes: int
+    response_bytes: int = 0
 
 
 def payload_bytes(call: PushCall) -> int:

@@ -19,6 +19,7 @@ from quaymaster_pipeline.billing.invoices import Invoice
 from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.price_files import time_text
 from quaymaster_pipeline.billing.rating import price_id
+from quaymaster_pipeline.billing.rules import BILLING_CLASSES
 
 Lines = Callable[[], Iterable[Any]]
 """The lines of an invoice, in the columns of FOCUS, as tables; from the first on whenever it is called."""
@@ -38,7 +39,7 @@ class PriceSums:
     """The charges of a month by price, as lines are added."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[bool, int, int], PriceSum] = {}
+        self._sums: dict[tuple[int, int, int], PriceSum] = {}
 
     def add(self, charges: Any) -> None:
         """Add rows of CHARGES."""
@@ -46,8 +47,8 @@ class PriceSums:
         found = charges.group_by(keys, use_threads=False).aggregate([("quantity", "sum"), ("cost", "sum")])
         for row in found.to_pylist():
             name, version, tier, unit_price = (row[key] for key in keys)
-            # Standard before FIFO, and the free requests (tier -1) before the first tier.
-            key = (name != "standard", version, tier)
+            # Standard before FIFO and push, and the free requests (tier -1) before the first tier.
+            key = (BILLING_CLASSES.index(name), version, tier)
             before = self._sums.get(key)
             quantity = row["quantity_sum"] + (before.quantity if before else 0)
             cost = exact_sum((row["cost_sum"], before.cost)) if before else row["cost_sum"]

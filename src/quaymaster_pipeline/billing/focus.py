@@ -41,7 +41,7 @@ COLUMNS: Final = (
 )
 UNIT: Final = "Requests"
 PRODUCT: Final = "Quaymaster"
-_CLASS_NAMES: Final = {"standard": "standard", "fifo": "FIFO"}
+_CLASS_NAMES: Final = {"standard": "standard", "fifo": "FIFO", "push": "push"}
 
 
 def _kind(name: str) -> Any:

@@ -163,7 +163,7 @@ def _prices(page: FPDF, invoice: Invoice, sums: _Sums) -> None:
     price_places = _places(price.unit_price.scaleb(6) for price in sums.prices)
     for price in sums.prices:
         kind, version, tier = price.price_id.split("-")
-        rate = {"standard": "Standard", "fifo": "FIFO"}[kind]
+        rate = {"standard": "Standard", "fifo": "FIFO", "push": "Push"}[kind]
         tier_name = "free requests" if tier == "free" else f"tier {tier.removeprefix('tier')}"
         name = f"{rate}, {tier_name} (prices {version})"
         per_million = _amount(price.unit_price.scaleb(6), price_places)

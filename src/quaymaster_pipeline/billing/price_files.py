@@ -158,7 +158,11 @@ def _version(fields: Mapping[str, Any]) -> PriceVersion:
         _time(fields, "valid_from", where),
         _time(fields, "valid_to", where) if "valid_to" in fields else None,
         _integer(fields, "free_requests", where),
-        {name: _tiers(fields.get(name), f"{where}, {name}") for name in BILLING_CLASSES},
+        {
+            name: _tiers(fields.get(name), f"{where}, {name}")
+            for name in BILLING_CLASSES
+            if name != "push" or name in fields  # files of before do not say it
+        },
     )
 
 

@@ -87,6 +87,10 @@ class PriceVersion:
             raise BadPriceBook(f"{where}: valid_to must be after valid_from")
         if not 0 <= self.free_requests <= QUANTITY_MAX:
             raise BadPriceBook(f"{where}: free_requests must be 0 to {QUANTITY_MAX}")
+        if not self.tiers.get("push"):
+            # Books of before do not say what a call to an endpoint costs: as a request does.
+            tiers = {**self.tiers, "push": self.tiers.get("standard", ())}
+            object.__setattr__(self, "tiers", tiers)
         for billing_class in BILLING_CLASSES:
             _check_tiers(f"{where}, {billing_class}", self.tiers.get(billing_class, ()))
 

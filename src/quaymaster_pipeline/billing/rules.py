@@ -6,9 +6,10 @@ They are the public pricing rules of Amazon SQS:
   its total. So the *chunks* of its usage record
   (`protocol/usage/usage_records.chunks_of`) are what a request is billed.
 - Actions of STS are free, as in AWS: the table of actions says so.
-- Actions of STS are free, as in AWS.
 - Sending, receiving, deleting and changing the visibility of messages of a FIFO queue cost the FIFO rate. All other
   actions cost the standard rate, on FIFO queues too.
+- A call to a queue's endpoint has a price of its own, which covers its receive and delete; SQS has no such calls. It is
+  billed by the status of the endpoint's answer, as others by that of ours; one without an answer is not billed.
 
 What SQS does not say, we decide, always for the one who pays: not billed is what failed here (5xx), what was refused
 (403, which SQS answers also when it throttles; 429), what belongs to no account, and acts of operators over the admin
@@ -25,12 +26,13 @@ from typing import Final, Literal, get_args
 
 from quaymaster.protocol.actions.table import ACTIONS, RECORDED_ACTIONS
 
-BillingClass = Literal["standard", "fifo"]
+BillingClass = Literal["standard", "fifo", "push"]
 BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
 
 RULE_VERSION: Final = 1
 
 FIFO_ACTIONS: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.billing == "by queue")
+PUSH_ACTIONS: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.billing == "push")
 FREE_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "free")
 ANSWERED_STATUS_MIN: Final = 200
 ANSWERED_STATUS_END: Final = 500
@@ -41,6 +43,8 @@ UNBILLED_PROTOCOL: Final = "admin"
 
 def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
     """Return the rate of an action on a queue; `queue_type` is `standard`, `fifo`, `log`, or None without a queue."""
+    if action in PUSH_ACTIONS:
+        return "push"
     return "fifo" if queue_type == "fifo" and action in FIFO_ACTIONS else "standard"
 
 

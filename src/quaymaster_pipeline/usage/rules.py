@@ -22,6 +22,7 @@ from quaymaster_pipeline.billing.rules import (
     ANSWERED_STATUS_MIN,
     FIFO_ACTIONS,
     FREE_ACTIONS,
+    PUSH_ACTIONS,
     REFUSED_STATUSES,
     UNBILLED_PROTOCOL,
 )
@@ -164,7 +165,11 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "account_sk": pc.if_else(pc.equal(account, ""), str(NOBODY_KEY), account).cast(pa.int64()),
         "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(asked_names(asked))),
         "op": op,
-        "billing_class": pc.if_else(at_fifo_rate, "fifo", "standard"),
+        "billing_class": pc.if_else(
+            pc.is_in(action, pa.array(sorted(PUSH_ACTIONS))),
+            "push",
+            pc.if_else(at_fifo_rate, "fifo", "standard"),
+        ),
         "billed_requests": pc.if_else(_is_billed(rows), rows.column("chunks"), 0),
         "messages": rows.column("message_count"),
         "duplicates": pc.fill_null(rows.column("duplicate_count"), 0),

@@ -16,7 +16,12 @@ import pytest
 from frontend.support import ACCOUNT, Service, serving_recorded, until
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.actions.message_preparation import MessagePreparation
-from quaymaster.frontend.usage.recorder import ASKED_NAMES_MAX, REFUSED_KINDS_MAX, UsageRecorder
+from quaymaster.frontend.usage.recorder import (
+    ASKED_NAMES_MAX,
+    REFUSED_KINDS_MAX,
+    PushSizes,
+    UsageRecorder,
+)
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE
@@ -552,3 +557,34 @@ async def test_names_that_are_not_found_are_told_apart_up_to_a_bound_in_each_hou
 
     assert first == ["a", "(others)", "a", "earlier-0"]
     assert second == ["b"]
+
+
+@on_a_loop
+async def test_a_call_to_an_endpoint_is_recorded_as_use_of_its_queues_account() -> None:
+    usage = recorder()
+    async with serving_recorded(usage) as service:
+        queue = await service.add_queue("orders")
+        before = usage.recorded
+        sizes = PushSizes(request_bytes=150_000, response_bytes=20, payload_bytes=140_000, deleted=3, gone=1)
+        usage.record_push(queue, "OK", 200, 1_000.0, 1_250.0, sizes, "request-1")
+        usage.record_push(queue, "Failed", 504, 1_000.0, 1_250.0, PushSizes(10, 0, 5, 0), "request-2")
+
+        taken, failed = records_of(usage)[before:]
+
+    assert (taken.action, taken.category, taken.protocol) == ("Push", "data", "push")
+    assert (taken.account_id, taken.queue_name, taken.queue_type) == (ACCOUNT, "orders", "standard")
+    assert (taken.http_status, taken.error_code, taken.chunks) == (200, "", 3)
+    assert (taken.message_count, taken.duplicate_count, taken.payload_bytes) == (3, 1, 140_000)
+    assert (taken.request_bytes, taken.response_bytes, taken.latency_us) == (150_000, 20, 250_000)
+    assert (failed.http_status, failed.error_code, failed.message_count) == (504, "Failed", 0)
+
+
+@on_a_loop
+async def test_calls_to_endpoints_that_are_too_many_to_keep_are_counted() -> None:
+    usage = recorder(rows_max=1)
+    async with serving_recorded(usage) as service:
+        queue = await service.add_queue("orders")
+        for _ in range(3):
+            usage.record_push(queue, "OK", 200, 0.0, 1.0, PushSizes(1, 1, 1, 1), "request")
+
+        assert usage.take().overflow == 2

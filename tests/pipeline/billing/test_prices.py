@@ -129,7 +129,7 @@ def test_a_book_that_cannot_be_rated_by_is_refused(old: str, new: str, message: 
         ("billing_class", "class", "the columns must be"),
         (",standard,", ",gold,", "billing_class must be one of"),
         ("changed,USD", "other,USD", "those of the first row"),
-        ("1000000,fifo,0,1", "7,fifo,0,1", "row 11: version 2"),
+        ("1000000,fifo,0,1", "7,fifo,0,1", "row 14: version 2"),
         ("100000000000,0.8", "100000000000", "must have 10 columns"),
     ],
 )
@@ -152,3 +152,20 @@ def test_a_book_without_prices_is_refused() -> None:
 def test_a_tier_beyond_what_can_be_counted_is_refused() -> None:
     with pytest.raises(BadPriceBook, match="it must be 0 to"):
         make_tiers([(2**63, Decimal(1))])
+
+
+def test_a_book_that_does_not_say_what_calls_to_endpoints_cost_has_the_standard_price() -> None:
+    text = example_toml_without_push()
+
+    (version,) = parse_toml(text).versions
+
+    assert version.tiers["push"] == version.tiers["standard"]
+    with_push = text + '\n[[versions.push]]\nabove = 0\nper_million = "7"\n'
+    assert parse_toml(with_push).versions[0].tiers["push"] == make_tiers([(0, Decimal(7))])
+
+
+def example_toml_without_push() -> str:
+    """Return the example as it was before queues were pushed."""
+    text = render_toml(example_book())
+    at = text.index("push = [")
+    return text[:at] + text[text.index("]", at) + 1 :]

@@ -58,3 +58,10 @@ def test_what_was_refused_or_failed_here_is_not_billed(http_status: int, billed:
 @pytest.mark.parametrize("account_id", ["", None])
 def test_a_request_of_no_account_is_not_billed(account_id: str | None) -> None:
     assert billed_requests_of(account_id, 200, 1) == 0
+
+
+def test_a_call_to_an_endpoint_has_a_price_of_its_own_on_any_queue() -> None:
+    for queue_type in ("standard", "fifo", "log"):
+        assert billing_class_of("Push", queue_type) == "push"
+    assert billed_requests_of("000000000000", 200, 3, "push", action="Push") == 3
+    assert billed_requests_of("000000000000", 504, 3, "push", action="Push") == 0

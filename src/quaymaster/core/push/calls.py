@@ -6,6 +6,7 @@ received messages, plan, secrets ──protocol/push──▶ PushRequest ──
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -55,3 +56,13 @@ class PushRequest(msgspec.Struct, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         return f"PushRequest({len(self.body)} bytes)"
+
+
+class Deleted(NamedTuple):
+    """What came of deleting messages: how many are deleted, and of them those that were gone already."""
+
+    messages: int
+    gone: int = 0
+
+
+NOTHING_DELETED: Final = Deleted(0)

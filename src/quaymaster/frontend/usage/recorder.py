@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -45,7 +45,7 @@ from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_droppe
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_CHANGES
 from quaymaster.protocol.actions.monitoring import MonitoringOutput
-from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
+from quaymaster.protocol.actions.table import ACTIONS, PUSH, UNKNOWN_ACTION, Action
 from quaymaster.protocol.cloudwatch.operations import MonitoringInput
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS
 from quaymaster.protocol.sqs.internal_queues import is_internal
@@ -90,6 +90,9 @@ _HOUR_US: Final = 3_600_000_000
 ADMIN: Final = "admin"
 """The wire form of what was asked over the admin API."""
 
+PUSH_PROTOCOL: Final = "push"
+"""The wire form of calls to endpoints."""
+
 _MANAGEMENT: Final = (
     {action.name for action in ACTIONS.values() if action.category == "management"}
     | ADMIN_CHANGES
@@ -104,6 +107,16 @@ _json = msgspec.json.Encoder()
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, str, int, str, bool]
 """Account, key, principal, address, user agent, action, queue id and name, protocol, status, code, whether it is a
 denial that is no event of its own."""
+
+
+class PushSizes(NamedTuple):
+    """How large a call was. `deleted`: messages that were deleted because of its answer; `gone`: those already were."""
+
+    request_bytes: int
+    response_bytes: int
+    payload_bytes: int
+    deleted: int
+    gone: int = 0
 
 
 class RecordedTimes(Protocol):
@@ -241,6 +254,39 @@ class UsageRecorder:
                 call.request_id,
             )
         )
+        if count == self._rows_to_write:
+            self.on_many()
+
+    def record_push(
+        self,
+        queue: QueueDefinition,
+        code: str,
+        status: int,
+        began_ms: float,
+        now_ms: float,
+        sizes: PushSizes,
+        request_id: str,
+    ) -> None:
+        """Note a call to a queue's endpoint, "OK" or with a word for what came of it. It is the account's own."""
+        account_id = queue.account_id
+        if is_internal(account_id, queue.name):
+            return
+        self.recorded += 1
+        count = self._count
+        if count >= self._rows_max:
+            dropped = one_dropped(account_id, PUSH.name, sizes.deleted, sizes.payload_bytes, status)
+            add_dropped(self._overflow, dropped)
+            return
+        key: RowKey = (
+            *(account_id, "", "", "", None),
+            *(PUSH.name, queue.queue_id, queue.name, PUSH_PROTOCOL, status, code, False),
+        )
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._add_context(key, queue)
+        self._count = count + 1
+        self._cells.extend((number, now_ms, began_ms, 0.0, sizes.request_bytes, sizes.response_bytes))
+        self._cells.extend((sizes.payload_bytes, sizes.deleted, sizes.gone, request_id))
         if count == self._rows_to_write:
             self.on_many()
 

@@ -155,7 +155,7 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     blocks = start_building(node, behind, recent.logs)
     await asyncio.to_thread(note_in_use, node.data)
     edge = None if brief.edge < 0 else socket.socket(fileno=brief.edge)
-    await serve_sqs(
+    served = await serve_sqs(
         node,
         behind,
         None,
@@ -168,7 +168,7 @@ async def _start_worker(brief: WorkerBrief, descriptor: int, node: Node) -> None
     presence = Presence(store, row, lease_ms=SHORT_LEASE_MS)
     owners = LivePushers(store, presence, keeps_presence=True)
     stack.push_async_callback(owners.close)
-    start_engine(node, store, metadata, broker, tables, owners)
+    start_engine(node, store, metadata, broker, tables, owners, usage=served.usage)
 
 
 async def _lead(

@@ -64,7 +64,7 @@ such a queue and how many messages it has, in a log those of its default group; 
 those of a group; the source of a message move task, by its ARN."""
 QueueState = Literal["any", "no group", "log", "group of a log"]
 """What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
-BillingRate = Literal["standard", "by queue", "free"]
+BillingRate = Literal["standard", "by queue", "push", "free"]
 """What each of its 64 KiB costs: always the standard rate; on a FIFO queue the FIFO rate; nothing."""
 Completes = Literal["nothing", "by attribute", "by handle"]
 """What it deletes together with what it sends: nothing; messages whose handles are in an attribute of those sent, if
@@ -706,8 +706,22 @@ STAGE_AND_COMMIT: Final = Action(
 )
 """What usage calls a StageMessages with Commit: the messages of others are sent by another request."""
 
-RECORDED_ACTIONS: Final = (UNKNOWN_ACTION, *ACTIONS.values(), STAGE_AND_COMMIT)
-"""What usage records can name: no client asks for the first and the last by their names."""
+PUSH: Final = Action(
+    name="Push",
+    usage_op=134,
+    input=Shape,
+    service="quaymaster",
+    category="data",
+    plane="bulk",
+    permissions=(),
+    billing="push",
+    usage=_ALL,
+    queue_sum="deletions",
+)
+"""What usage calls a call to a queue's endpoint; its messages are those that were deleted because of the answer."""
+
+RECORDED_ACTIONS: Final = (UNKNOWN_ACTION, *ACTIONS.values(), STAGE_AND_COMMIT, PUSH)
+"""What usage records can name: no client asks for the first and the last two by their names."""
 
 GRANTABLE: Final = frozenset(
     permission

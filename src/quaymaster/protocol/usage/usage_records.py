@@ -48,7 +48,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     user_agent: str
     request_id: str
     protocol: str
-    """json, query or cbor; admin of an operator."""
+    """json, query or cbor; admin of an operator; push of a call to a queue's endpoint."""
     action: str
     """Unknown where the request was refused before that was read."""
     category: Category

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.protocol.actions.table import ACTIONS, RECORDED_ACTIONS
+from quaymaster.protocol.actions.table import RECORDED_ACTIONS
 from quaymaster_pipeline.checks.brokers.losses import CRASH, DROPPED, MEASURES, OpenCause
 from quaymaster_pipeline.usage.batch_rows import files_of_batches, in_batches
 from quaymaster_pipeline.usage.rules import EARLIEST_US, REPEATED, are_links
@@ -42,7 +42,7 @@ from quaymaster_pipeline.warehouse.tables import Warehouse, within
 from quaymaster_pipeline.warehouse.times import HOUR_US, bound_of_time, time_of_us, us_of_time
 
 SENDS: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.queue_sum == "sends")
-DELETES: Final = frozenset(action.name for action in ACTIONS.values() if action.queue_sum == "deletions")
+DELETES: Final = frozenset(action.name for action in RECORDED_ACTIONS if action.queue_sum == "deletions")
 SKEW_US: Final = 5_000_000
 """Clocks of front ends and of whoever counts may differ by this."""
 SILENT_US: Final = 120_000_000
