@@ -169,7 +169,7 @@ LOOKS = {
         ("queue", "push", "show"),
         ("group", "list"),
     ),
-    *(("message", "send"), ("message", "receive"), ("message", "delete")),
+    *(("message", "send"), ("message", "receive"), ("message", "delete"), ("forward",)),
     ("key", "metrics-password"),
     ("top",),
     *(("account", "list"), ("key", "list"), ("cell", "status"), ("cell", "decisions"), ("frontend", "list")),

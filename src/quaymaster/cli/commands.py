@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "queue": "quaymaster.cli.queues.queue:app",
     "policy": "quaymaster.cli.queues.policy:app",
     "message": "quaymaster.cli.queues.message:app",
+    "forward": "quaymaster.cli.queues.forward:forward",
     "group": "quaymaster.cli.admin.group:app",
     "account": "quaymaster.cli.admin.account:app",
     "user": "quaymaster.cli.admin.user:app",
