@@ -21,7 +21,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 from harness.mail_server import MailPost, mail_server
-from harness.process import QuaymasterProcess, free_port
+from harness.process import Environment, QuaymasterProcess, free_port
 from harness.waiting import PATIENCE_S, eventually
 from standardwebhooks import Webhook
 
@@ -88,10 +88,10 @@ def post() -> Iterator[MailPost]:
 
 
 class Commands:
-    """Runs `quaymaster alert` against a server."""
+    """Runs `quaymaster alert` with the key in a data directory."""
 
-    def __init__(self, process: QuaymasterProcess) -> None:
-        self._data = process.data
+    def __init__(self, data: Path) -> None:
+        self._data = data
 
     def __call__(self, *words: str) -> Any:
         command = [sys.executable, "-m", "quaymaster.cli.main", "alert", *words]
@@ -135,12 +135,11 @@ def serving(data: Path, **settings: str) -> Iterator[QuaymasterProcess]:
         process.stop()
 
 
-def clients(process: QuaymasterProcess) -> tuple[Any, Any]:
+def clients(environment: Environment) -> tuple[Any, Any]:
     """Return boto3's clients for SQS and CloudWatch."""
-    environment = process.env()
     given = {
         "region_name": REGION,
-        "endpoint_url": process.endpoint_url,
+        "endpoint_url": environment.endpoint_url,
         "aws_access_key_id": environment.access_key_id,
         "aws_secret_access_key": environment.secret_access_key,
     }
@@ -182,11 +181,11 @@ def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertman
         "console_listen": f"127.0.0.1:{free_port()}",
     }
     with serving(tmp_path / "data", **settings) as process:
-        sqs, cloudwatch = clients(process)
+        sqs, cloudwatch = clients(process.env())
         orders = sqs.create_queue(QueueName="orders")["QueueUrl"]
         told = sqs.create_queue(QueueName="told")["QueueUrl"]
         sqs.create_queue(QueueName="foreign")
-        run = Commands(process)
+        run = Commands(process.data)
         eventually(lambda: answers(cloudwatch))  # the console comes after its server
         run("destination", "add", "hook", "--kind", "webhook", "--target", f"{receiver.url}/hook")
         run("destination", "add", "mail", "--kind", "email", "--target", "on-call@example.com")
@@ -220,14 +219,14 @@ def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     with serving(tmp_path / "data", outbound_networks="10.0.0.0/8") as process:
-        _, cloudwatch = clients(process)
-        run = Commands(process)
+        _, cloudwatch = clients(process.env())
+        run = Commands(process.data)
         eventually(lambda: answers(cloudwatch))
         run("destination", "add", "private", "--kind", "webhook", "--target", receiver.url)
         assert run("destination", "test", "private")["outcome"] == "failed"
     with serving(tmp_path / "other", outbound_networks="127.0.0.0/8") as process:
-        _, cloudwatch = clients(process)
-        run = Commands(process)
+        _, cloudwatch = clients(process.env())
+        run = Commands(process.data)
         eventually(lambda: answers(cloudwatch))
         run(
             "destination", "add", "own", "--kind", "webhook", "--target", f"{process.admin_url}/admin/v1/keys"
@@ -241,8 +240,8 @@ def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
 
 def test_commands_make_list_test_and_delete_alerts(tmp_path: Path, receiver: Receiver) -> None:
     with serving(tmp_path / "data") as process:
-        _, cloudwatch = clients(process)
-        run = Commands(process)
+        _, cloudwatch = clients(process.env())
+        run = Commands(process.data)
         eventually(lambda: answers(cloudwatch))
         run("destination", "add", "hook", "--kind", "webhook", "--target", f"{receiver.url}/hook")
         run("create", "old", "--queue", "orders", "--to", "hook", "--breaching", "3")
