@@ -19,6 +19,7 @@ from quaymaster.core.values.errors import (
     CallerError,
     ExpiredToken,
     InvalidClientTokenId,
+    QueueDoesNotExist,
     QueueIdTaken,
     QueueRevisionTaken,
 )
@@ -80,6 +81,9 @@ class FakeJournal:
         known = self.queues.get(definition.queue_id)
         if known is not None and identity_of(known) != identity_of(definition):
             raise QueueIdTaken
+        if definition.group_of:
+            self._set_group(definition)
+            return None
         self.seen.note(definition)
         if known is not None and is_newer_table(known, definition):
             return known
@@ -89,6 +93,12 @@ class FakeJournal:
             return None
         self.queues[definition.queue_id] = definition
         return None
+
+    def _set_group(self, group: QueueDefinition) -> None:
+        if group.group_of not in self.queues:
+            raise QueueDoesNotExist
+        self.seen.note(group)
+        self.queues.setdefault(group.queue_id, group)
 
     async def marks(self, journal_id: int) -> QueueMarks:
         self.asked_marks += 1

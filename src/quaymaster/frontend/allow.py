@@ -22,12 +22,13 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
 from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.completed_queues import CompletedQueues
+from quaymaster.frontend.group_definitions import GroupDefinitions
 from quaymaster.frontend.limits import Limits
 from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.standing import Standing
@@ -40,7 +41,6 @@ from quaymaster.protocol.sqs.shapes import GetQueueUrlRequest
 
 DEFAULT_GROUP: Final = "default"
 """Whose messages a log-retained queue's are that are received by the queue's own URL."""
-GROUPS_REMEMBERED_MAX: Final = 16_384
 PARSED_URLS_MAX: Final = 16_384
 _REMEMBERED_URL_CHARS_MAX: Final = 256
 
@@ -84,7 +84,7 @@ class Gate:
         self._limits = limits
         self._region = region
         self._parsed: dict[str, QueueAddress] = {}
-        self._group_definitions: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
+        self._group_definitions = GroupDefinitions()
         self._resolve: dict[Scope, Callable[[Call], Found]] = {
             "account": self._account,
             "resources": self._account,
@@ -273,14 +273,7 @@ class Gate:
         found = self._find_queue(log.account_id, group_name(log.name, group))
         if found is None or found.group_of != log.queue_id:
             raise GroupDoesNotExist(log, group)
-        known = self._group_definitions.get(found.queue_id)
-        if known is not None and known[0] is found and known[1] is log:
-            return known[2]
-        definition = group_definition(found, log)
-        if len(self._group_definitions) >= GROUPS_REMEMBERED_MAX:
-            self._group_definitions.clear()
-        self._group_definitions[found.queue_id] = found, log, definition
-        return definition
+        return self._group_definitions.of(found, log)
 
     def _parse(self, url: str) -> QueueAddress:
         address = parse_queue_url(url)

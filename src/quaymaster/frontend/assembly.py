@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.claim_actions import ClaimActions
@@ -32,6 +33,7 @@ from quaymaster.frontend.authorization import Authorization, Floor
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.completed_queues import CompletedQueues
 from quaymaster.frontend.cors import CORS, host_of
+from quaymaster.frontend.group_definitions import GroupDefinitions
 from quaymaster.frontend.issuer_keys import IssuerKeys, KeyFetcher
 from quaymaster.frontend.limit_shares import LimitShares, Owners
 from quaymaster.frontend.limits import Limits
@@ -295,15 +297,37 @@ def make_front_end(
 
 
 def tables_of(queues: KnowsPartitions) -> PartitionTables:
-    """Return the partition tables that a front end goes by; `journal_of` of it is for its way to the brokers."""
-    return PartitionTables(queues.queue_by_id, queues.journal_of, queues.refresh)
+    """Return the partition tables that a front end goes by; `journal_of` of it is for its way to the brokers.
+
+    A consumer group has the table of its log.
+    """
+    groups = GroupDefinitions()
+
+    def find(queue_id: int) -> QueueDefinition | None:
+        row = queues.queue_by_id(queue_id)
+        if row is None or not row.group_of:
+            return row
+        log = queues.queue_by_id(row.group_of)
+        return None if log is None else groups.of(row, log)
+
+    async def refresh(definition: QueueDefinition) -> None:
+        log = queues.queue_by_id(definition.group_of) if definition.group_of else None
+        if log is not None:
+            await queues.refresh(log)
+        await queues.refresh(definition)
+
+    return PartitionTables(find, queues.journal_of, refresh)
 
 
 def spread_over(broker: BrokerClient, tables: PartitionTables, queues: KnowsPartitions) -> PartitionedBroker:
     """Return what a front end submits its commands to, on the way to the brokers."""
 
     async def check(definition: QueueDefinition) -> None:
-        await queues.change(CheckTable(definition.account_id, definition.name, queue_id=definition.queue_id))
+        log_name = split_group(definition.name)[0]
+        asked = CheckTable(
+            definition.account_id, log_name, queue_id=definition.group_of or definition.queue_id
+        )
+        await queues.change(asked)
 
     return PartitionedBroker(broker, tables, check)
 

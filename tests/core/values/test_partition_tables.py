@@ -255,9 +255,21 @@ def test_a_queue_is_given_no_more_numbers_than_a_number_has_bits_for() -> None:
         split(queue)
 
 
-def test_a_log_has_one_partition() -> None:
-    with pytest.raises(UnsupportedOperation, match="have one partition"):
-        split(definition(**LOG))
+def test_a_partition_has_its_share_of_what_the_queue_has_in_all_before_its_seal_and_after() -> None:
+    queue = tables.with_children_open(split(definition(**LOG)))
+
+    assert [tables.share_of(queue, number, 9) for number in (0, 1, 2)] == [9, 5, 5]
+    assert tables.share_of(queue, 77, 9) == 9
+    assert tables.share_of(replace_definition(queue, partitions=queue.partitions[1:]), 1, 1_000) == 500
+
+
+def test_partitions_of_a_log_are_described_unless_they_are_new() -> None:
+    queue = split(definition(**LOG))
+
+    assert [entry.number for entry in tables.described_partitions(queue)] == [0]
+    opened = tables.with_state(tables.with_children_open(queue), 0, "drained", sends=7)
+    assert [entry.number for entry in tables.described_partitions(opened)] == [0, 1, 2]
+    assert tables.end_of_drained(opened.partitions[0]) == 8
 
 
 def test_a_fifo_queue_is_split_only_where_groups_have_nothing_to_do_with_each_other() -> None:

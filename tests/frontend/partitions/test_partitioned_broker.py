@@ -90,7 +90,7 @@ def test_commands_to_plain_queues_go_to_brokers_as_they_are(command: Command, ha
 
 
 @pytest.mark.parametrize(
-    "command", [Peek(QUEUE, 1, 0, 10), Delete(QUEUE, 1, [RECEIPT]), ResetGroup(QUEUE, "x")]
+    "command", [Peek(QUEUE, 1, 0, 10), Delete(QUEUE, 1, [RECEIPT]), ResetGroup(QUEUE, "x", 1)]
 )
 def test_what_names_its_partition_goes_there(command: Command) -> None:
     async def scenario() -> None:

@@ -22,6 +22,7 @@ from quaymaster.core.values.commands import (
     PartitionOutcome,
     Purge,
     QueueCounts,
+    ResetGroup,
     StartMoveTask,
 )
 from quaymaster.core.values.errors import (
@@ -377,3 +378,23 @@ def test_a_queue_of_one_partition_is_asked_as_such(table: QueueDefinition) -> No
     assert ask(bench, CountMessages(QUEUE), lambda command: QueueCounts(1, 0, 0)) == QueueCounts(1, 0, 0)
 
     assert len(bench.broker.log) == 1
+
+
+def test_a_group_begins_anew_in_older_partitions_first() -> None:
+    bench = Bench(SPLIT)
+
+    assert ask(bench, ResetGroup(QUEUE, "earliest"), lambda command: Done()) == Done()
+
+    assert bench.broker.log == [ResetGroup(QUEUE, "earliest", number) for number in (0, 1, 2)]
+
+
+def test_counts_of_drained_partitions_are_the_logs_and_not_its_groups() -> None:
+    table = queue(entry(0, "drained", sends=9), entry(1, keys=LOW), entry(2, keys=HIGH), version=3)
+    counted = {True: 0, False: 0}
+    for is_group in counted:
+        bench = Bench(replace(table, group_of=5) if is_group else table)
+        found = ask(bench, CountMessages(QUEUE), lambda command: QueueCounts(1, 0, 0, sends=1))
+        assert isinstance(found, QueueCounts)
+        counted[is_group] = found.sends
+
+    assert counted == {True: 2, False: 11}

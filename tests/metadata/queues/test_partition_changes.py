@@ -43,6 +43,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     PartitionChange,
     SetAttributes,
 )
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 
 ORDERS = f"{ACCOUNT}/orders"
 DAY_S = 86_400
@@ -127,6 +128,65 @@ def test_a_partition_is_asked_about_ids_for_as_long_as_its_queue_remembers_them(
 
     attributes = {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": "3600"}
     with_orders(scenario, tmp_path, attributes=attributes)
+
+
+def test_journals_of_new_partitions_know_the_consumer_groups_of_their_log_before_those_open(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        queues = table.service.queues
+        early = await queues.change(CreateGroup(ACCOUNT, "orders@early"))
+        await table.change("split", into=2, journals=(1, 2))
+        table.journals.without_leader = {2}
+        await table.step()
+        assert table.states[1:] == [(1, 1, "new"), (2, 2, "new")]
+        assert table.journals.known(early.queue_id, 1) is None
+        table.journals.without_leader = set()
+
+        await table.step()
+
+        assert [state for _, _, state in table.states] == ["closing", "open", "open"]
+        late = await queues.change(CreateGroup(ACCOUNT, "orders@late"))
+        for group in (early, late):
+            known = [table.journals.known(group.queue_id, journal_id) for journal_id in (0, 1, 2)]
+            assert all(one is not None for one in known)
+            assert table.service.registry.queues.journal_of(group.queue_id, 2) == 2
+        await queues.change(DeleteQueue(ACCOUNT, "orders@early"))
+        assert [table.journals.known(early.queue_id, number) for number in (0, 1, 2)] == [None] * 3
+
+    with_orders(scenario, tmp_path, attributes={"RetentionMode": "Log"})
+
+
+def test_a_group_that_is_created_while_a_journal_has_not_heard_of_its_log_waits_for_that(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        queues = table.service.queues
+        await table.change("split", into=2, journals=(1, 2))
+
+        with pytest.raises(NotNow, match="partitions of the queue are changing"):
+            await queues.change(CreateGroup(ACCOUNT, "orders@late"))
+        await table.step()
+        late = await queues.change(CreateGroup(ACCOUNT, "orders@late"))
+
+        assert late.state == "active"
+        assert all(table.journals.known(late.queue_id, number) is not None for number in (0, 1, 2))
+
+    with_orders(scenario, tmp_path, attributes={"RetentionMode": "Log"})
+
+
+def test_the_queue_of_usage_records_and_logs_of_older_cells_have_one_partition(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.service.queues.change(
+            CreateQueue(INTERNAL_ACCOUNT, USAGE_QUEUE, {"RetentionMode": "Log"})
+        )
+        with pytest.raises(UnsupportedOperation, match="usage records has one partition"):
+            await table.service.queues.change(ChangePartitions(INTERNAL_ACCOUNT, USAGE_QUEUE, "split", 2))
+        table.service.registry.queues.options.cell_format.number = 7
+        with pytest.raises(UnsupportedOperation, match="split, merged and moved once all processes"):
+            await table.change("split", into=2)
+
+    with_orders(scenario, tmp_path, attributes={"RetentionMode": "Log"})
 
 
 def test_a_split_opens_children_and_seals_the_parent_which_is_closed_drained_and_removed(
@@ -289,7 +349,6 @@ def test_changes_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path) -
                 await table.service.queues.change(ChangePartitions(ACCOUNT, name, kind, **asked))  # type: ignore[arg-type]
 
         await refused(QueueDoesNotExist, "none", "split", into=2)
-        await refused(UnsupportedOperation, "log", "split", into=2)
         await refused(UnsupportedOperation, "log@a", "split", into=2)
         await refused(InvalidParameterValue, "orders", "split", into=1)
         await refused(OverLimit, "orders", "split", into=17)

@@ -150,12 +150,12 @@ class GroupQuestions:
         """Ask one question after the other, until there is nothing to ask."""
         unanswered = 0
         while (question := self._question(pair)) is not None:
-            journal_id, groups, command = question
+            journal_id, groups, command, holds = question
             pause_s = RETRY_S if unanswered < FAST_RETRIES else SLOW_RETRY_S
             try:
                 outcome = await self._carry(journal_id, command)
                 if outcome.is_sealed:
-                    self._take(pair, groups, outcome)
+                    self._take(pair, groups, outcome, holds)
                     unanswered = 0
                     continue
             except NotNow as error:
@@ -178,8 +178,8 @@ class GroupQuestions:
         # No await since nothing was found: whatever is met now begins another.
         self._asking.pop(pair, None)
 
-    def _question(self, pair: _Pair) -> tuple[int, list[int], AskGroups] | None:
-        """Return the journal to ask, the groups, and the command; None when there is nothing to ask."""
+    def _question(self, pair: _Pair) -> tuple[int, list[int], AskGroups, HeldGroups] | None:
+        """Return the journal to ask, the groups, the command, and what holds them; None: there is nothing to ask."""
         found = self._found(pair.child_key)
         if found is None:
             return None
@@ -193,18 +193,20 @@ class GroupQuestions:
             wait_ms = max(1, WAIT_MS * len(groups) // holds.present_at(pair.parent))
         queue_id = partition.definition.queue_id
         command = AskGroups(queue_id, pair.parent, array("Q", groups).tobytes(), wait_ms)
-        return entry.journal_id, groups, command
+        return entry.journal_id, groups, command, holds
 
     async def _carry(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
         if self._carrier is None or journal_id == self._host.files.journal_id:
             return await self._answers.answer(command)
         return await self._carrier.groups_left(journal_id, command)
 
-    def _take(self, pair: _Pair, groups: list[int], outcome: GroupsOutcome) -> None:
+    def _take(self, pair: _Pair, groups: list[int], outcome: GroupsOutcome, asked: HeldGroups) -> None:
         found = self._found(pair.child_key)
         if found is None:
             return
         partition, order, holds = found
+        if holds is not asked:
+            return  # a consumer group began anew since: the parent may have what was gone
         freed = holds.answered(pair.parent, groups, array("Q", outcome.gone))
         order.release(freed, self._host.clock.time_ms())
         if freed and partition.watched:

@@ -87,6 +87,7 @@ def reset_group(group: Partition, start: int, time_ms: int) -> list[Iterator[Non
     assert group.log is not None, "only a consumer group begins anew"
     emptied = group.discard_all()
     group.attempts.clear()
+    group.groups_left = None  # what is gone comes back
     if group.definition.is_exactly_once:
         group.count_reset()
     _start_over(group, max(start, group.log.head), time_ms)

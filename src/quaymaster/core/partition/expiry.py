@@ -6,6 +6,7 @@ Only the leader asks. It proposes their end, and what that does is `Partition.ap
 from __future__ import annotations
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.values.partition_tables import share_of
 from quaymaster.core.values.queue_names import split_group
 
 EXPIRED_ROWS_MAX = 4_096
@@ -81,8 +82,11 @@ def is_over_size(partition: Partition) -> bool:
 
 def _over_size(partition: Partition) -> int:
     """Return below which sequence number a log has more than it is to keep."""
-    bytes_max = partition.definition.retention_bytes
-    if partition.sizes is None or not bytes_max or partition.sizes.total_bytes <= bytes_max:
+    whole = partition.definition.retention_bytes
+    if partition.sizes is None or not whole:
+        return 0
+    bytes_max = share_of(partition.definition, partition.number, whole)
+    if partition.sizes.total_bytes <= bytes_max:
         return 0
     return partition.sizes.first_within(bytes_max)
 

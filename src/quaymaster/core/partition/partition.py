@@ -271,12 +271,16 @@ class Partition:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left to do: it has no message, none leaving, no open transaction and no running task."""
+        """Whether nothing is left to do: it has no message, none leaving, no open transaction and no running task.
+
+        Of a log that is so only once it is so of its groups: their dead letters leave by themselves.
+        """
         return (
             not self.alive
             and not self.is_sending_away
             and not (self.staged is not None and self.staged.open)
             and not any(task.status in ("RUNNING", "CANCELLING") for task in self.tasks)
+            and all(group.is_empty for group in self.groups.values())
         )
 
     @property

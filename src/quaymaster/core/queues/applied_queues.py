@@ -221,6 +221,8 @@ class AppliedQueues:
         self._dirty_keys: set[int] = set()
         self.changes = TouchedPartitions(self.partitions, self.is_unfinished)
         self._ids_by_name: dict[tuple[str, str], int] = {}
+        self._group_ids: dict[int, dict[int, None]] = {}
+        """The ids of consumer groups, by that of their log."""
         self.marks = QueueMarks()
         """The highest ids there ever were."""
         self.removed: set[int] = set()
@@ -560,13 +562,13 @@ class AppliedQueues:
         self.marks.note(definition)
         if definition.group_of and definition.group_of not in self.definitions:
             return  # the log was deleted further on, and the snapshot is of then
-        for group_id in self._groups_of(definition.queue_id):
-            group = self.definitions[group_id]
-            if group.revision < definition.revision:
-                self._know(group_definition(group, definition), row.time_ms, row.offset + 1)
+        groups = [self.definitions[group_id] for group_id in self._groups_of(definition.queue_id)]
         # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
         if row.flags & IS_NEW or definition.queue_id in self.definitions:
             self._know(definition, row.time_ms, row.offset + 1, starts)
+        for group in groups:  # behind it: their partitions follow its own
+            if group.queue_id in self.definitions:
+                self._know(group_definition(group, definition), row.time_ms, row.offset + 1)
 
     def _apply_queue_delete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         self.marks.raise_to(row.queue_id)
@@ -696,8 +698,7 @@ class AppliedQueues:
         before = self._here(queue_id)
         known = self.definitions.get(queue_id)
         if known is None or known.revision < definition.revision:
-            self.definitions[queue_id] = definition
-            self._ids_by_name[definition.account_id, definition.name] = queue_id
+            self._define(definition)
         for partition in partitions:
             self._keep(partition)
             self.running_tasks.note(partition.key, partition)
@@ -710,21 +711,31 @@ class AppliedQueues:
     def attach_groups(self) -> None:
         """Let consumer groups that came from a snapshot follow their logs, before anything is applied.
 
-        One without its log was deleted with it, further on than the snapshot of the log is.
+        One without its log was deleted with it, further on than the snapshot of the log is. A partition without the
+        log's is gone as well, or the replay begins both.
         """
         for definition in list(self.definitions.values()):
             if definition.group_of and definition.group_of not in self.definitions:
                 self._forget(definition.queue_id)
             elif definition.group_of:
                 for group in self._here(definition.queue_id):
-                    follow(group, self.partition(definition.group_of, group.number))
+                    log = self.partitions.get(partition_key(definition.group_of, group.number))
+                    if log is None:
+                        self._let_go(group)
+                    else:
+                        follow(group, log)
 
     def _groups_of(self, queue_id: int) -> list[int]:
         """Return the ids of a log's consumer groups."""
-        definition = self.definitions.get(queue_id)
-        if definition is None or not definition.is_log:
-            return []
-        return [group_id for partition in self._here(queue_id)[:1] for group_id in partition.groups]
+        return list(self._group_ids.get(queue_id, ()))
+
+    def _define(self, definition: QueueDefinition) -> None:
+        """Have a definition as the newest of a queue."""
+        queue_id = definition.queue_id
+        self.definitions[queue_id] = definition
+        self._ids_by_name[definition.account_id, definition.name] = queue_id
+        if definition.group_of:
+            self._group_ids.setdefault(definition.group_of, {})[queue_id] = None
 
     def _know(
         self,
@@ -736,16 +747,16 @@ class AppliedQueues:
         """Follow a definition as far as it was not followed yet, each partition for itself.
 
         A replay may meet it again: a snapshot's definition may be newer than its partitions. `applied`: the offset
-        behind the record; `starts`: of a new consumer group, for each partition where it starts and what end it has.
+        behind the record; `starts`: of a new consumer group, for each partition where it starts and what end it has. In
+        a partition that its log gets later it starts with the first message.
         """
         queue_id = definition.queue_id
         self.marks.note(definition)
         before = self._here(queue_id)
         known = self.definitions.get(queue_id)
         newest = definition if known is None or known.revision < definition.revision else known
-        self.definitions[queue_id] = newest
-        # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
-        self._ids_by_name[newest.account_id, newest.name] = queue_id
+        # Again: a snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
+        self._define(newest)
         listed = self._listed(definition)
         still_listed = listed if newest is definition else self._listed(newest)
         for number, entry in listed.items():
@@ -761,7 +772,8 @@ class AppliedQueues:
                 else:
                     self._follow_definition(partition, definition, None, time_ms, applied)
         self._note_unlisted(queue_id, self._here(queue_id) + before)
-        if not self._here(queue_id):
+        # A group may have no partition here before the replay has come to where its log has.
+        if not self._here(definition.group_of or queue_id):
             self._forget(queue_id)
 
     def _begin(
@@ -772,6 +784,11 @@ class AppliedQueues:
         applied: int,
         starts: Mapping[int, tuple[int, int]],
     ) -> None:
+        log: Partition | None = None
+        if definition.group_of:
+            log = self.partitions.get(partition_key(definition.group_of, entry.number))
+            if log is None:
+                return  # the log's was dropped further on, and its snapshot is of then
         partition = Partition(
             definition,
             entry.number,
@@ -784,9 +801,9 @@ class AppliedQueues:
         partition.applied = applied
         if is_sealed_by(entry):
             partition.apply_seal(time_ms)
-        if definition.group_of:
-            log = self.partition(definition.group_of, entry.number)
-            begin_group(partition, log, *starts[entry.number], time_ms)
+        if log is not None:
+            first = entry.first_sequence
+            begin_group(partition, log, *starts.get(entry.number, (first, first)), time_ms)
 
     def _follow_definition(
         self,
@@ -819,12 +836,19 @@ class AppliedQueues:
             self._let_go(partition)
         self.unlisted.pop(queue_id, None)
         definition = self.definitions.pop(queue_id)
+        if definition.group_of:
+            groups = self._group_ids[definition.group_of]
+            del groups[queue_id]
+            if not groups:
+                del self._group_ids[definition.group_of]
         name = definition.account_id, definition.name
         if self._ids_by_name.get(name) == queue_id:
             del self._ids_by_name[name]
 
     def _let_go(self, partition: Partition) -> None:
-        """A partition is gone, with all that it has."""
+        """A partition is gone, with all that it has, and with those of consumer groups that follow it."""
+        for group in list(partition.groups.values()):
+            self._let_go(group)
         key = partition.key
         del self.partitions[key]
         self.changes.drop(partition)

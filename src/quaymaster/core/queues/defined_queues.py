@@ -59,7 +59,9 @@ class DefinedQueues(AppliedQueues):
         if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
             self._check_revision(known, definition)
         is_here = known is not None or self.journal_id in journals_of(definition) or definition.group_of
-        if is_here and (known is None or known.revision < definition.revision):
+        # A group that is known is as its log says.
+        is_news = known is None or (known.revision < definition.revision and not definition.group_of)
+        if is_here and is_news:
             starts: dict[int, tuple[int, int]] = {}
             if definition.group_of:
                 definition, starts = self._new_group(definition)
@@ -71,7 +73,7 @@ class DefinedQueues(AppliedQueues):
             queue_ids = [definition.queue_id, *self._groups_of(definition.queue_id)]
             proposal.awake.update(self._here(definition.queue_id))
             self._know(definition, now_ms, proposal.next_offset, starts)
-            for group_id in queue_ids[1:]:
+            for group_id in self._groups_of(definition.queue_id):
                 group = group_definition(self.definitions[group_id], definition)
                 self._know(group, now_ms, proposal.next_offset)
             for queue_id in queue_ids:

@@ -117,6 +117,27 @@ def journals_of(definition: QueueDefinition) -> tuple[int, ...]:
     return tuple(dict.fromkeys(entry.journal_id for entry in definition.partitions))
 
 
+def described_partitions(definition: QueueDefinition) -> list[PartitionPlacement]:
+    """Return the partitions of a log that can be read by offsets, or could be once, the oldest first."""
+    return [entry for entry in definition.partitions if entry.state != "new"]
+
+
+def end_of_drained(entry: PartitionPlacement) -> int:
+    """Return the sequence number behind the last message that a drained partition of a log had; none is left."""
+    return entry.first_sequence + entry.sends
+
+
+def share_of(definition: QueueDefinition, number: int, whole: int) -> int:
+    """Return what a partition has of something that its queue has in all, by its share of the keys; rounded up.
+
+    It is the same before and after its seal. One that is not listed any more has all.
+    """
+    entry = entry_of(definition, number)
+    if entry is None or (entry.first_key, entry.last_key) == (0, KEY_MAX):
+        return whole
+    return -(-whole * (entry.last_key - entry.first_key + 1) // (KEY_MAX + 1))
+
+
 def awaited_journals(definition: QueueDefinition) -> tuple[int, ...]:
     """Return the journals that must know of a change of the queue: those with partitions that are not drained."""
     return tuple(
@@ -405,8 +426,6 @@ def _check_may_change(
         )
     if definition.next_partition + children > NUMBERS_MAX:
         raise OverLimit(f"A queue may be given {NUMBERS_MAX:,} partitions in all.")
-    if definition.keeps_all:
-        raise UnsupportedOperation("Log-retained queues have one partition.")
     is_move = len(parents) == 1 and children == 1
     if definition.is_fifo and not is_move and not definition.is_split_by_group:
         raise UnsupportedOperation(

@@ -15,11 +15,10 @@ from typing import Any, Final
 from quaymaster.core.values.commands import (
     FindOffset,
     FoundOffset,
-    LogBounds,
-    LogBoundsOutcome,
     SetGroupOffset,
 )
 from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
+from quaymaster.core.values.partition_tables import described_partitions, end_of_drained, in_state
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.call import Call
@@ -32,11 +31,12 @@ from quaymaster.frontend.logs.built_blocks import (
     open_block,
 )
 from quaymaster.frontend.logs.kept_memory import keep_freed_memory
+from quaymaster.frontend.logs.log_ends import LogEnds
 from quaymaster.frontend.logs.log_reader import ClaimName, LogReader
 from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.protocol.actions import claim_rules, claim_shapes, log_shapes, validation
 from quaymaster.protocol.logs.log_columns import Block, render_block, slice_block
 from quaymaster.protocol.logs.log_rows import Rows, columns_of
@@ -70,7 +70,7 @@ class LogActions:
         opening: OpeningPool | None = None,
     ) -> None:
         self._groups = groups
-        self._broker = broker
+        self._log_bounds = LogEnds(broker)
         self._reader = LogReader(broker, cipher, opening=opening)
         self._claims = LogReader(broker, cipher)
         self._blocks = blocks
@@ -83,15 +83,19 @@ class LogActions:
     ) -> log_shapes.DescribeLogResult:
         """Say what a log is, and which offsets its partitions have; of a group also below which all is consumed."""
         log, group = _log_and_group(call)
-        partitions = []
-        for partition in log.partitions:
-            bounds = await self._bounds(log, partition.number)
-            committed = None
-            if group is not None:
-                committed = max(bounds.earliest, (await self._bounds(group, partition.number)).earliest)
-            partitions.append(
-                log_shapes.LogPartition(partition.number, bounds.earliest, bounds.end, committed)
+        entries = described_partitions(log)
+        bounds = await self._log_bounds.of(log, entries)
+        committed: list[int | None] = [None] * len(entries)
+        if group is not None:
+            consumed = await self._log_bounds.of(group, entries)
+            committed = [max(kept.earliest, one.earliest) for kept, one in zip(bounds, consumed, strict=True)]
+        partitions = [
+            log_shapes.LogPartition(
+                *(entry.number, kept.earliest, kept.end, consumed_below),
+                None if entry.state == "open" else entry.state,
             )
+            for entry, kept, consumed_below in zip(entries, bounds, committed, strict=True)
+        ]
         return log_shapes.DescribeLogResult(str(log.queue_id), log.name, partitions)
 
     async def find_offsets(
@@ -101,10 +105,13 @@ class LogActions:
         log, _ = _log_and_group(call)
         time_ms = validation.check_find_offsets(given)
         offsets = []
-        for partition in log.partitions:
-            outcome = await call.calls.ask(FindOffset(log.queue_id, partition.number, time_ms))
+        for entry in described_partitions(log):
+            if entry.state == "drained":
+                offsets.append(log_shapes.PartitionOffset(entry.number, end_of_drained(entry)))
+                continue
+            outcome = await call.calls.ask(FindOffset(log.queue_id, entry.number, time_ms))
             assert isinstance(outcome, FoundOffset), "a FindOffset is answered by a FoundOffset"
-            offsets.append(log_shapes.PartitionOffset(partition.number, outcome.sequence))
+            offsets.append(log_shapes.PartitionOffset(entry.number, outcome.sequence))
         return log_shapes.FindOffsetsResult(offsets)
 
     async def fetch_messages(self, call: Call, given: log_shapes.FetchMessagesRequest) -> None:
@@ -168,13 +175,10 @@ class LogActions:
                 await self._groups.take(group, given.Reader)
             else:
                 await self._groups.check_reader(group, given.Reader)
+        drained = {entry.number for entry in in_state(log, "drained")}
         for offset in given.Offsets:
-            await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
-
-    async def _bounds(self, queue: QueueDefinition, partition: int) -> LogBoundsOutcome:
-        outcome = await ask(self._broker, LogBounds(queue.queue_id, partition))
-        assert isinstance(outcome, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
-        return outcome
+            if offset.Partition not in drained:  # else all of it is consumed, or gone
+                await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
 
     async def _read(
         self, log: QueueDefinition, partition: int, wanted: validation.FetchLog
@@ -204,7 +208,7 @@ class LogActions:
         wanted: validation.FetchLog,
     ) -> Block | None:
         """Return the messages of a range that are in a block; None when they must be read from the journal."""
-        bounds = await self._bounds(log, partition)
+        bounds = await self._log_bounds.of_one(log, partition)
         if not bounds.earliest <= wanted.from_offset < bounds.end:
             return None  # the journal says what is wrong with it
         stop = min(place.stop, wanted.to_offset, bounds.end)
@@ -263,10 +267,11 @@ def _log_and_group(call: Call) -> tuple[QueueDefinition, QueueDefinition | None]
 
 def check_partition(log: QueueDefinition, number: int) -> None:
     """Raise InvalidParameterValue unless a queue has a partition of this number."""
-    if number not in [partition.number for partition in log.partitions]:
-        raise InvalidParameterValue.of(
-            "Partition", number, f"The queue has partitions 0 to {len(log.partitions) - 1}."
-        )
+    numbers = [entry.number for entry in described_partitions(log)]
+    if number not in numbers:
+        is_dense = numbers == list(range(len(numbers)))
+        there = f"0 to {len(numbers) - 1}" if is_dense else ", ".join(map(str, numbers))
+        raise InvalidParameterValue.of("Partition", number, f"The queue has partitions {there}.")
 
 
 async def _encode(block: Block, *, is_arrow: bool) -> tuple[bytes, bytes]:

@@ -8,16 +8,16 @@ from typing import Any, Protocol
 from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.commands import (
     CountMessages,
-    LogBounds,
-    LogBoundsOutcome,
     QueueCounts,
     ResetGroup,
     SetGroupOffset,
 )
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
+from quaymaster.core.values.partition_tables import described_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.logs.log_ends import LogEnds
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.protocol.admin import queues as shapes
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, ListGroups
@@ -38,6 +38,7 @@ class GroupAdmin:
 
     def __init__(self, broker: BrokerClient, metadata: KnowsQueues) -> None:
         self._broker = broker
+        self._ends = LogEnds(broker)
         self._metadata = metadata
 
     async def list_groups(self, account_id: str, name: str) -> list[shapes.GroupView]:
@@ -72,15 +73,15 @@ class GroupAdmin:
     async def _row(self, log: QueueDefinition, group: QueueDefinition) -> shapes.GroupView:
         counts = await ask(self._broker, CountMessages(group.queue_id))
         assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
-        partitions = []
-        for number in [partition.number for partition in log.partitions]:
-            kept = await self._bounds(log.queue_id, number)
-            consumed = await self._bounds(group.queue_id, number)
-            partitions.append(
-                shapes.GroupPartition(
-                    partition=number, start=kept.earliest, end=kept.end, offset=consumed.earliest
-                )
+        entries = described_partitions(log)
+        bounds = await self._ends.of(log, entries)
+        consumed = await self._ends.of(group, entries)
+        partitions = [
+            shapes.GroupPartition(
+                partition=entry.number, start=kept.earliest, end=kept.end, offset=done.earliest
             )
+            for entry, kept, done in zip(entries, bounds, consumed, strict=True)
+        ]
         return shapes.GroupView(
             group=split_group(group.name)[1],
             queue=log.name,
@@ -91,11 +92,6 @@ class GroupAdmin:
             lag=counts.visible + counts.in_flight + counts.delayed,
             **traffic_of(group, counts),
         )
-
-    async def _bounds(self, queue_id: int, partition: int) -> LogBoundsOutcome:
-        outcome = await ask(self._broker, LogBounds(queue_id, partition))
-        assert isinstance(outcome, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
-        return outcome
 
     def _log(self, account_id: str, name: str) -> QueueDefinition:
         log = self._metadata.find_queue(account_id, name)

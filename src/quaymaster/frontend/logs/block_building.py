@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from quaymaster.core.values.commands import LogBounds, LogBoundsOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.partition_tables import read_partitions
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.logs.built_blocks import BLOCK_COLUMNS, BlockPlace, BuiltBlocks, build_block
+from quaymaster.frontend.logs.log_ends import LogEnds
 from quaymaster.frontend.logs.log_reader import LogReader
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import when_known
 
 BLOCK_ROWS_MAX: Final = 16_384
@@ -52,7 +53,7 @@ class BlockBuilding:
         has_room: Callable[[], bool],
         interval_s: float,
     ) -> None:
-        self._broker = broker
+        self._ends = LogEnds(broker)
         self._reader = LogReader(broker, cipher, ease=EASE)
         self._blocks = blocks
         self._logs = logs
@@ -74,7 +75,7 @@ class BlockBuilding:
         for gone in self._blocks.queues() - {definition.queue_id for definition in logs}:
             await self._delete(self._blocks.drop_queue(gone))
         for definition in logs:
-            for partition in definition.partitions:
+            for partition in read_partitions(definition):
                 try:
                     await self._build(definition, partition.number)
                 except (CallerError, NotNow, OSError, KeyError) as error:  # KeyError: its data key is missing
@@ -88,8 +89,7 @@ class BlockBuilding:
 
     async def _build(self, definition: QueueDefinition, partition: int) -> None:
         queue_id = definition.queue_id
-        bounds = await ask(self._broker, LogBounds(queue_id, partition))
-        assert isinstance(bounds, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
+        bounds = await self._ends.of_one(definition, partition)
         await self._delete(self._blocks.drop_below(queue_id, partition, bounds.earliest))
         loop = asyncio.get_running_loop()
         at = self._blocks.end_of(queue_id, partition, bounds.earliest)

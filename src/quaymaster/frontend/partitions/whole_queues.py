@@ -1,4 +1,4 @@
-"""What is asked of a whole queue, where that has several partitions: counts, purges, message move tasks."""
+"""What is asked of a whole queue, where that has several partitions: counts, purges, resets, message move tasks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from quaymaster.core.values.commands import (
     PartitionOutcome,
     Purge,
     QueueCounts,
+    ResetGroup,
     StartMoveTask,
 )
 from quaymaster.core.values.errors import (
@@ -35,8 +36,8 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 
-WholeCommand = CountMessages | Purge | StartMoveTask | CancelMoveTask | ListMoveTasks
-WHOLE_COMMANDS: Final = (CountMessages, Purge, StartMoveTask, CancelMoveTask, ListMoveTasks)
+WholeCommand = CountMessages | Purge | ResetGroup | StartMoveTask | CancelMoveTask | ListMoveTasks
+WHOLE_COMMANDS: Final = (CountMessages, Purge, ResetGroup, StartMoveTask, CancelMoveTask, ListMoveTasks)
 TABLES_MAX: Final = 4
 """Newer tables that a question may meet on its way."""
 _UNFINISHED: Final = ("RUNNING", "CANCELLING")
@@ -71,6 +72,8 @@ class WholeQueues:
                 return await self._count(definition)
             case Purge():
                 return await self._purge(definition)
+            case ResetGroup():
+                return await self._reset(definition, command)
             case StartMoveTask():
                 return await self._start(definition, command)
             case CancelMoveTask():
@@ -86,7 +89,8 @@ class WholeQueues:
                 for entry in read_partitions(definition)
             )
         )
-        ended_sends, ended_deletions = final_counts(definition)
+        # A consumer group has the table of its log, whose counts those are.
+        ended_sends, ended_deletions = (0, 0) if definition.group_of else final_counts(definition)
         return sum_counts(each, sends=ended_sends, deletions=ended_deletions)
 
     async def _purge(self, definition: QueueDefinition) -> Done:
@@ -112,6 +116,13 @@ class WholeQueues:
                 definition = await self._newest(definition)
                 if version > definition.table_version:
                     raise partitions_are_changing()
+
+    async def _reset(self, definition: QueueDefinition, command: ResetGroup) -> Done:
+        """Let a consumer group begin anew in older partitions first: younger ones then ask those what they have."""
+        for entry in read_partitions(definition):
+            part = msgspec.structs.replace(command, partition=entry.number)
+            await self._ask_one(part, Done)
+        return Done()
 
     async def _newest(self, definition: QueueDefinition) -> QueueDefinition:
         found = await self._tables.look(definition)
@@ -173,7 +184,7 @@ class WholeQueues:
 
     async def _ask_one(
         self,
-        command: CountMessages | Purge | AskPartition | ListMoveTasks,
+        command: CountMessages | Purge | ResetGroup | AskPartition | ListMoveTasks,
         kind: Callable[..., _Outcome],
     ) -> _Outcome:
         outcome = await ask(self._broker, command)

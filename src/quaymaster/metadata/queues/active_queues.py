@@ -37,6 +37,8 @@ class ActiveQueues:
     def journal_of(self, queue_id: int, partition: int) -> int | None:
         """Return which journal has a partition of a queue (ALL_PARTITIONS: the oldest), None when it is not known."""
         definition = self._by_id.get(queue_id)
+        if definition is not None and definition.group_of:
+            definition = self._by_id.get(definition.group_of)
         return None if definition is None else journal_of_partition(definition, partition)
 
     def account_of(self, queue_id: int) -> str:

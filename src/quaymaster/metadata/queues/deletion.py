@@ -84,7 +84,7 @@ class Deletion:
         await self.drop_groups_of(definition.queue_id)
         if latest is None or latest.queue_id != definition.queue_id:
             return  # another node finished it, and the name may be in use again
-        deleted = deleted_row(definition)
+        deleted = deleted_row(queues.in_force(definition))
         try:
             await queues.mirror.transact(
                 [compare], [Put(DELETED + suffix, encode_row(deleted))], _keys_of(suffix, definition)

@@ -19,7 +19,12 @@ from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.commands import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition
-from quaymaster.core.values.queue_definitions import PartitionState, QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queue_definitions import (
+    PartitionState,
+    QueueDefinition,
+    decode_queue_definition,
+    group_definition,
+)
 from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -96,9 +101,15 @@ class KnownQueues(ActiveQueues):
         """
         definition = self._by_any_id.get(queue_id)
         if definition is not None:
+            definition = self.in_force(definition)
             return journal_of_partition(definition, partition)
         gone = self._gone_journals_of.get(queue_id, {})
         return next(iter(gone.values()), None) if partition == ALL_PARTITIONS else gone.get(partition)
+
+    def in_force(self, definition: QueueDefinition) -> QueueDefinition:
+        """Return a consumer group as its log says that it is, any other queue itself."""
+        log = self._by_any_id.get(definition.group_of) if definition.group_of else None
+        return definition if log is None else group_definition(definition, log)
 
     def has_id(self, queue_id: int) -> bool:
         """Tell whether there is a queue of an id, in whatever state."""

@@ -29,7 +29,7 @@ from quaymaster.core.values.errors import (
     Overloaded,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import PARTITIONS
+from quaymaster.core.values.formats import DELIVERY, PARTITIONS
 from quaymaster.core.values.partition_life import aged, next_look_ms, unsealed
 from quaymaster.core.values.partition_tables import (
     entries_to_merge,
@@ -48,6 +48,7 @@ from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     encode_queue_definition,
 )
+from quaymaster.core.values.queue_names import GROUP_MARK
 from quaymaster.metadata.queues.placement import choose_journals
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling
@@ -57,6 +58,7 @@ from quaymaster.metadata.upkeep import FAILS
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.rpc.metadata_messages import ChangePartitions, CheckTable
+from quaymaster.protocol.sqs.internal_queues import is_internal
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +185,12 @@ class PartitionChanges:
             raise UnsupportedOperation("The partitions of the queue were changed meanwhile.")
         if current.group_of:
             raise UnsupportedOperation("A consumer group has the partitions of its queue.")
+        if is_internal(current.account_id, current.name):
+            raise UnsupportedOperation("The queue of usage records has one partition.")
+        if current.is_log:
+            self._queues.options.cell_format.require(
+                DELIVERY, "Log-retained queues can be split, merged and moved"
+            )
         number = request.partitions[0] if request.partitions else None
         match request.kind:
             case "split":
@@ -291,8 +299,10 @@ class PartitionChanges:
             await self._store(queues.rows.compare(suffix), with_new_dropped(definition, why), "cancelled")
             return 0
         children = in_state(definition, "new")
-        if not await self._settling.tell(definition, {entry.journal_id for entry in children}):
+        journals = {entry.journal_id for entry in children}
+        if not await self._settling.tell(definition, journals):
             return AGAIN_MS
+        await self._tell_of_groups(definition, journals)
         latest = queues.rows.get(suffix)
         # Attributes may have been set meanwhile: the same journals know the same partitions.
         awaited = "active", definition.queue_id, definition.table_version
@@ -300,6 +310,20 @@ class PartitionChanges:
             return AGAIN_MS
         await self._store(queues.rows.compare(suffix), with_children_open(latest), "opened")
         return 0
+
+    async def _tell_of_groups(self, log: QueueDefinition, journals: set[int]) -> None:
+        """Tell journals that have new partitions of a log of its consumer groups.
+
+        A group that is created from now on was created by a row of the log that has these partitions.
+        """
+        if not log.is_log:
+            return
+        queues, suffix = self._queues, suffix_of(log)
+        await queues.mirror.refresh_all(f"{QUEUES}{suffix}{GROUP_MARK}")
+        groups = [queues.rows.get(group) for group in queues.groups_of(log.queue_id)]
+        for group in groups:
+            if group is not None and group.state != "deleting":
+                await self._journals.set_queue(group, journals)
 
     async def _tell_left(self, suffix: str) -> None:
         """Tell journals that a queue has no partitions there any more, if there are such; RevisionMismatch."""

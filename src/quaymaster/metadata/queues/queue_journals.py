@@ -17,7 +17,7 @@ from quaymaster.core.values.errors import (
     Timeout,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.partition_tables import awaited_journals, told_journals
+from quaymaster.core.values.partition_tables import awaited_journals, journals_of, told_journals
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.queues.id_guard import MARKS_ASKED
@@ -79,10 +79,19 @@ class QueueJournal(Protocol):
 
 
 class QueueJournals:
-    """`ids` returns the journals that take new queues. What they are told has a time limit."""
+    """`ids` returns the journals that take new queues; `in_force`: a consumer group with what its log says of it.
 
-    def __init__(self, ids: Callable[[], Sequence[int]], cell_format: CellFormat) -> None:
+    What they are told has a time limit.
+    """
+
+    def __init__(
+        self,
+        ids: Callable[[], Sequence[int]],
+        cell_format: CellFormat,
+        in_force: Callable[[QueueDefinition], QueueDefinition] = lambda definition: definition,
+    ) -> None:
         self.ids = ids
+        self._in_force = in_force
         self.timeout_ms = JOURNAL_TIMEOUT_MS
         self._cell_format = cell_format
         self._journal: QueueJournal | None = None
@@ -104,16 +113,21 @@ class QueueJournals:
     async def set_queue(self, definition: QueueDefinition, journals: Collection[int] | None = None) -> None:
         """Make journals know the queue at this revision: those given, or all that its table names.
 
-        Of all, those are not waited for whose partitions are drained.
+        Of all, those are not waited for whose partitions are drained. A consumer group is told to the journals that
+        have partitions of its log.
 
         Raises:
             QueueIdTaken, QueueRevisionTaken: see `QueueJournal`.
             TableTaken: a journal has a later partition table.
             NotNow: a journal did not answer.
         """
+        definition = self._in_force(definition)
         awaited, others = _journals_to_tell(definition) if journals is None else (tuple(journals), ())
 
         async def tell(journal_id: int) -> None:
+            if definition.group_of and _is_new_in(definition, journal_id):
+                await self._tell_behind_log(definition, journal_id)
+                return
             known = await self._attached.set_queue(definition, journal_id)
             if known is not None:
                 raise TableTaken(known)
@@ -126,8 +140,16 @@ class QueueJournals:
             )
             raise
 
+    async def _tell_behind_log(self, group: QueueDefinition, journal_id: int) -> None:
+        """Make a journal know a group which may yet have to hear of its log."""
+        try:
+            await self._attached.set_queue(group, journal_id)
+        except QueueDoesNotExist:
+            raise NotNow("The partitions of the queue are changing. Try again.") from None
+
     async def delete_queue(self, definition: QueueDefinition) -> None:
         """Make a queue's journals forget it, unless they have another one under this id."""
+        definition = self._in_force(definition)
         awaited, others = _journals_to_tell(definition)
         await self._delete(definition.queue_id, awaited, others, identity_of(definition))
 
@@ -215,4 +237,10 @@ async def _in_time(call: Awaitable[Answer], timeout_ms: int) -> Answer:
 def _journals_to_tell(definition: QueueDefinition) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the journals that must hear of a queue's change, and those that need not be waited for."""
     awaited = awaited_journals(definition)
-    return awaited, tuple(each for each in told_journals(definition) if each not in awaited)
+    told = journals_of(definition) if definition.group_of else told_journals(definition)
+    return awaited, tuple(each for each in told if each not in awaited)
+
+
+def _is_new_in(definition: QueueDefinition, journal_id: int) -> bool:
+    """Return whether a queue has but new partitions in a journal."""
+    return all(entry.state == "new" for entry in definition.partitions if entry.journal_id == journal_id)

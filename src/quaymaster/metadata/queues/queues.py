@@ -75,7 +75,7 @@ class Queues(StoredQueues):
     ) -> None:
         """`node`: the name of whoever changes queues, among all who do."""
         super().__init__(mirror, options, now_ms)
-        self.journals = QueueJournals(journals, options.cell_format)
+        self.journals = QueueJournals(journals, options.cell_format, self.in_force)
         self.id_guard = IdGuard(mirror.store, IdAllocator(mirror.store, "queue", node), self.journals.marks)
         self.data_keys = SharedDataKeys(self, self.id_guard)
         self.settling = Settling(self, self.journals)

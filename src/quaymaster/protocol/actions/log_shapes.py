@@ -13,12 +13,16 @@ class DescribeLogRequest(Shape, frozen=True):
 
 
 class LogPartition(Shape, frozen=True):
-    """What can be read of a partition: [EarliestOffset, NextOffset). `Committed`: below it all is consumed."""
+    """What can be read of a partition: [EarliestOffset, NextOffset). `Committed`: below it all is consumed.
+
+    `State`: closing, closed or drained, of one that takes no messages any more; absent of one that is open.
+    """
 
     Partition: int
     EarliestOffset: int
     NextOffset: int
     Committed: int | None = None
+    State: str | None = None
 
 
 class DescribeLogResult(Shape, frozen=True):
