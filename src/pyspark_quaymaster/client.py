@@ -50,13 +50,14 @@ class Patience:
 class Bounds(NamedTuple):
     """What a log's partition holds: offsets from `earliest` on, below `next`; below `live` the archive has them.
 
-    Of a group's URL, all below `committed` is consumed.
+    Of a group's URL, all below `committed` is consumed. One that `is_drained` is empty, and soon not listed any more.
     """
 
     earliest: int
     next: int
     live: int = 0
     committed: int | None = None
+    is_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,10 @@ class Client:
         found = self._call("Quaymaster.DescribeLog", {"QueueUrl": url})
         partitions = {
             int(one["Partition"]): Bounds(
-                int(one["EarliestOffset"]), int(one["NextOffset"]), committed=one.get("Committed")
+                int(one["EarliestOffset"]),
+                int(one["NextOffset"]),
+                committed=one.get("Committed"),
+                is_drained=one.get("State") == "drained",
             )
             for one in found["Partitions"]
         }

@@ -96,7 +96,7 @@ class Logs:
                 archive.refresh()
                 earliest = archive.earliest(log.queue_id, number, live)
                 self._archived[log.queue_id, number] = live, earliest
-            partitions[number] = Bounds(earliest, bounds.next, live)
+            partitions[number] = bounds._replace(earliest=earliest, live=live)
         return replace(log, partitions=partitions)
 
     def resolve(self, position: Position, logs: Mapping[str, Log], *, latest_if_no_later: bool) -> Offsets:
@@ -186,7 +186,7 @@ def plan_ranges(
         log = logs.get(queue_id)
         bounds = None if log is None else log.partitions.get(int(number))
         if log is None or bounds is None:
-            lose(f"offsets {first} to {last} of queue {queue_id}: {_gone(logs)}", fails_on_data_loss)
+            lose(f"offsets {first} to {last} of queue {queue_id}: {_gone(logs, key)}", fails_on_data_loss)
             continue
         if first < bounds.earliest:
             lose(
@@ -214,12 +214,42 @@ def check_continuity(start: Offsets, logs: Mapping[str, Log], *, fails_on_data_l
         log = logs.get(queue_id)
         bounds = None if log is None else log.partitions.get(int(number))
         if log is None or bounds is None:
-            lose(f"queue {queue_id} was read up to {first}: {_gone(logs)}", fails_on_data_loss)
+            lose(f"queue {queue_id} was read up to {first}: {_gone(logs, key)}", fails_on_data_loss)
         elif not bounds.earliest <= first <= bounds.next:
             lose(
                 f"{log.name} partition {number} was read up to {first}, and holds {bounds.earliest} to {bounds.next}",
                 fails_on_data_loss,
             )
+
+
+def left_behind(begun: Offsets, logs: Mapping[str, Log]) -> set[str]:
+    """Return which partitions a query need not know any more: drained ones that it has read to their end.
+
+    A younger one of the queue stays known, so that `entered` does not begin with them again.
+    """
+    known = _highest(begun)
+    return {
+        key
+        for key, bounds in _bounds(logs)
+        if bounds.is_drained and begun.get(key) == bounds.next and _number(key) < known[_queue(key)]
+    }
+
+
+def entered(begun: Offsets, logs: Mapping[str, Log]) -> Offsets:
+    """Return where reading begins in partitions that a query does not know: at what is kept of them.
+
+    Of drained ones it may have known those that are older than others that it knows.
+    """
+    known = _highest(begun)
+    return {
+        key: bounds.earliest
+        for key, bounds in _bounds(logs)
+        if key not in begun
+        and (
+            not bounds.is_drained
+            or (bounds.earliest < bounds.next and _number(key) > known.get(_queue(key), -1))
+        )
+    }
 
 
 def lose(what: str, fails_on_data_loss: bool) -> None:
@@ -229,7 +259,29 @@ def lose(what: str, fails_on_data_loss: bool) -> None:
     _log.warning("data lost, going on: %s", what)
 
 
-def _gone(logs: Mapping[str, Log]) -> str:
+def _highest(offsets: Offsets) -> dict[str, int]:
+    """Return the highest number of a partition of each queue."""
+    found: dict[str, int] = {}
+    for key in offsets:
+        found[_queue(key)] = max(_number(key), found.get(_queue(key), -1))
+    return found
+
+
+def _queue(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _number(key: str) -> int:
+    return int(key.partition("/")[2])
+
+
+def _gone(logs: Mapping[str, Log], key: str) -> str:
+    log = logs.get(_queue(key))
+    if log is not None:
+        return (
+            f"{log.name} does not list partition {_number(key)} any more: it was sealed 15 days ago, is empty, and may "
+            f"have had more; there are {sorted(log.partitions)}"
+        )
     there = ", ".join(sorted(f"{log.name} ({log.queue_id})" for log in logs.values())) or "none"
     return f"it is deleted, or made anew under its name with another id; there are: {there}"
 

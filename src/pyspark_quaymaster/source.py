@@ -38,7 +38,7 @@ from pyspark_quaymaster.errors import (
     ServerIsUnavailable,
 )
 from pyspark_quaymaster.filters import Wanted, wanted_by
-from pyspark_quaymaster.logs import Logs, check_continuity, plan_ranges
+from pyspark_quaymaster.logs import Logs, check_continuity, entered, left_behind, plan_ranges
 from pyspark_quaymaster.offsets import (
     Offsets,
     Range,
@@ -171,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = heads if self._target is None else self._up_to_target(heads)
         # Kept up to now and still there; what was lost is passed over by plan_ranges.
         known = {key: offset for key, offset in begun.items() if key in heads}
-        entering = {key: self._entry(key, found) for key in ends if key not in begun}
+        entering = {key: offset for key, offset in entered(begun, found).items() if key in ends}
         available = {key: max(0, ends.get(key, 0) - offset) for key, offset in known.items()}
         if isinstance(limit, ReadAllAvailable):
             taken = available
@@ -179,7 +179,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             taken = {}
         else:
             taken = self._limited(available, begun, found, limit)
-        end = {key: offset + taken.get(key, 0) for key, offset in known.items()} | entering
+        left = left_behind(begun, found)
+        end = {key: offset + taken.get(key, 0) for key, offset in known.items() if key not in left} | entering
         if end == begun:
             return start
         if any(taken.values()):
@@ -214,11 +215,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _up_to_target(self, heads: Offsets) -> Offsets:
         assert self._target is not None, "an AvailableNow query has its target"
         return {key: min(heads[key], offset) for key, offset in self._target.items() if key in heads}
-
-    def _entry(self, key: str, logs: Mapping[str, Log]) -> int:
-        """Return where reading begins in a partition that the query did not know: at what is kept of it."""
-        queue_id, _, number = key.partition("/")
-        return logs[queue_id].partitions[int(number)].earliest
 
     def _waits_for_more(self, available: int) -> bool:
         options = self._options

@@ -37,6 +37,10 @@ class FakeLog:
     partitions: list[list[bytes]]
     earliest: list[int] = field(default_factory=list)
     attributes: dict[str, str] = field(default_factory=lambda: {"RetentionMode": "Log"})
+    drained: set[int] = field(default_factory=set)
+    """Partitions that are sealed and empty."""
+    unlisted: set[int] = field(default_factory=set)
+    """Partitions that were so for so long that they are not listed any more."""
 
     def __post_init__(self) -> None:
         self.earliest = self.earliest or [0] * len(self.partitions)
@@ -148,9 +152,15 @@ class FakeServer:
             log.attributes |= fields["Attributes"]
             return {}
         if action == "DescribeLog":
-            bounds = [
-                {"Partition": number, "EarliestOffset": log.earliest[number], "NextOffset": len(bodies)}
+            bounds: list[dict[str, Any]] = [
+                {
+                    "Partition": number,
+                    "EarliestOffset": log.earliest[number],
+                    "NextOffset": len(bodies),
+                    **({"State": "drained"} if number in log.drained else {}),
+                }
                 for number, bodies in enumerate(log.partitions)
+                if number not in log.unlisted
             ]
             name = fields["QueueUrl"].rpartition("/")[2]
             if name in self.committed:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from pyspark_quaymaster import DefaultSource
+from pyspark_quaymaster.client import Bounds, Log
 from pyspark_quaymaster.errors import (
     AnswerIsWrong,
     DataIsLost,
@@ -32,6 +33,7 @@ from pyspark_quaymaster.errors import (
     OptionIsInvalid,
     RequestRefused,
 )
+from pyspark_quaymaster.logs import entered, left_behind
 from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, arrow_schema, conform
 from pyspark_quaymaster.source import BatchReader, QueuePartition, StreamReader
 
@@ -586,6 +588,54 @@ def test_a_partition_that_is_new_is_read_from_its_beginning_and_replays_the_same
     assert read_stream(reader, start, entered) == []
     assert read_stream(reader, entered, end) == [(1, n) for n in range(4)]
     assert read_stream(stream(server), entered, end) == [(1, n) for n in range(4)]
+
+
+def test_a_drained_partition_that_was_read_leaves_the_checkpoint_before_it_is_not_listed_any_more(
+    server: FakeServer,
+) -> None:
+    log = server.make("orders", 3, 4)
+    reader = stream(server, startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert read_stream(reader, start, end) == rows_of(3, 4)
+    log.earliest[0] = 3
+    log.drained.add(0)
+
+    left = reader.latestOffset(end, ALL)
+    assert [key for key in left if key != "version"] == [f"{log.queue_id}/1"]
+    assert read_stream(reader, end, left) == []
+    log.partitions[1] += [b"more"]
+    on = reader.latestOffset(left, ALL)  # it does not enter again
+    assert read_stream(reader, left, on) == [(1, 4)]
+    log.unlisted.add(0)
+
+    assert reader.latestOffset(on, ALL) == on
+
+
+def test_a_partition_that_is_not_listed_any_more_and_may_not_have_been_read_is_an_error(
+    server: FakeServer,
+) -> None:
+    log = server.make("orders", 3, 4)
+    start = stream(server, startingOffsets="earliest").initialOffset()
+    log.unlisted.add(0)
+
+    with pytest.raises(DataIsLost, match="does not list partition 0 any more"):
+        stream(server).latestOffset(start, ALL)
+    lax = stream(server, failOnDataLoss="false")
+    end = lax.latestOffset(start, ALL)
+    assert read_stream(lax, start, end) == [(1, n) for n in range(4)]
+
+
+def test_a_query_enters_drained_partitions_only_above_those_that_it_knows(server: FakeServer) -> None:
+    """Below are those that it has read; those above came and went while it was stopped, and the archive has them."""
+    bounds = {0: Bounds(0, 3, 3, is_drained=True), 1: Bounds(0, 0), 2: Bounds(0, 5, 5, is_drained=True)}
+    bounds[3] = Bounds(2, 2, is_drained=True)
+    logs = {"7": Log("7", "orders", "url", bounds)}
+
+    assert entered({"7/1": 0}, logs) == {"7/2": 0}
+    assert entered({}, logs) == {"7/0": 0, "7/1": 0, "7/2": 0}
+    assert left_behind({"7/0": 3, "7/1": 0, "7/2": 5}, logs) == {"7/0"}
+    assert left_behind({"7/0": 2, "7/1": 0}, logs) == set()
 
 
 def test_the_same_offsets_give_the_same_rows_however_often_and_from_wherever(server: FakeServer) -> None:

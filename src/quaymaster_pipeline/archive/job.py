@@ -236,7 +236,8 @@ class ArchiveJob:
         gone = [
             one
             for one in self.ledger.stretches(queue_id)
-            if one.state in ("archived", "expiring") and one.end <= earliest[one.partition]
+            # A partition that is not listed any more has been empty for a while.
+            if one.state in ("archived", "expiring") and one.end <= earliest.get(one.partition, one.end)
         ]
         report.deleted += len(self.ledger.record_all(gone, "deleted"))
 

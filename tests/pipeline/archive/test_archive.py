@@ -219,6 +219,21 @@ def test_what_is_archived_goes_from_the_log_when_it_is_old_and_the_grace_is_over
     assert site.rows() == all_rows(25)
 
 
+def test_what_left_the_log_with_its_partition_is_deleted_there(site: Site) -> None:
+    log = site.server.make("orders", 15, 2)
+    policy = Policy(0, 3 * 86_400_000, 0)
+    site.run(policy)
+    site.now += 4 * DAY
+    site.run(policy)
+    assert log.earliest[0] == 15
+    log.unlisted.add(0)
+
+    done = site.run(policy)
+
+    assert done.deleted > 0
+    assert {state for partition, _, _, state in site.states() if not partition} == {"deleted"}
+
+
 def test_nothing_expires_under_a_legal_hold(site: Site) -> None:
     log = site.server.make("orders", 25)
     log.attributes["LegalHold"] = "true"
