@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from quaymaster.core.spread.transactions import SpreadTransaction
-from quaymaster.core.values.commands import AbortedOutcome, AbortTransaction, Elsewhere
-from quaymaster.core.values.errors import NotLeader, Unreachable
+from quaymaster.core.values.commands import (
+    AbortedOutcome,
+    AbortTransaction,
+    Elsewhere,
+    StageMessages,
+)
+from quaymaster.core.values.errors import NotLeader, Unreachable, UnsupportedOperation
 
-from .support import entry, queue
+from .support import HIGH, LOW, entry, queue
 
 ABORT = AbortTransaction(7, -2, "sink", 1)
 
@@ -24,6 +29,23 @@ def test_partitions_that_do_not_know_the_batch_are_passed_by_oldest_first() -> N
 
     assert asked == [0, 1, 3]
     assert spread.result == AbortedOutcome(True)
+
+
+def test_a_fifo_queue_with_several_open_partitions_takes_no_new_transaction_and_answers_for_old_ones() -> (
+    None
+):
+    """The messages of one would be in the partition of the sink, and those that are sent in that of their group."""
+    table = queue(entry(0, "closing"), entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True)
+    stage = StageMessages(7, -2, "sink", 1, "stage", 0, [])
+    spread = SpreadTransaction(table, stage)
+    (asked,) = spread.begin()
+    assert asked.number == 0
+
+    assert spread.on_outcome(asked, Elsewhere(table), table) == []
+    assert isinstance(spread.result, UnsupportedOperation)
+    assert SpreadTransaction(queue(entry(0, "closed"), entry(3), is_fifo=True), stage).begin()
+    commit = SpreadTransaction(queue(entry(1, keys=LOW), entry(2, keys=HIGH), is_fifo=True), ABORT)
+    assert commit.begin()
 
 
 def test_an_error_is_the_answer() -> None:

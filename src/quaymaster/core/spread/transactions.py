@@ -1,6 +1,9 @@
 """A transaction is in one partition of its queue: the oldest of its sink's key that knows it, or that takes messages.
 
 Sealed partitions that do not know a batch say so; then the next younger one is asked, in the end the open one.
+
+A batch is in one partition, whatever the groups of its messages are. So a FIFO queue takes transactions while it has
+one open partition: with several, messages of a group would be in two, and their order lost.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from quaymaster.core.values.commands import (
     Outcome,
     StageMessages,
 )
-from quaymaster.core.values.partition_tables import has_key
+from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.core.values.partition_tables import has_key, in_state
 from quaymaster.core.values.queue_definitions import QueueDefinition
 
 TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
@@ -51,7 +55,16 @@ class SpreadTransaction:
     def _ask(self, after: int) -> list[Part]:
         for entry in self._definition.partitions:
             if entry.number > after and entry.state != "new" and has_key(entry, self._key):
+                if entry.state == "open" and self._would_lose_order():
+                    self.result = UnsupportedOperation(
+                        "A FIFO queue takes transactions while it has one open partition: merge its partitions first."
+                    )
+                    return []
                 command = msgspec.structs.replace(self._command, partition=entry.number)
                 return [Part(entry.number, command)]
         self.result = partitions_are_changing()
         return []
+
+    def _would_lose_order(self) -> bool:
+        is_new = isinstance(self._command, StageMessages)
+        return is_new and self._definition.is_fifo and len(in_state(self._definition, "open")) > 1
