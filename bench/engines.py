@@ -216,9 +216,10 @@ def check(found: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
     """The pipeline's backfill: its tasks, its merge."""
-    from quaymaster_pipeline.usage.gold import HOUR_KEYS, HOURLY
+    from quaymaster_pipeline.usage.gold import HOURLY
     from quaymaster_pipeline.usage.partial_sums import WrittenSums, summing_work
     from quaymaster_pipeline.usage.tasks import SparkWorkers
+    from quaymaster_pipeline.warehouse.schemas import HOUR_KEYS
     from quaymaster_pipeline.warehouse.session import spark_session
     from quaymaster_pipeline.warehouse.sums import add_up_files
     from quaymaster_pipeline.warehouse.tables import Warehouse

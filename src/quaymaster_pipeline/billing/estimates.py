@@ -20,8 +20,7 @@ from quaymaster_pipeline.billing.money import exact_sum, plain
 from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import USAGE, Totals, add_totals, rate_month
-from quaymaster_pipeline.usage.gold import DAY_KEYS
-from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY
+from quaymaster_pipeline.warehouse.schemas import DAY_KEYS, USAGE_DAILY
 from quaymaster_pipeline.warehouse.sums import add_up
 from quaymaster_pipeline.warehouse.tables import Warehouse
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from quaymaster_pipeline.checks.usage_breaks import UsageBreak, shown
-from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, HOURLY
+from quaymaster_pipeline.usage.gold import ALONG, HOURLY
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import HOUR_KEYS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import add_up
 from quaymaster_pipeline.warehouse.times import text_of_time
 

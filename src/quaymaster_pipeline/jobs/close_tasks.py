@@ -30,12 +30,12 @@ from quaymaster_pipeline.warehouse.data_files import (
     read_row_groups,
 )
 from quaymaster_pipeline.warehouse.errors import SumsDiffer
-from quaymaster_pipeline.warehouse.schemas import BLOCKS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import BLOCKS, DAY_KEYS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import add_up, read_sorted, summed
 
 HEADERS, USAGE, HEADS, COUNTED, CLOSED_DAY = "headers", "usage", "heads", "counted", "closed day"
 """Under which names tasks answer."""
-_KEYS: Final = ("usage_date", *gold.DAY_KEYS)
+_KEYS: Final = ("usage_date", *DAY_KEYS)
 
 
 def counting_work(

@@ -13,17 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.rules import NOBODY_KEY
-from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import DAY_KEYS, HOUR_KEYS, USAGE_DAILY, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import SumTable, add_up
 from quaymaster_pipeline.warehouse.times import DAY_US, HOUR_US
 
 APP: Final = "gold"
 TOTALS: Final = "totals"
 """The note of usage_hourly with the control totals of all its rows: each batch adds its own, and merges leave it."""
-HOUR_KEYS: Final = ("hour", "account_id", "region", "queue_sk", "action")
-"""What tells rows of usage_hourly apart; the columns in ALONG go with them."""
-DAY_KEYS: Final = HOUR_KEYS[1:]
-"""The same of usage_daily, within a day."""
 ALONG: Final = ("queue_name", "queue_type", "billing_class")
 HOURLY: Final = SumTable(USAGE_HOURLY, HOUR_KEYS, "hour", HOUR_US, merges_max=1)
 DAILY: Final = SumTable(USAGE_DAILY, DAY_KEYS, "usage_date", DAY_US, merges_max=2)

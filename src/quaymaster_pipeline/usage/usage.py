@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from quaymaster_pipeline.usage.gold import HOUR_KEYS
-from quaymaster_pipeline.warehouse.schemas import USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import HOUR_KEYS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import add_up_files
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import text_of_time

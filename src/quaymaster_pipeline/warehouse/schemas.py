@@ -10,7 +10,7 @@ Tables are partitioned by a date and by nothing else: partitions by queue would 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -296,6 +296,11 @@ USAGE_HOURLY = TableSpec(
 which readers add up. `chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that named no queue have
 `queue_sk` 0 and an empty `queue_name`; those that found none go by the name that was asked for, with a `queue_sk` below
 0."""
+
+HOUR_KEYS: Final = ("hour", "account_id", "region", "queue_sk", "action")
+"""What tells rows of usage_hourly apart; names and kinds of queues go with them."""
+DAY_KEYS: Final = HOUR_KEYS[1:]
+"""The same of usage_daily, within a day."""
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",

@@ -24,13 +24,13 @@ from quaymaster_pipeline.jobs import merge
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.merge import MergeGroup, merge_sums, of_one_round, plan_merges
 from quaymaster_pipeline.usage import gold
-from quaymaster_pipeline.usage.gold import DAILY, HOUR_KEYS, HOURLY, PARTIAL_SCHEMA
+from quaymaster_pipeline.usage.gold import DAILY, HOURLY, PARTIAL_SCHEMA
 from quaymaster_pipeline.usage.latency import LATENCY
 from quaymaster_pipeline.usage.partial_sums import SUM_TABLES, WrittenSums, commit_batch
 from quaymaster_pipeline.warehouse import sums as sums_module
 from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter
 from quaymaster_pipeline.warehouse.errors import CommitConflict, SumsDiffer
-from quaymaster_pipeline.warehouse.schemas import USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.schemas import DAY_KEYS, HOUR_KEYS, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster_pipeline.warehouse.sums import MAXIMA, MINIMA, SUMS, SumTable, add_up, summed, write_sums
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
@@ -76,7 +76,7 @@ def hours_in(warehouse: Warehouse) -> Any:
 
 def days_in(warehouse: Warehouse) -> Any:
     rows = warehouse.table(USAGE_DAILY).read()
-    return add_up(rows, ("usage_date", *gold.DAY_KEYS), USAGE_DAILY.schema)
+    return add_up(rows, ("usage_date", *DAY_KEYS), USAGE_DAILY.schema)
 
 
 usages = st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 1 << 40))

@@ -21,11 +21,12 @@ from harness.usage_blocks import FrontEnd
 from quaymaster_pipeline.checks.reconciliation import compare_notes
 from quaymaster_pipeline.jobs.backfill import backfill
 from quaymaster_pipeline.jobs.upkeep import compact
-from quaymaster_pipeline.usage.gold import DAY_KEYS, HOUR_KEYS
 from quaymaster_pipeline.usage.latency import KEYS as LATENCY_KEYS
 from quaymaster_pipeline.warehouse.data_files import DataFile
 from quaymaster_pipeline.warehouse.schemas import (
     BLOCKS,
+    DAY_KEYS,
+    HOUR_KEYS,
     LATENCY_HOURLY,
     TABLES,
     USAGE_DAILY,

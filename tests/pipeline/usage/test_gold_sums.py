@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from quaymaster_pipeline.usage import gold
-from quaymaster_pipeline.usage.gold import ALONG, HOUR_KEYS, PARTIAL_SCHEMA, merge_usage
+from quaymaster_pipeline.usage.gold import ALONG, PARTIAL_SCHEMA, merge_usage
 from quaymaster_pipeline.warehouse import sums
+from quaymaster_pipeline.warehouse.schemas import HOUR_KEYS
 from quaymaster_pipeline.warehouse.sums import MAXIMA, MINIMA, SUMS
 
 NOON = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)

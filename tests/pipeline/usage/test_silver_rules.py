@@ -14,10 +14,10 @@ from quaymaster.protocol.actions.acts import ADMIN_CHANGES, ADMIN_LOOKS, NOTED_C
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.usage.usage_blocks import decode_block
 from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
-from quaymaster_pipeline.usage.gold import HOUR_KEYS, merge_usage, partial_usage
+from quaymaster_pipeline.usage.gold import merge_usage, partial_usage
 from quaymaster_pipeline.usage.requests import Opened, Origin, open_block, request_rows
 from quaymaster_pipeline.usage.rules import asked_keys, asked_names, refine
-from quaymaster_pipeline.warehouse.schemas import OP_NAMES
+from quaymaster_pipeline.warehouse.schemas import HOUR_KEYS, OP_NAMES
 from quaymaster_pipeline.warehouse.times import DAY_US
 
 ORIGIN = Origin(0, 7, 3)
