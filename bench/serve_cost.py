@@ -1,11 +1,13 @@
 """What a request costs the whole server: CPU time of its process per request, beside a bare responder's.
 
-    python -m bench.serve_cost [--seconds 3] [--connections 32] [--body 256] [--usage [--rounds 5]]
+    python -m bench.serve_cost [--seconds 3] [--connections 32] [--body 256] [--usage | --guarantees] [--rounds 5]
 
 Starts the server on a new data directory (Sync, encryption and signatures on) on one core and drives it from the
 other with signed requests, each with an invocation id of its own; then does the same to a bare responder (uvloop,
 httptools, one fixed answer). Shared machines are noisy: the ratio of CPU times in one run is what counts, the rate
-is beside it. With `--usage` only SendMessage is measured, at two servers in turns of which one records usage.
+is beside it. With `--usage` only SendMessage is measured, at two servers in turns of which one records usage. With
+`--guarantees` a message's whole life is: sent, received and, where that is not its end, deleted, in turns in queues of
+each DeliveryGuarantee.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from bench import load, servers
 from bench.load import Load, MakeWork
-from bench.work import BATCH, Receive, Send
+from bench.work import BATCH, Cycle, Receive, Send
 
 IN_FLIGHT = 100_000
 """Received at most: a standard queue has no more than 120,000 in flight."""
@@ -76,19 +78,68 @@ def measure_usage(folder: Path, connections: int, seconds: float, body_bytes: in
     return ratio
 
 
+def measure_guarantees(
+    folder: Path, connections: int, seconds: float, body_bytes: int, rounds: int
+) -> dict[str, float]:
+    """Print the CPU time of a message's life under each guarantee, and return it as parts of that of AtLeastOnce."""
+    sums = dict.fromkeys(("AtLeastOnce", "AtMostOnce", "ExactlyOnce"), 0.0)
+    ratios: dict[str, list[float]] = {guarantee: [] for guarantee in sums}
+    with servers.Running(servers.SERVERS["quaymaster"], folder / "guarantees") as server:
+        urls = {
+            guarantee: server.create_queue(guarantee, {"DeliveryGuarantee": guarantee}) for guarantee in sums
+        }
+
+        def cost(guarantee: str) -> float:
+            plan = Load(server.endpoint, connections, seconds, lead_s=LEAD_S)
+            is_deleted = guarantee != "AtMostOnce"
+
+            def make_work(*_: int) -> Cycle:
+                return Cycle(server.endpoint, urls[guarantee], body_bytes=body_bytes, delete=is_deleted)
+
+            result = load.run(plan, make_work, server.pid)
+            each_us = result.server_cpu_s / max(1, result.messages("receive")) * 1e6
+            lives = result.messages("receive") / result.seconds
+            print(
+                f"{guarantee:12s} {each_us:8.1f} us CPU a message's life  {lives:7.0f} lives/s  "
+                f"failed {result.failures}",
+                flush=True,
+            )
+            return each_us
+
+        for number in range(rounds):
+            # In turns also who is first: a machine's clock and neighbours drift.
+            order = [*sums][number % 3 :] + [*sums][: number % 3]
+            costs = {guarantee: cost(guarantee) for guarantee in order}
+            for guarantee, each_us in costs.items():
+                sums[guarantee] += each_us
+                ratios[guarantee].append(each_us / costs["AtLeastOnce"])
+    found = {guarantee: whole / sums["AtLeastOnce"] for guarantee, whole in sums.items()}
+    for guarantee, part in found.items():
+        print(
+            f"{guarantee} / AtLeastOnce: {part:.3f} of the sums; median of rounds "
+            f"{statistics.median(ratios[guarantee]):.3f} ({min(ratios[guarantee]):.3f} to "
+            f"{max(ratios[guarantee]):.3f}); load average {os.getloadavg()[0]:.1f}"
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--body", type=int, default=256)
     parser.add_argument("--usage", action="store_true", help="what usage records cost")
-    parser.add_argument("--rounds", type=int, default=5, help="of --usage")
+    parser.add_argument("--guarantees", action="store_true", help="what a message's life costs under each")
+    parser.add_argument("--rounds", type=int, default=5, help="of --usage and --guarantees")
     arguments = parser.parse_args()
     body = arguments.body
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as folder:
         directory = Path(folder)
         if arguments.usage:
             measure_usage(directory, arguments.connections, arguments.seconds, body, arguments.rounds)
+            return
+        if arguments.guarantees:
+            measure_guarantees(directory, arguments.connections, arguments.seconds, body, arguments.rounds)
             return
         with servers.Running(servers.SERVERS["quaymaster"], directory / "server") as server:
             at = server.endpoint

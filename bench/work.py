@@ -123,13 +123,16 @@ class Receive:
 
 
 class Cycle:
-    """Sends a message, receives one, deletes it, and so on: a queue that stays as deep as it was."""
+    """Sends a message, receives one, deletes it, and so on: a queue that stays as deep as it was.
+
+    Without `delete`, receiving has to be the end of a message.
+    """
 
     kinds: tuple[str, ...] = ("send", "receive", "delete")
 
-    def __init__(self, endpoint: Endpoint, queue_url: str, *, body_bytes: int) -> None:
+    def __init__(self, endpoint: Endpoint, queue_url: str, *, body_bytes: int, delete: bool = True) -> None:
         self._send = Send(endpoint, queue_url, body_bytes=body_bytes)
-        self._receive = Receive(endpoint, queue_url, empty_max=1 << 62)
+        self._receive = Receive(endpoint, queue_url, delete=delete, empty_max=1 << 62)
         self._sent: dict[int, bool] = {}
 
     def next(self, connection: int) -> tuple[int, bytes] | None:

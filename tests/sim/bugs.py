@@ -1274,9 +1274,9 @@ class _IdsByRecord(SentIds):
 
     __slots__ = ()
 
-    @property
-    def keeps_messages(self) -> bool:
-        return False
+    def set_window(self, window_ms: int) -> None:
+        super().set_window(window_ms)
+        self.keeps_messages = False
 
     def note(self, dedup: bytes | None, retry: bytes | None, offset: int, time_ms: int) -> None:
         if dedup is not None and self.dedup is None:
@@ -1288,4 +1288,5 @@ class _IdsByRecord(SentIds):
 class _IdOutlivesRecord(QueueStates):
     def _keep(self, partition: Partition) -> None:
         partition.ids.__class__ = _IdsByRecord
+        partition.ids.keeps_messages = False
         super()._keep(partition)

@@ -171,3 +171,17 @@ def test_each_consumer_group_of_a_log_takes_each_message_once() -> None:
 def test_a_queue_that_was_deleted_meanwhile_delivers_nothing() -> None:
     with pytest.raises(QueueDoesNotExist):
         started().ask(Consume(9, 0, [1]))
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_leader_that_dies_with_its_answer_loses_messages_only_if_they_are_gone(is_committed: bool) -> None:
+    host = started()
+    (taken,) = take(host)
+    known = len(host.batches)
+    consume(host, taken)
+    batches = host.batches if is_committed else host.batches[:known]
+
+    later = Host(batches=batches, states=replay(batches), epoch=2, now_ms=host.now_ms)
+
+    assert take(later, 10) == ([2, 3] if is_committed else [1, 2, 3])
+    assert consume(later, taken) == ([] if is_committed else [1])

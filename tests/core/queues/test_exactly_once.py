@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from harness.replica_host import Host, message, queue, replay, snapshot_of
+from harness.replica_host import Host, arn, message, queue, replay, snapshot_of
 
 from quaymaster.core.partition.partition_snapshots import STATE_VERSION, load_partition, state_version_min
 from quaymaster.core.structures.index import MemoryChunks
@@ -14,6 +14,7 @@ from quaymaster.core.values.commands import (
     ChangeVisibility,
     Delete,
     EntriesOutcome,
+    MoveMessage,
     Purge,
     Receipt,
     Receive,
@@ -24,7 +25,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 
-JOBS, LOG, GROUP = 1, 2, 3
+JOBS, LOG, GROUP, DEAD = 1, 2, 3, 4
 EXPIRED = "The receipt handle has expired"
 
 
@@ -228,3 +229,86 @@ def test_who_never_finished_anything_is_refused_without_a_look() -> None:
 
     assert EXPIRED in delete(host, Receipt(9, 1, 1))[0]
     assert host.partition(JOBS).settled is None
+
+
+def test_a_message_that_became_a_dead_letter_is_not_told_to_be_finished() -> None:
+    policy = f'{{"deadLetterTargetArn": "{arn("dead")}", "maxReceiveCount": 1}}'
+    host = started(RedrivePolicy=policy)
+    host.ask(SetQueue(queue(DEAD, "dead")))
+    (receipt,) = receive(host)
+    host.now_ms += 60_000
+    outcome = cast(TakenOutcome, host.ask(Receive(JOBS, 0, 10)))
+    (letter,) = outcome.dead_letters
+    moving = delete(host, receipt)
+    host.ask(MoveMessage(JOBS, 0, letter.sequence, DEAD, 2, 0, message(1).payload, arn("jobs")))
+
+    for told in (moving, delete(host, receipt)):
+        assert EXPIRED in told[0]
+    assert host.partition(DEAD).alive == 1
+
+
+def test_a_queue_time_that_jumps_ahead_ends_deliveries_and_nothing_else() -> None:
+    host = started()
+    paused, other = receive(host, count=2)
+    delete(host, other)
+    host.now_ms += 86_400_000
+
+    (again,) = receive(host)
+
+    assert again.delivery_count == 2
+    assert EXPIRED in delete(host, paused)[0]
+    assert delete(host, again) == [""]
+
+
+# The leader dies, before or after what it decided is committed; the answer is lost
+
+
+def later(host: Host, *, committed: int | None = None) -> Host:
+    """Return the next leader, which knows so many batches of the one before."""
+    batches = host.batches if committed is None else host.batches[:committed]
+    return Host(batches=batches, states=replay(batches), epoch=2, now_ms=host.now_ms)
+
+
+def test_a_receive_that_was_not_committed_gives_its_number_to_another_delivery_that_only_holds_it() -> None:
+    host = started()
+    known = len(host.batches)
+    (lost,) = receive(host)
+
+    leader = later(host, committed=known)
+    (given,) = receive(leader)
+
+    assert (given.sequence, given.delivery_count) == (lost.sequence, lost.delivery_count)
+    assert EXPIRED in delete(leader, lost)[0]
+    assert delete(leader, given) == [""]
+
+
+def test_a_receive_whose_answer_was_lost_is_counted() -> None:
+    host = started()
+    (lost,) = receive(host)
+
+    leader = later(host)
+    leader.now_ms += 60_000
+    again = next(one for one in receive(leader, count=2) if one.sequence == lost.sequence)
+
+    assert again.delivery_count == 2
+
+
+def test_a_delete_that_was_not_committed_is_done_when_it_is_sent_again() -> None:
+    host = started()
+    (receipt,) = receive(host)
+    known = len(host.batches)
+    delete(host, receipt)
+
+    assert delete(later(host, committed=known), receipt) == [""]
+
+
+def test_a_delete_whose_answer_was_lost_is_told_to_be_done_by_the_next_leader_for_five_minutes() -> None:
+    host = started()
+    (receipt,) = receive(host)
+    delete(host, receipt)
+
+    leader = later(host)
+
+    assert delete(leader, receipt) == [""]
+    leader.now_ms += 360_000
+    assert EXPIRED in delete(leader, receipt)[0]

@@ -528,7 +528,8 @@ class Partition:
         `taken`: they were taken from the order already (the leader), else they are claimed now (replay).
         """
         deadline_ms = time_ms + timeout_ms
-        epoch = self.receipt_epoch(epoch)
+        if self.resets:
+            epoch = self.receipt_epoch(epoch)
         in_flight, returned, order = self.in_flight, self.returned, self.order
         self.note_change()
         for sequence, delivery_count in messages:

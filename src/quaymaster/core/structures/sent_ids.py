@@ -20,24 +20,22 @@ DEDUP_WINDOW_MS = 300_000
 class SentIds:
     """Ids of messages that were stored lately. There are none before the first."""
 
-    __slots__ = ("_limits", "_retry_window_ms", "_window_ms", "dedup", "kept", "retries")
+    __slots__ = ("_limits", "_retry_window_ms", "_window_ms", "dedup", "keeps_messages", "kept", "retries")
 
     def __init__(self, retry_window_ms: int, limits: IdLimits, window_ms: int = DEDUP_WINDOW_MS) -> None:
         self._retry_window_ms = retry_window_ms
         self._limits = limits
         self._window_ms = window_ms
+        self.keeps_messages = window_ms > DEDUP_WINDOW_MS
+        """Whether deduplication ids are stored with their messages now: by `keep`, not by `note`."""
         self.dedup: RecentIds | None = None
         self.kept: KeptIds | None = None
         self.retries: RecentIds | None = None
 
-    @property
-    def keeps_messages(self) -> bool:
-        """Whether deduplication ids are stored with their messages now: by `keep`, not by `note`."""
-        return self._window_ms > DEDUP_WINDOW_MS
-
     def set_window(self, window_ms: int) -> None:
         """The queue's window is so long from now on."""
         self._window_ms = window_ms
+        self.keeps_messages = window_ms > DEDUP_WINDOW_MS
         if self.kept is not None:
             self.kept.set_window(window_ms)
 
