@@ -132,13 +132,13 @@ def measure_calls(server: WatchedServer, receiver: Receiver, messages: int) -> N
         server.call("DeleteQueue", QueueUrl=url)
 
 
-def measure_latency(server: WatchedServer, receiver: Receiver) -> None:
+def measure_latency(server: WatchedServer, receiver: Receiver, seconds: float) -> None:
     """Send messages at a steady rate, and see when they arrive."""
     url = server.create_queue("push-latency", PushEndpoint=receiver.url, PushMaxConcurrency=100)
     receiver.latencies_s.clear()
     with server.case(f"{LATENCY_PER_S} messages a second") as figures:
         began_s = time.monotonic()
-        total = int(LATENCY_PER_S * LATENCY_S)
+        total = int(LATENCY_PER_S * seconds)
         turns = iter(range(total))
         lock = threading.Lock()
 
@@ -163,7 +163,7 @@ def measure_latency(server: WatchedServer, receiver: Receiver) -> None:
     server.call("DeleteQueue", QueueUrl=url)
 
 
-def measure_idle(server: WatchedServer, receiver: Receiver, queues: int) -> None:
+def measure_idle(server: WatchedServer, receiver: Receiver, queues: int, idle_s: float) -> None:
     """Have so many queues with an endpoint and no message."""
     before_mib = server.memory_mib()
     with server.case(f"{queues:,} queues are created") as figures:
@@ -184,25 +184,27 @@ def measure_idle(server: WatchedServer, receiver: Receiver, queues: int) -> None
         for thread in threads:
             thread.join()
         figures["mib_more"] = server.memory_mib() - before_mib
-    time.sleep(SETTLED_S)
+    time.sleep(min(SETTLED_S, idle_s))
     with server.case(f"{queues:,} idle queues") as figures:
         cpu_s = processes.cpu_s(server.pid)
-        time.sleep(IDLE_S)
+        time.sleep(idle_s)
         used_s = processes.cpu_s(server.pid) - cpu_s
-        figures["cpu_percent"] = round(used_s / IDLE_S * 100, 1)
+        figures["cpu_percent"] = round(used_s / idle_s * 100, 1)
         figures["mib_more"] = server.memory_mib() - before_mib
 
 
-def measure(messages: int, idle: int, only: str = "") -> list[Figures]:
-    """Measure all, or one part alone; return what was found."""
+def measure(
+    messages: int, idle: int, only: str = "", *, latency_s: float = LATENCY_S, idle_s: float = IDLE_S
+) -> list[Figures]:
+    """Measure all, or one part alone, for so long; return what was found."""
     receiver = Receiver()
     with WatchedServer(loop_watch_ms=0, console="off", usage="false") as server:
         if only in ("", "calls"):
             measure_calls(server, receiver, messages)
         if only in ("", "latency"):
-            measure_latency(server, receiver)
+            measure_latency(server, receiver, latency_s)
         if only in ("", "idle"):
-            measure_idle(server, receiver, idle)
+            measure_idle(server, receiver, idle, idle_s)
         return server.cases
 
 
