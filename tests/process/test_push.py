@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from harness.forked_programs import run_program
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import Answered, Post, WebhookReceiver
@@ -240,3 +241,22 @@ def test_workers_share_the_queues_and_push_each_message_once(
         assert Counter(receiver.ids) == Counter(ids)
         for worker in (0, 1):
             assert metric(process, "queues", state="active", worker=str(worker)) >= 1
+
+
+def test_a_queue_that_is_split_goes_on_being_pushed(
+    tmp_path: Path, receiver: WebhookReceiver, connect: Connect
+) -> None:
+    with running(QuaymasterProcess(tmp_path / "data")) as process:
+        client = connect(process)
+        client.create("orders", **pushed_to(receiver))
+        held = Held(receiver)
+        ids = client.send("orders", bodies(30))
+        eventually(lambda: receiver.posts)
+
+        done = run_program(["queue", "split", "orders", "--into", "2", "--data", str(process.data)])
+        assert done.returncode == 0, done.stderr
+        ids += client.send("orders", bodies(30, "later"))
+        held.release()
+        eventually(lambda: client.counts("orders") == 0)
+
+        assert set(receiver.ids) == set(ids)

@@ -21,8 +21,9 @@ from push.model import (
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.push_rows import pushed_key, put_pushed
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.values.errors import NotLeader, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import OnlyPusher
 
@@ -153,6 +154,32 @@ def test_a_row_that_is_newer_than_what_metadata_has_in_memory_has_it_look() -> N
             await until(lambda: not world.queue.left)
 
             assert [queue.revision for queue in asked] == [1, 1]
+
+    run(scenario())
+
+
+def test_a_queue_whose_partitions_changed_is_pushed_by_its_new_table() -> None:
+    async def scenario() -> None:
+        async with pushing() as world:
+            await world.show(define())
+            world.queue.send(None)
+            await until(lambda: not world.queue.left)
+            received: list[int] = []
+            receive = world.consumer.receive
+
+            async def receive_noted(
+                queue: QueueDefinition, count: int, hidden_ms: int
+            ) -> list[PushedMessage]:
+                received.append(queue.table_version)
+                return await receive(queue, count, hidden_ms)
+
+            world.consumer.receive = receive_noted  # type: ignore[method-assign]
+            await world.show(replace_definition(define(), table_version=2))
+            await asyncio.sleep(1)
+            world.queue.send(None)
+            await until(lambda: not world.queue.left)
+
+            assert set(received) == {2}
 
     run(scenario())
 

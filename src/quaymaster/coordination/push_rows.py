@@ -19,11 +19,12 @@ PUSHED: Final = "pushed/"
 
 
 class PushedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A queue with a PushEndpoint, and the revision of its definition since which it is so."""
+    """A queue with a PushEndpoint, and the revision and table version of its definition since which it is so."""
 
     account_id: str
     name: str
     revision: int
+    table_version: int = 1
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -39,7 +40,7 @@ def put_pushed(definition: QueueDefinition) -> list[Put]:
     """Return what says that a queue is pushed, to be written with its row; nothing for others."""
     if not definition.push_endpoint:
         return []
-    row = PushedRow(definition.account_id, definition.name, definition.revision)
+    row = PushedRow(definition.account_id, definition.name, definition.revision, definition.table_version)
     return [Put(pushed_key(definition.queue_id), _encode(row))]
 
 

@@ -175,12 +175,16 @@ class PushEngine:
     async def _find(self, queue_id: int, row: PushedRow) -> QueueDefinition | None:
         """Return a row's queue, as new as the row."""
         queue = await self._parts.consumer.find(row.account_id, row.name)
-        if queue is not None and queue.queue_id == queue_id and queue.revision < row.revision:
+        if queue is not None and queue.queue_id == queue_id and _is_older(queue, row):
             await self._parts.consumer.refresh(queue)
             queue = await self._parts.consumer.find(row.account_id, row.name)
-        if queue is None or queue.queue_id != queue_id or queue.revision < row.revision:
+        if queue is None or queue.queue_id != queue_id or _is_older(queue, row):
             return None
         return queue
+
+
+def _is_older(queue: QueueDefinition, row: PushedRow) -> bool:
+    return (queue.revision, queue.table_version) < (row.revision, row.table_version)
 
 
 class _Pushing:
