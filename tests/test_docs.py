@@ -36,7 +36,13 @@ from quaymaster_pipeline.jobs.jobs import LayerBatch
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *(page for name in ("deploy", "examples") for page in (ROOT / name).rglob("*.md")),
+    ]
+)
 API = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
