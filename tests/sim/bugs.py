@@ -54,6 +54,7 @@ from quaymaster.core.values.commands import (
     Claim,
     Command,
     CommitTransaction,
+    Complete,
     Consume,
     Decided,
     Delete,
@@ -84,6 +85,7 @@ from quaymaster.core.values.partition_tables import taking
 from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
+from sim import completions
 from sim.clients import Client
 from sim.host import Host
 from sim.kernel import MS, Violation
@@ -1290,3 +1292,25 @@ class _IdOutlivesRecord(QueueStates):
         partition.ids.__class__ = _IdsByRecord
         partition.ids.keeps_messages = False
         super()._keep(partition)
+
+
+# Completions: those with the same names in journals that are played (`completions`)
+
+plant("completes-unheld", "a message is completed by any delivery of it", "completions")(
+    completions.CompletesUnheld
+)
+plant("completion-twice", "a completion that is asked for again sends once more", "completions")(
+    completions.CompletionTwice
+)
+plant("outputs-compacted", "a record is compacted though outputs of it are under way", "completions")(
+    completions.OutputsCompacted
+)
+
+
+@plant(
+    "outputs-before-commit", "outputs are sent, and a completion told, before it is committed", "completions"
+)
+class _OutputsBeforeCommit(QueueStates):
+    def _complete(self, command: Complete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        decided, _ = super()._complete(command, now_ms, proposal)
+        return decided, Wait.NOTHING

@@ -39,10 +39,11 @@ from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
-from sim import changing_partitions, claims, guarantees
+from sim import changing_partitions, claims, completing, guarantees
 from sim.bugs import Planted
 from sim.changing_partitions import CHANGING, PartitionChecker
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
+from sim.completing import COMPLETION_QUEUES, CompletionChecker
 from sim.guarantees import GUARANTEED_QUEUES, GuaranteeChecker, is_judged_here_alone
 from sim.host import Host
 from sim.kernel import MS, SECOND, Clock, Kernel, Story, Violation
@@ -226,6 +227,9 @@ class Cell:
             has_true_time=not (profile.wrong_clocks or profile.restarts)
             and "clock jump" not in profile.intervals_us,
         )
+        if profile.has_completions:
+            self.queues += COMPLETION_QUEUES
+        self.completion_checker = CompletionChecker()
         self.redrivers_left = 0
         """Who starts move tasks, or waits for them to end."""
         self.redrive_checker = RedriveChecker()
@@ -241,6 +245,7 @@ class Cell:
                 and not kind.group_of
                 and kind not in REDRIVE_QUEUES
                 and not is_judged_here_alone(kind)
+                and kind not in COMPLETION_QUEUES
             ]
         )
         self.queue_checker.journal_of = lambda kind: self.journal_of(kind.queue_id)
@@ -479,7 +484,10 @@ class Cell:
         if not kernel.run_until(kernel.now_us + TASKS_LIMIT_US, lambda: self.redrivers_left == 0):
             raise Violation("L7", f"move tasks do not end: {self._states()}")
         if not kernel.run_until(
-            kernel.now_us + DRAIN_LIMIT_US, lambda: self.is_drained and self.partition_checker.is_drained
+            kernel.now_us + DRAIN_LIMIT_US,
+            lambda: (
+                self.is_drained and self.partition_checker.is_drained and self.completion_checker.is_drained
+            ),
         ):
             raise Violation(
                 "L3", f"the queues do not drain: {self.last_counts or 'no counts'}; {self._states()}"
@@ -488,6 +496,7 @@ class Cell:
             checker.check_drained()
         self.redrive_checker.check_drained()
         self.partition_checker.check_drained()
+        self.completion_checker.check_drained()
         for sink in self.sinks:
             check_batches(sink, self.judges_of(sink.queue))
         self._configurations_max = self.store.configurations + REST_CHANGES_MAX
@@ -565,6 +574,8 @@ class Cell:
             self._start_claiming()
         if profile.has_redrives:
             start_clients(self)
+        if profile.has_completions:
+            completing.start_clients(self)
         if profile.has_changing_partitions:
             changing_partitions.start_clients(self)
         if profile.has_guarantees:

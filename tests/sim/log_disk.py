@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from quaymaster.core.replication.effects import LogOperation, Truncate, Write
 from quaymaster.core.values.records import (
-    MESSAGE_TYPES,
+    HOLDING_TYPES,
     Batch,
     RecordRow,
     decode_header,
@@ -221,7 +221,7 @@ class LogDisk:
 def _messages_of(batch: Batch) -> Iterator[tuple[int, Kept]]:
     data = batch.data
     for row in iterate_rows(data, decode_header(data)):
-        if row.type in MESSAGE_TYPES:
+        if row.type in HOLDING_TYPES:
             yield row.offset, Kept(row, data[row.position : row.position + row.length])
 
 

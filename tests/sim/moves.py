@@ -161,6 +161,11 @@ class Moves:
         """That a message leaves is committed."""
         self._replica.host.loop.call(self._away.begun, source_key, begun)
 
+    def outputs_begun(self, source_key: int, begun: list[MoveBegun]) -> None:
+        """A completion is committed."""
+        for each in begun:
+            self.begun(source_key, each)
+
 
 class TaskMoves:
     """The product's `MessageMoves` for one replica: dead letters, move tasks, and what leaves for other journals."""
@@ -188,6 +193,10 @@ class TaskMoves:
                         "I13", f"{replica.member} lacks a dead letter, at {letter.offset}", letter.offset
                     )
         replica.host.loop.call(self._moves.move_dead_letters, letters)
+
+    def outputs_begun(self, source_key: int, begun: list[MoveBegun]) -> None:
+        """A completion is committed."""
+        self._replica.host.loop.call(self._moves.outputs_begun, source_key, begun)
 
     def start_tasks_of(self, queue_id: int) -> None:
         """A move task of a queue was started."""

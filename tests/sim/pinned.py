@@ -113,6 +113,10 @@ CAUGHT_BY: dict[str, int] = {
     "settled-forgotten": 0,
     "reset-repeats-receipt": 0,
     "id-outlives-record": 2,
+    "completes-unheld": 4,
+    "completion-twice": 0,
+    "outputs-compacted": 0,
+    "outputs-before-commit": 13,
 }
 """Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
 `no-lease`.

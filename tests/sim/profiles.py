@@ -117,6 +117,8 @@ class Profile:
     """Whether there are queues whose messages are claimed, and received by others as well."""
     has_redrives: bool = False
     """Whether there are queues whose dead letters come back to them, by move tasks or by themselves."""
+    has_completions: bool = False
+    """Whether there are queues whose messages are completed, by messages to others."""
     has_changing_partitions: bool = False
     """Whether there is a queue whose partitions are split, merged and moved."""
     has_guarantees: bool = False
@@ -198,6 +200,7 @@ def draw(seed: int) -> Profile:
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
     profile.has_guarantees = Random(f"{seed}/guarantees").random() < 0.2
     profile.has_claims = Random(f"{seed}/claims").random() < 0.15
+    profile.has_completions = Random(f"{seed}/completions").random() < 0.1
     return profile
 
 
@@ -284,6 +287,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "redrives": {"kill": 3, "leader cut off": 4, "power cut": 4, "transfer": 6, "clock jump": 5},
     "more queues": {"kill": 5, "leader cut off": 5},
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
+    "completions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "guarantees": {"kill": 4, "leader alone": 4, "transfer": 6, "power cut": 5},
@@ -323,6 +327,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_claims = hunt == "claims"
     profile.has_changing_partitions = hunt == "partitions"
     profile.has_guarantees = hunt == "guarantees"
+    profile.has_completions = hunt == "completions"
     compacts = ("compaction", "forks", "guarantees", "logs", "transactions", "claims")
     profile.compaction_us = 300 * MS if hunt in compacts else 0
     if hunt in (*compacts, "laggards", "snapshots", "partitions"):
@@ -360,7 +365,10 @@ def draw_for(hunt: str, seed: int) -> Profile:
         profile.carelessness = 0.1
         profile.consumers = 8
         profile.groups = 10
-    if hunt == "moves":
+    if hunt == "completions":
+        profile.compaction_us = 300 * MS
+        profile.carelessness = 0.5
+    if hunt in ("moves", "completions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
         profile.network.delay_us = (500, 20 * MS)

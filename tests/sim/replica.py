@@ -31,6 +31,8 @@ from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.commands import (
     ClaimedOutcome,
     Command,
+    Complete,
+    CompletionDecided,
     DeadLetter,
     Duplicate,
     Elsewhere,
@@ -174,7 +176,8 @@ class Replica:
         self._was_leading = False
         self._tasks = TaskMoves(self) if cell.faults.has_redrives else None
         self._given_once = GivenOnce(self, number_of) if cell.faults.has_guarantees else None
-        self._moves = Moves(self) if cell.faults.has_moves and self._tasks is None else None
+        has_moves = cell.faults.has_moves or cell.faults.has_completions
+        self._moves = Moves(self) if has_moves and self._tasks is None else None
 
     @property
     def log(self) -> LogReplica:
@@ -746,7 +749,7 @@ class Replica:
         journal = self.journal
         time_ms = self.time_ms()
         for asked in inbox:
-            is_storing = isinstance(asked.command, Send | StageMessages)
+            is_storing = isinstance(asked.command, Send | StageMessages | Complete)
             if journal.log.refuses_sends and is_storing and journal.is_leading:
                 self.answer(asked, DiskFull("The disk is full."))
                 continue
@@ -775,6 +778,12 @@ class Replica:
         elif isinstance(answer, SentElsewhere):
             assert not any(answer.results), "a send of one message is found, or goes elsewhere"
             answer = Elsewhere(answer.definition, [None] * len(answer.results))
+        elif isinstance(answer, CompletionDecided):
+            moves = self._moves or self._tasks
+            assert moves is not None, "outputs leave only where something carries them"
+            source_key = partition_key(asked.command.queue_id, 0)  # type: ignore[union-attr]  # a Complete
+            moves.outputs_begun(source_key, answer.begun)
+            answer = answer.outcome
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
         self.answer(asked, answer)

@@ -640,6 +640,26 @@ def test_outputs_that_a_sealed_partition_was_not_asked_about_do_not_go_on_withou
     assert take(there, MoveIn(STEPS, 0, A, 0, [second])).duplicates == [second.number]
 
 
+def test_output_follows_the_last_of_its_group_also_when_an_earlier_one_has_gone_on() -> None:
+    source = host_with(queue(A, "a"))
+    source.ask(Send(A, 0, [message(1), message(2)]))
+    receipts = received(source, A, 2)
+    decided(source, receipts[:1], to_steps(10, THERE), to_steps(11, THERE), digest=1)
+    first, _ = sent_for(source, partition_key(STEPS, 0)).messages
+    source.ask(EndMoves(A, 0, partition_key(STEPS, 0), [], [first.number], steps(THERE, FAR)))
+
+    # The one who asks does not ask the parent any more.
+    following = decided(source, receipts[1:], to_steps(12, FAR, 1), digest=2)
+
+    assert [one.target_key for one in following.begun] == [partition_key(STEPS, 0)]
+    states = replay(source.batches)
+    assert states.state_hash(source.now_ms) == source.states.state_hash(source.now_ms)
+    moves, leading = states.partition(A, 0).moves, source.partition(A).moves
+    assert moves is not None
+    assert leading is not None
+    assert moves.last_of_group == leading.last_of_group
+
+
 def test_partition_with_nothing_but_duplicates_is_not_told_to_be_sealed() -> None:
     there = host_with(steps(HERE))
     there.ask(Send(STEPS, 0, [message(9, group=LOW, dedup=identity(10))]))

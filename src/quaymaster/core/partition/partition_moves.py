@@ -171,9 +171,15 @@ class PartitionMoves:
     def go_on(self, target_key: int, number: int, to: tuple[int, int, int]) -> None:
         """A move has another target: its key, journal and number are `to`."""
         move = self.out[target_key].open.pop(number)
-        if move.is_output:
-            self._forget_output(target_key, number, move)
+        if not move.is_output:
+            self.begin(*to, move)
+            return
+        group = target_key >> 16, move.key
+        last = self.last_of_group.get(group)
+        self._forget_output(target_key, number, move)
         self.begin(*to, move)
+        if last is not None and last != (target_key, number):
+            self.last_of_group[group] = last  # a later one, which is asked for where this one was
 
     def end(self, target_key: int, number: int) -> OpenMove | None:
         """A move is settled: return it, if it is an output or its message still exists."""
