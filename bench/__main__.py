@@ -2,8 +2,8 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
-        importing | invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
+        frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
+        close | importing | invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -21,6 +21,7 @@ from bench import (
     backlog,
     broker_depth,
     cell,
+    claims,
     close,
     commit_turns,
     compare,
@@ -57,6 +58,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "frontend_cost": frontend_cost.main,
     "overload": overload.main,
     "depth": depth.main,
+    "claims": claims.main,
     "broker_depth": broker_depth.main,
     "width": width.main,
     "rpc_cost": rpc_cost.main,

@@ -107,9 +107,9 @@ def measure(kind: str, messages: int) -> tuple[list[float], list[float]]:
     attributes = {"FifoQueue": "true"} if kind in ("fifo", "duplicates") else {}
     if kind == "log":
         attributes = {"RetentionMode": "Log"}
-    leader.ask(SetQueue(_definition(QUEUE, name, attributes)))
+    leader.ask(SetQueue(definition_of(QUEUE, name, attributes)))
     if kind == "log":
-        leader.ask(SetQueue(_definition(GROUP, "queue@group", {}, group_of=QUEUE)))
+        leader.ask(SetQueue(definition_of(GROUP, "queue@group", {}, group_of=QUEUE)))
     for first in range(0, messages, STAGED_AT_ONCE):
         some = [_message(kind, number) for number in range(first, min(messages, first + STAGED_AT_ONCE))]
         leader.ask(StageMessages(QUEUE, 0, "sink", 1, "0", first, some))
@@ -161,9 +161,10 @@ def _message(kind: str, number: int) -> NewMessage:
     return NewMessage(message_id, payload, flags, group=group, dedup=dedup, delay_ms=delay_ms)
 
 
-def _definition(
+def definition_of(
     queue_id: int, name: str, attributes: dict[str, str], *, group_of: int = 0
 ) -> QueueDefinition:
+    """Return a queue with one partition."""
     return QueueDefinition(
         queue_id=queue_id,
         account_id="000000000000",

@@ -8,6 +8,7 @@ from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.partition.slices import Slices, Work
 from quaymaster.core.queues.claims import (
     CLAIMED_AT_ONCE_MAX,
+    CLAIMED_OF_GROUPS_MAX,
     check_has_claims,
     check_settle,
     describe_claims,
@@ -63,7 +64,9 @@ class ClaimedQueues(ConsumedQueues):
         proposal: Proposal,
     ) -> ClaimedOutcome | ClaimOutcome:
         room = self._in_flight_max - len(partition.in_flight)
-        count_max = min(may_grow(claim, command, now_ms), CLAIMED_AT_ONCE_MAX, room)
+        is_fifo = partition.definition.is_fifo
+        at_once = CLAIMED_OF_GROUPS_MAX if is_fifo else CLAIMED_AT_ONCE_MAX
+        count_max = min(may_grow(claim, command, now_ms), at_once, room)
         known = len(claim) if claim is not None else 0
         state = state_of(claim) if claim is not None else "none"
         if count_max <= 0:

@@ -62,6 +62,8 @@ from quaymaster.core.values.records import RecordType
 
 CLAIMED_AT_ONCE_MAX: Final = 1_000
 """So many messages a command claims."""
+CLAIMED_OF_GROUPS_MAX: Final = 100
+"""So many of a FIFO queue: to find free groups may take long, and others wait meanwhile."""
 _STATES: Final = {ClaimState.GROWING: "growing", ClaimState.HELD: "held", ClaimState.BROKEN: "broken"}
 
 
@@ -175,16 +177,27 @@ def read_claim(
         partition.note_change()
         steps = list(apply_held(partition, claim, now_ms, left_ms, proposal.epoch))
         assert not steps, "a claim that has not lapsed has its messages"
-    offsets: list[int] = []
-    sent_ms: list[int] = []
     sequences = claim.sequences[command.start : stop].tolist()
-    for sequence in sequences:
-        offset, time_ms = partition.index.offset_and_sent_ms(sequence)
-        offsets.append(offset)
-        sent_ms.append(time_ms)
+    offsets, sent_ms = _places_of(partition, sequences)
     if not command.with_messages:
         return FetchOutcome(sequences, sent_ms, [], stop, 0, len(claim))
     return FetchedOffsets(sequences, sent_ms, offsets, stop, 0, len(claim), command.bytes_max, command.start)
+
+
+def _places_of(partition: Partition, sequences: list[int]) -> tuple[list[int], list[int]]:
+    """Return offsets and send times of messages; neighbours are looked up together."""
+    offsets: list[int] = []
+    sent_ms: list[int] = []
+    start = 0
+    while start < len(sequences):
+        first, stop = sequences[start], start + 1
+        while stop < len(sequences) and sequences[stop] - first == stop - start:
+            stop += 1
+        for run_offsets, run_times in partition.index.offsets_and_times(first, first + stop - start):
+            offsets += run_offsets
+            sent_ms += run_times
+        start = stop
+    return offsets, sent_ms
 
 
 def messages_to_settle(partition: Partition, command: Settle) -> int:
