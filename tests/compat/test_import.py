@@ -29,7 +29,9 @@ pytestmark = pytest.mark.timeout(900)  # the first run fetches packages
 COUNT = 45
 
 
-@pytest.fixture(params=["moto", "elasticmq", "localstack"])
+@pytest.fixture(
+    params=["moto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("elasticmq", "localstack"))]
+)
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Endpoint]:
     """Another service."""
     if request.param == "moto":

@@ -68,7 +68,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class PlayedServer:
-    """Answers each action with what `answers` has for it: a dict, a Refusal, or a list of them, one per call."""
+    """Answers each action with what `answers` has for it: a dict, a Refusal, or a list of them, one per call.
+
+    Or a function of the call's fields, which returns one of them.
+    """
 
     def __init__(self) -> None:
         self.answers: Answers = {}
@@ -165,6 +168,8 @@ class PlayedServer:
         if call.what == "GetQueueUrl" and "GetQueueUrl" not in self.answers:
             return {"QueueUrl": self.queue_url(call.fields["QueueName"])}
         answer = self.answers.get(call.what, {})
+        if callable(answer):
+            return answer(call.fields)
         return answer.pop(0) if isinstance(answer, list) else answer
 
 
