@@ -13,6 +13,7 @@ LOOK = "GET /admin/v1/queues/orders/partitions"
 SPLIT = "POST /admin/v1/queues/orders/split"
 MERGE = "POST /admin/v1/queues/orders/merge"
 CANCEL = "POST /admin/v1/queues/orders/cancel-change"
+GIVE_UP = "POST /admin/v1/queues/orders/give-up"
 MOVE = "POST /admin/v1/queues/orders/move"
 
 
@@ -192,3 +193,54 @@ def test_partitions_to_merge_are_numbers(run: Run, data: Path, server: PlayedSer
     assert result.code == 2
     assert "numbers separated by commas" in result.err
     assert not server.calls
+
+
+def test_an_open_partition_is_given_up_once_another_one_has_its_keys(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    moved = listed(partition(0, "open"), partition(1, "new"))
+    lost = listed(partition(0, "closing"), partition(1, "open"))
+    drained = listed(partition(0, "drained"), partition(1, "open"))
+    given_up = BEGUN | {"parents": [], "children": []}
+    server.answers |= {
+        GIVE_UP: [BEGUN | {"children": [1]}, given_up],
+        LOOK: [moved, moved, lost, drained],
+    }
+
+    result = run("queue", "partitions", "orders", "--give-up", 0, "--confirm", "orders", "--data", data)
+
+    assert result.code == 0, result.err
+    assert result.err.splitlines() == [
+        "New partition 1 for the keys of partition 0.",
+        "Partition 0 is given up.",
+    ]
+    assert result.out.splitlines()[0].split("\t")[:2] == ["0", "drained"]
+    assert server.called(GIVE_UP) == [{"partition": 0}] * 2
+
+
+def test_nothing_is_given_up_without_the_name_of_the_queue(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    wrong = run("queue", "partitions", "orders", "--give-up", 0, "--confirm", "order", "--data", data)
+    asked = run("queue", "partitions", "orders", "--give-up", 0, "--data", data)
+    useless = run("queue", "partitions", "orders", "--confirm", "orders", "--data", data)
+
+    assert (wrong.code, asked.code, useless.code) == (1, 2, 2)
+    assert "'order' is not the name of the queue, orders: nothing was given up." in wrong.err
+    assert "--confirm orders" in asked.err
+    assert server.called(GIVE_UP) == []
+
+
+def test_a_partition_is_not_given_up_where_the_new_one_cannot_be_opened(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    why = "Not all journals answered."
+    server.answers |= {
+        GIVE_UP: BEGUN | {"children": [1]},
+        LOOK: listed(partition(0, "open"), given_up=why),
+    }
+
+    result = run("queue", "partitions", "orders", "--give-up", 0, "--confirm", "orders", "--data", data)
+
+    assert result.code == 1
+    assert f"The change was given up. {why}" in result.err

@@ -105,3 +105,17 @@ def test_requests_about_partitions_that_cannot_be_are_refused() -> None:
             assert (await port.call("GET", "queues/none/partitions")).status == 400
 
     asyncio.run(scenario())
+
+
+def test_a_partition_whose_journal_answers_is_not_given_up() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs")
+
+            refused = await port.call("POST", "queues/jobs/give-up", fields={"partition": 0})
+
+            assert refused.status == 400, refused.json
+            assert "Journal 0 answers" in str(refused.json)
+            assert [row["state"] for row in await partitions(port)] == ["open"]
+
+    asyncio.run(scenario())

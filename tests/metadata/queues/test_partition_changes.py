@@ -309,6 +309,69 @@ def test_a_queue_is_split_at_a_key_if_its_table_is_the_one_that_was_seen(tmp_pat
     with_orders(scenario, tmp_path)
 
 
+def test_a_sealed_partition_whose_journal_is_lost_is_given_up_and_its_children_hear_of_it(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2, journals=(1, 2))
+        await table.step()
+        table.journals.messages[table.queue.queue_id, 0] = 7
+        with pytest.raises(UnsupportedOperation, match="Journal 0 answers, and has 7 messages"):
+            await table.change("give up", 0)
+        table.journals.without_leader = {0}
+
+        given_up = await table.change("give up", 0)
+
+        assert table.states[0] == (0, 0, "drained")
+        assert [table.known(journal_id) for journal_id in (1, 2)] == [given_up] * 2
+        assert not list(table.service.registry.queues.pending.items())
+        for number in (0, 9):
+            with pytest.raises(InvalidParameterValue, match="can be given up"):
+                await table.change("give up", number)
+
+    with_orders(scenario, tmp_path)
+
+
+def test_an_open_partition_whose_journal_is_lost_is_given_up_once_another_one_has_its_keys(
+    tmp_path: Path,
+) -> None:
+    async def scenario(table: Table) -> None:
+        table.journals.without_leader = {0}
+
+        began = await table.change("give up", 0)
+        assert table.states == [(0, 0, "open"), (1, 1, "new")]
+        assert in_state(began, "new")
+        await table.step()
+        assert table.states == [(0, 0, "closing"), (1, 1, "open")]
+        await table.change("give up", 0)
+
+        assert table.states == [(0, 0, "drained"), (1, 1, "open")]
+        assert why_broken(table.queue) is None
+
+    with_orders(scenario, tmp_path)
+
+
+def test_a_partition_is_given_up_though_not_all_other_journals_can_be_told_at_once(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        await table.change("split", into=2, journals=(1, 2))
+        await table.step()
+        table.journals.without_leader = {0}
+
+        async def before(journal_id: int) -> None:
+            if in_state(table.queue, "drained"):
+                table.journals.without_leader = {0, 1}
+
+        table.journals.before = before
+        await table.change("give up", 0)
+        assert table.states[0][2] == "drained"
+
+        table.journals.before, table.journals.without_leader = None, {0}
+        await table.service.registry.queues.finish_pending()
+        assert table.known(1) == table.queue
+
+    with_orders(scenario, tmp_path)
+
+
 def test_partitions_are_counted_by_their_state(tmp_path: Path) -> None:
     async def scenario(table: Table) -> None:
         queues = table.service.queues

@@ -12,7 +12,7 @@ from quaymaster.cli.queues.named_queues import name_of, other_account
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import find_connection
 from quaymaster.cli.shared.failures import CommandRefused, NoServer, WrongUsage
-from quaymaster.cli.shared.output import note, print_json, print_table
+from quaymaster.cli.shared.output import ask_before_deletion, note, print_json, print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quaymaster.cli.shared.client import AdminClient
 
 LOOK_INTERVAL_S: Final = 0.25
+GIVE_UP_S: Final = 60.0
 
 Partition = dict[str, Any]
 WaitSeconds = Annotated[
@@ -52,13 +53,35 @@ def add_to(app: typer.Typer) -> None:
 
 def show_partitions(
     queue: options.QueueName,
+    give_up: Annotated[
+        int | None,
+        typer.Option(
+            "--give-up",
+            help="Give up this partition, whose journal is lost for good, with all its messages. Asks for the queue's "
+            "name.",
+            metavar="P",
+            min=0,
+        ),
+    ] = None,
+    confirm: Annotated[
+        str | None,
+        typer.Option("--confirm", help="The queue's name once more, instead of typing it.", metavar="NAME"),
+    ] = None,
     account: options.QueueAccount = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Show a queue's partitions: their state, journal, keys and messages."""
+    """Show a queue's partitions: their state, journal, keys and messages.
+
+    With --give-up, one is given up first. It is refused while its journal answers.
+    """
+    if confirm is not None and give_up is None:
+        raise WrongUsage("--confirm is for --give-up.")
     with _Queue(queue, account, data, admin_url) as asked:
+        if give_up is not None:
+            _check_confirmed(asked.name, give_up, confirm)
+            asked.give_up(give_up)
         partitions = asked.partitions()
         if asked.given_up:
             note(f"The last change was given up. {asked.given_up}")
@@ -168,6 +191,37 @@ class _Queue:
         found: list[Partition] = answer["partitions"]
         return found
 
+    def give_up(self, number: int) -> None:
+        """Give up a partition. One that is open gets a new one for its keys first, and then is given up as sealed ones.
+
+        Raises:
+            CommandRefused: it cannot be given up, or the new partition's journal does not answer.
+            NoServer: it is not done within a minute.
+        """
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while True:
+            begun = self._admin.call("GiveUpPartition", **self._named, partition=number)
+            if not begun["children"]:
+                note(f"Partition {number} is given up.")
+                return
+            note(f"New {_named(begun['children'])} for the keys of partition {number}.")
+            while (state := self._state_of(number)) == "open":
+                if not self._is_listed(begun["children"]):
+                    raise CommandRefused(f"The change was given up. {self.given_up}")
+                if time.monotonic() > deadline_s:
+                    raise NoServer(f"Partition {number} is not sealed yet. Say it again later.")
+                time.sleep(LOOK_INTERVAL_S)
+            if state == "drained":
+                return
+
+    def _state_of(self, number: int) -> str:
+        """Return the state of a partition; drained of one that is not listed any more."""
+        states = {row["number"]: str(row["state"]) for row in self.partitions()}
+        return states.get(number, "drained")
+
+    def _is_listed(self, numbers: list[int]) -> bool:
+        return {row["number"] for row in self.partitions()} >= set(numbers)
+
     def change(
         self, operation: str, members: Mapping[str, Any], wait_seconds: float, *, cancel: bool
     ) -> None:
@@ -206,6 +260,17 @@ class _Queue:
                     f"partitions {self.name}` shows how far it is."
                 )
             time.sleep(min(LOOK_INTERVAL_S, left_s))
+
+
+def _check_confirmed(name: str, number: int, confirm: str | None) -> None:
+    """Raise CommandRefused unless the queue's name is given once more."""
+    if confirm is None:
+        note(f"This gives up all messages in partition {number} of the queue {name} for good.")
+        confirm = ask_before_deletion("Type the queue's name to go on: ", f"--confirm {name}")
+    if confirm.strip() != name:
+        raise CommandRefused(
+            f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was given up."
+        )
 
 
 def _is_sealed(partition: Partition | None) -> bool:

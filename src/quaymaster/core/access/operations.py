@@ -62,6 +62,7 @@ class Operation(StrEnum):
     LIST_DECISIONS = "ListDecisions"
     LIST_DESTINATIONS = "ListDestinations"
     LIST_FRONT_ENDS = "ListFrontEnds"
+    GIVE_UP_PARTITION = "GiveUpPartition"
     LIST_KMS_KEYS = "ListKMSKeys"
     LIST_LIMITS = "ListLimits"
     LIST_OIDC_ISSUERS = "ListOIDCIssuers"

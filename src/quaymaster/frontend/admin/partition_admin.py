@@ -45,6 +45,7 @@ class PartitionAdmin:
             "MergeQueue": AdminRoute(self._merge),
             "MoveQueue": AdminRoute(self._move),
             "CancelQueueChange": AdminRoute(self._cancel),
+            "GiveUpPartition": AdminRoute(self._give_up),
         }
 
     async def _list(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.PartitionList:
@@ -108,6 +109,9 @@ class PartitionAdmin:
 
     async def _cancel(self, call: AdminCall, given: shapes.QueueRequest) -> shapes.BegunChange:
         return await self._change(call, given.name, "cancel", [])
+
+    async def _give_up(self, call: AdminCall, given: shapes.GiveUpRequest) -> shapes.BegunChange:
+        return await self._change(call, given.name, "give up", [given.partition])
 
     async def _change(
         self,

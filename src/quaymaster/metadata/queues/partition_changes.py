@@ -27,6 +27,7 @@ from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
     Overloaded,
+    QueueDoesNotExist,
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import DELIVERY, PARTITIONS
@@ -35,12 +36,14 @@ from quaymaster.core.values.partition_tables import (
     entries_to_merge,
     entries_to_move,
     entries_to_split,
+    entry_of,
     in_state,
     is_at_rest,
     is_sealed_by,
     with_children,
     with_children_open,
     with_new_dropped,
+    with_state,
     with_told,
 )
 from quaymaster.core.values.queue_definitions import (
@@ -148,18 +151,41 @@ class PartitionChanges:
                         return await self._cancel(suffix, compare, current)
                     except RevisionMismatch:
                         continue
+                lost = await self._lost_journal(current, request) if request.kind == "give up" else None
                 # A store that was restored must not give a number again: journals that know better are believed first.
-                opened = in_state(current, "open")
-                if not await self._settling.tell(current, {entry.journal_id for entry in opened}):
+                opened = {entry.journal_id for entry in in_state(current, "open")} - {lost}
+                if not await self._settling.tell(current, opened):
                     continue
                 changed = self._plan(current, request)
+                is_begun = bool(in_state(changed, "new"))
                 try:
-                    await self._put(compare, changed, "begun")
+                    revision = await self._put(compare, changed, "begun" if is_begun else "aged")
                 except RevisionMismatch:
                     continue
+                if not is_begun:
+                    with suppress(*FAILS):  # the row has decided; the rest hear of it later
+                        await self._settling.settle(changed, [Compare(PENDING + suffix, revision)])
                 self._look_at(suffix, 0)
                 return changed
             raise Overloaded
+
+    async def _lost_journal(self, current: QueueDefinition, request: ChangePartitions) -> int:
+        """Return the journal of the partition that is given up. It must not answer, or not know the partition."""
+        self._queues.options.cell_format.require(DELIVERY, "Partitions can be given up")
+        (number,) = request.partitions
+        entry = entry_of(current, number)
+        if entry is None or entry.state in ("new", "drained"):
+            raise InvalidParameterValue.of(
+                "Partition", number, "An open, closing or closed partition of the queue can be given up."
+            )
+        try:
+            answer = await self._journals.partition(current.queue_id, number)
+        except (NotNow, QueueDoesNotExist):
+            return entry.journal_id
+        raise UnsupportedOperation(
+            f"Journal {entry.journal_id} answers, and has {answer.messages} messages in partition {number}. Only what "
+            "is lost is given up."
+        )
 
     async def _cancel(self, suffix: str, compare: Compare, current: QueueDefinition) -> QueueDefinition:
         """Give up what is under way. Who opens the new partitions at this moment changes the row: RevisionMismatch."""
@@ -192,6 +218,9 @@ class PartitionChanges:
                 DELIVERY, "Log-retained queues can be split, merged and moved"
             )
         number = request.partitions[0] if request.partitions else None
+        given_up = None if number is None or request.kind != "give up" else entry_of(current, number)
+        if given_up is not None and given_up.state != "open":
+            return with_state(current, given_up.number, "drained")
         match request.kind:
             case "split":
                 parents, ranges = entries_to_split(current, request.into, number, request.key)
@@ -210,7 +239,7 @@ class PartitionChanges:
                 raise InvalidParameterValue.of("Journal", journal_id, "No such journal takes new partitions.")
         if request.journals:
             return [request.journals[child % len(request.journals)] for child in range(children)]
-        avoided = {entry.journal_id for entry in parents} if request.kind == "move" else set()
+        avoided = {entry.journal_id for entry in parents} if request.kind in ("move", "give up") else set()
         return choose_journals(self._queues, taking, children, avoided)
 
     # Carrying on

@@ -101,6 +101,7 @@ ACTS: Final = {
         OperatorAct("RotatePushSecret", 131, ("admin",)),
         OperatorAct("TestPush", 132, ("admin",)),
         OperatorAct("GetPushSecret", 133, ("admin",), is_change=False),
+        OperatorAct("GiveUpPartition", 135, ("admin",)),
     )
 }
 """By name. A new one gets the next number that neither an act nor an action has."""

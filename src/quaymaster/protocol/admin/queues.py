@@ -202,6 +202,11 @@ class MoveRequest(OfAccount, frozen=True, kw_only=True):
     journal: Number | None = None
 
 
+class GiveUpRequest(OfAccount, frozen=True, kw_only=True):
+    name: QueueName
+    partition: PartitionNumber
+
+
 class BegunChange(Change, frozen=True, kw_only=True):
     """A change of partitions that has begun."""
 
@@ -406,6 +411,16 @@ QUEUES_OPERATIONS: Final = (
         MoveRequest,
         BegunChange,
         "Moves an open partition, else the only one, to a journal, else to one with few partitions.",
+        errors=NO_QUEUE,
+    ),
+    row(
+        "POST",
+        "queues/{name}/give-up",
+        Operation.GIVE_UP_PARTITION,
+        GiveUpRequest,
+        BegunChange,
+        "Gives up a partition whose journal is lost for good, with all its messages: a sealed one is drained at once; "
+        "for an open one there is a new one first. Refused while its journal answers.",
         errors=NO_QUEUE,
     ),
     row(

@@ -236,13 +236,15 @@ class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
     log_id: int = 0
 
 
-PartitionChange = Literal["split", "merge", "move", "cancel"]
+PartitionChange = Literal["split", "merge", "move", "cancel", "give up"]
 
 
 class ChangePartitions(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Split, merge or move open partitions of a queue. The answer comes once that is stored; it is done after that.
 
-    "cancel" gives up the change that is under way, as long as its new partitions are not open.
+    "cancel" gives up the change that is under way, as long as its new partitions are not open. "give up" is about one
+    partition whose journal is lost for good: a sealed one counts as drained, for an open one there is a new one, which
+    is open once the lost one is closing (from cell format 8 on).
     `into`: in how many parts one is split. `partitions`: which, by number; none: of a split the one with most keys, of
     a merge all, of a move the only one. `journals`: where the new ones will be, in turn; none: wherever there are few.
     `key`: where the second of two parts begins; 0: parts are of the same size. `table_version`: of the table that the
