@@ -4,6 +4,9 @@
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
         close | importing | invoices | limit_fairness | limit_shares | partitions | workers | console [its options]
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
+        importing | invoices | limit_fairness | limit_shares | partitions | workers | console |
+        alert_pass [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -18,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import (
+    alert_pass,
     backlog,
     broker_depth,
     cell,
@@ -78,6 +82,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "partitions": partitions.main,
     "workers": workers.main,
     "console": console.main,
+    "alert_pass": alert_pass.main,
 }
 
 

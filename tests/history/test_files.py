@@ -62,6 +62,27 @@ def test_minutes_are_read_as_they_were_written(files: HistoryFiles) -> None:
     assert files.read([9], Span(NOON_S, NOON_S + 180, 60)) == []
 
 
+@pytest.mark.parametrize("period_s", [60, 3_600])
+def test_many_queues_are_read_at_once_each_as_by_itself_with_the_values_asked_for(
+    files: HistoryFiles, period_s: int
+) -> None:
+    for number in range(67):
+        at_s = NOON_S + 60 * number
+        queues = [minute(at_s, queue_id, visible=number, sent=queue_id) for queue_id in (7, 8, 9)]
+        files.write(closing(at_s, *queues[: 3 if number < 9 else 2]))
+    span = Span(NOON_S, NOON_S + 7_200, period_s)
+
+    each = files.read_each([9, 7, 4], span)
+    visible = files.read_each([7], span, values=["visible"])
+
+    assert set(each) == {7, 9}
+    assert {queue_id: files.read([queue_id], span) for queue_id in each} == each
+    assert [kept.at_s for kept in each[7]] == sorted(kept.at_s for kept in each[7])
+    assert [kept.summaries[VISIBLE] for kept in visible[7]] == [kept.summaries[VISIBLE] for kept in each[7]]
+    assert all(kept.summaries[SENT] is None for kept in visible[7])
+    assert len(files.read([7, 9], span)) == len(each[7]) + len(each[9])
+
+
 def test_counts_that_come_late_are_added_and_gauges_stay(files: HistoryFiles) -> None:
     files.write(closing(NOON_S, minute(NOON_S, visible=4, sent=1)))
 

@@ -14,20 +14,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from quaymaster.core.monitoring.minutes import Minute
+from quaymaster.core.monitoring.minutes import VALUES, Minute
 from quaymaster.core.monitoring.periods import DAY_S, KEPT_DAYS, LEVELS, Span, level_for
 from quaymaster.core.monitoring.queue_statistics import Kept, Summary, summary_of
 from quaymaster.core.values.queue_metrics import QueueMetricsRow
 from quaymaster.history.layout import (
     ASIDE,
     FORMAT,
-    READ,
     STATE_FILE,
     STATE_SCHEMA,
     SUFFIX,
     day_file,
     day_of,
     insert_minute,
+    read,
     roll_up,
     schema_of,
     second_of_day,
@@ -222,41 +222,61 @@ class HistoryFiles:
 
     def read(self, queue_ids: Iterable[int], span: Span, *, has_samples: bool = False) -> list[Kept]:
         """Return what is kept of queues in some periods, in order of time; `has_samples`: minutes only."""
+        each = self.read_each(queue_ids, span, has_samples=has_samples)
+        return sorted((kept for of_queue in each.values() for kept in of_queue), key=lambda kept: kept.at_s)
+
+    def read_each(
+        self,
+        queue_ids: Iterable[int],
+        span: Span,
+        *,
+        values: Sequence[str] = VALUES,
+        has_samples: bool = False,
+    ) -> dict[int, list[Kept]]:
+        """Return the same by queue, of those of which something is kept; of other values than `values` nothing.
+
+        A hundred queues in one call cost a fifth of what they cost one by one.
+        """
         level = LEVELS[0] if has_samples else level_for(span)
-        found: list[Kept] = []
         # Of times that nothing can be kept of no file is looked for.
         end_s = min(span.periods_end_s, self._closed_s + 60)
         start_s = max(span.start_s, (self._closed_s // DAY_S - NAMES_DAYS) * DAY_S)
-        for queue_id in queue_ids:
-            found += self._read_levels(queue_id, start_s, end_s, level)
-        found.sort(key=lambda kept: kept.at_s)
+        found: dict[int, list[Kept]] = {}
+        for queue_id, kept in self._read_levels(json.dumps(list(queue_ids)), start_s, end_s, level, values):
+            found.setdefault(queue_id, []).append(kept)
         return found
 
-    def _read_levels(self, queue_id: int, start_s: int, end_s: int, level: int) -> Iterator[Kept]:
+    def _read_levels(
+        self, queue_ids: str, start_s: int, end_s: int, level: int, values: Sequence[str]
+    ) -> Iterator[tuple[int, Kept]]:
         """Yield what is kept at a level, and after the last that is complete at shorter ones."""
         complete_s = (self._closed_s + 60) // level * level
         middle_s = min(end_s, complete_s) if level != LEVELS[0] else end_s
-        yield from self._read_level(queue_id, start_s, middle_s, level)
+        yield from self._read_level(queue_ids, start_s, middle_s, level, values)
         if max(start_s, middle_s) < end_s:
             shorter = LEVELS[LEVELS.index(level) - 1]
-            yield from self._read_levels(queue_id, max(start_s, middle_s), end_s, shorter)
+            yield from self._read_levels(queue_ids, max(start_s, middle_s), end_s, shorter, values)
 
-    def _read_level(self, queue_id: int, start_s: int, end_s: int, level: int) -> Iterator[Kept]:
+    def _read_level(
+        self, queue_ids: str, start_s: int, end_s: int, level: int, values: Sequence[str]
+    ) -> Iterator[tuple[int, Kept]]:
+        statement = read(level, values)
+        places = [VALUES.index(value) for value in values]
         for day_s in range(start_s // DAY_S * DAY_S, end_s if start_s < end_s else 0, DAY_S):
             path = day_file(self._directory, level, day_s)
             times = range(max(start_s, day_s) - day_s, min(end_s, day_s + DAY_S) - day_s, level)
             if path.exists():
-                for row in self._query(path, queue_id, times):
-                    yield Kept(day_s + row[0], _summaries(row[2:], level))
+                for at_s, queue_id, *found in self._query(path, statement, times, queue_ids):
+                    yield queue_id, Kept(day_s + at_s, _summaries(found, level, places))
 
-    def _query(self, path: Path, queue_id: int, times: range) -> list[tuple[int, ...]]:
+    def _query(self, path: Path, statement: str, times: range, queue_ids: str) -> list[tuple[int, ...]]:
         try:
             reader = self._readers.get(path)
             if reader is None:
                 if len(self._readers) >= OPEN_MAX:
                     self._close_readers()
                 reader = self._readers[path] = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-            return reader.execute(READ, (queue_id, json.dumps(list(times)))).fetchall()
+            return reader.execute(statement, (json.dumps(list(times)), queue_ids)).fetchall()
         except sqlite3.OperationalError as error:
             log_event(log, logging.WARNING, "history not read", file=str(path), error=str(error))
         except sqlite3.DatabaseError as error:
@@ -386,14 +406,17 @@ def _is_sound(path: Path) -> bool:
         connection.close()
 
 
-def _summaries(values: Sequence[int | None], level: int) -> tuple[Summary | None, ...]:
+def _summaries(values: Sequence[int | None], level: int, places: Sequence[int]) -> tuple[Summary | None, ...]:
+    """Return summaries of all VALUES: of those at `places` what was read, in this order."""
+    found: list[Summary | None] = [None] * len(VALUES)
     if level == LEVELS[0]:
-        return tuple(map(summary_of, values))
-    found: list[Summary | None] = []
-    for place in range(0, len(values), 4):
-        samples, total, least, greatest = values[place : place + 4]
-        is_known = samples and total is not None and least is not None and greatest is not None
-        found.append(Summary(samples or 0, total or 0, least or 0, greatest or 0) if is_known else None)
+        for place, value in zip(places, values, strict=True):
+            found[place] = summary_of(value)
+        return tuple(found)
+    for number, place in enumerate(places):
+        samples, total, least, greatest = values[4 * number : 4 * number + 4]
+        if samples and total is not None and least is not None and greatest is not None:
+            found[place] = Summary(samples, total, least, greatest)
     return tuple(found)
 
 

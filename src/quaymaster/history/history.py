@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -40,6 +40,12 @@ class History:
     async def read(self, queue_ids: Iterable[int], span: Span, *, has_samples: bool = False) -> list[Kept]:
         """Return what is kept of queues in some periods, in order of time."""
         return await self._do(partial(self._files.read, queue_ids, span, has_samples=has_samples))
+
+    async def read_each(
+        self, queue_ids: Iterable[int], span: Span, *, values: Sequence[str]
+    ) -> dict[int, list[Kept]]:
+        """Return some values of what is kept of each queue, in order of time."""
+        return await self._do(partial(self._files.read_each, queue_ids, span, values=values))
 
     async def ids_of(self, account: str, name: str) -> list[int]:
         """Return the ids of queues that have, or had, a name."""

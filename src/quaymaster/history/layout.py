@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,7 +68,14 @@ def roll_up(source: str, target: str, level: int) -> str:
     )
 
 
-READ: Final = "SELECT * FROM kept WHERE queue = ? AND at IN (SELECT value FROM json_each(?)) ORDER BY at"
+def read(level: int, values: Sequence[str]) -> str:
+    """Return what reads values of VALUES: (at, queue, ...). Parameters: times, and queues, as arrays of JSON."""
+    parts = [""] if level == LEVELS[0] else [f"_{part}" for part in PARTS]
+    columns = ", ".join(f"{value}{part}" for value in values for part in parts)
+    return (
+        f"SELECT at, queue, {columns} FROM kept WHERE at IN (SELECT value FROM json_each(?)) "  # noqa: S608 -- our own names
+        "AND queue IN (SELECT value FROM json_each(?)) ORDER BY at"
+    )
 
 
 def day_of(at_s: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from console.alerts.support import ACCOUNT, SHOP
@@ -40,18 +40,20 @@ class Past:
 
     def __init__(self, *visible: int | None) -> None:
         self.visible = visible
-        self.reads = 0
+        self.reads: list[list[str]] = []
 
-    async def read(self, queue_ids: Iterable[int], span: Span) -> list[Kept]:
+    async def read_each(
+        self, queue_ids: Iterable[int], span: Span, *, values: Sequence[str]
+    ) -> dict[int, list[Kept]]:
         """Return what is kept."""
         assert list(queue_ids) == [1]
-        self.reads += 1
+        self.reads.append(list(values))
         kept = []
         for number, value in enumerate(self.visible):
             if value is not None:
                 summaries = tuple(summary_of(value if name == "visible" else None) for name in VALUES)
                 kept.append(Kept(END_S - 60 * (len(self.visible) - number), summaries))
-        return kept
+        return {1: kept}
 
 
 def series_of(*visible: int | None, now_ms: int = END_S * 1_000) -> HistorySeries:
@@ -92,7 +94,33 @@ def test_the_past_of_a_queue_is_read_once_for_all_its_alerts() -> None:
     ]
 
     assert asyncio.run(series.points(asked)) == [[7.0, 8.0]] * 3
-    assert past.reads == 1
+    assert past.reads == [["visible"]]
+
+
+def test_only_values_that_alerts_ask_for_are_read_and_queues_are_read_together() -> None:
+    asked_for: list[tuple[list[int], list[str]]] = []
+
+    class Many(Queues):
+        def find(self, account: str, name: str) -> Queue | None:
+            return Queue(int(name), account, name)
+
+    class Noted(Past):
+        async def read_each(
+            self, queue_ids: Iterable[int], span: Span, *, values: Sequence[str]
+        ) -> dict[int, list[Kept]]:
+            asked_for.append((list(queue_ids), list(values)))
+            return {}
+
+    series = HistorySeries(Many(), Noted(), is_dead_letter_queue=lambda *_: False, now_ms=lambda: 0)
+    asked = [
+        PointsAsked(ACCOUNT, str(number), metric, "Average", 60, 2, END_S)
+        for number in range(1_500)
+        for metric in ("ApproximateNumberOfMessagesVisible", "SentMessageSize")
+    ]
+
+    assert asyncio.run(series.points(asked)) == [[None, None]] * 3_000
+    assert [len(queue_ids) for queue_ids, _ in asked_for] == [1_000, 500]
+    assert {tuple(values) for _, values in asked_for} == {("sent", "sent_bytes", "visible")}
 
 
 def test_a_minute_can_be_read_a_quarter_of_a_minute_after_its_end() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from quaymaster.console.alerts.series import PointsAsked
 from quaymaster.core.monitoring.periods import Span, by_period
 from quaymaster.core.monitoring.queue_statistics import METRICS, Kept, evaluate
 
+QUEUES_AT_ONCE: Final = 1_000
+"""Pages and programs read the history between."""
 READABLE_AFTER_S: Final = 15
 """So long after its end a minute has what all leaders told of it."""
 
@@ -37,7 +40,9 @@ class QueuesOfAlerts(Protocol):
 class ReadsHistory(Protocol):
     """The past of queues."""
 
-    async def read(self, queue_ids: Iterable[int], span: Span) -> list[Kept]: ...
+    async def read_each(
+        self, queue_ids: Iterable[int], span: Span, *, values: Sequence[str]
+    ) -> dict[int, list[Kept]]: ...
 
 
 class HistorySeries:
@@ -75,19 +80,51 @@ class HistorySeries:
 
     async def points(self, asked: Sequence[PointsAsked]) -> Sequence[Sequence[float | None]]:
         """See `AlertSeries`."""
-        read: dict[tuple[int, Span], list[Kept]] = {}  # several alerts may watch one queue
-        return [await self._points(one, read) for one in asked]
+        ids = [self._id_of(one) for one in asked]
+        wanted: dict[Span, _Wanted] = {}  # several alerts may watch one queue
+        for one, queue_id in zip(asked, ids, strict=True):
+            if queue_id is not None:
+                wanted.setdefault(_span_of(one), _Wanted()).add(one, queue_id)
+        read = {span: await self._read(span, of_span) for span, of_span in wanted.items()}
+        return [
+            _points(one, () if queue_id is None else read[_span_of(one)].get(queue_id, ()))
+            for one, queue_id in zip(asked, ids, strict=True)
+        ]
 
-    async def _points(self, one: PointsAsked, read: dict[tuple[int, Span], list[Kept]]) -> list[float | None]:
-        start_s = one.end_s - one.count * one.period_s
-        span = Span(start_s, one.end_s, one.period_s)
-        points: list[float | None] = [None] * one.count
+    def _id_of(self, one: PointsAsked) -> int | None:
         queue = self._queues.find(one.account_id, one.queue)
-        if queue is not None:
-            metric = METRICS[one.metric]
-            place = queue.queue_id, span
-            if place not in read:
-                read[place] = await self._history.read([queue.queue_id], span)
-            for at_s, kept in by_period(span, read[place]):
-                points[(at_s - start_s) // one.period_s] = evaluate(metric, one.statistic, kept)
-        return points
+        return None if queue is None else queue.queue_id
+
+    async def _read(self, span: Span, wanted: _Wanted) -> dict[int, list[Kept]]:
+        found: dict[int, list[Kept]] = {}
+        ids = iter(sorted(wanted.queue_ids))
+        while some := list(islice(ids, QUEUES_AT_ONCE)):
+            found |= await self._history.read_each(some, span, values=sorted(wanted.values))
+        return found
+
+
+class _Wanted:
+    """What is read of some periods."""
+
+    def __init__(self) -> None:
+        self.queue_ids: set[int] = set()
+        self.values: set[str] = set()
+
+    def add(self, one: PointsAsked, queue_id: int) -> None:
+        metric = METRICS[one.metric]
+        self.queue_ids.add(queue_id)
+        self.values.add(metric.value)
+        if metric.samples is not None:
+            self.values.add(metric.samples)
+
+
+def _span_of(one: PointsAsked) -> Span:
+    return Span(one.end_s - one.count * one.period_s, one.end_s, one.period_s)
+
+
+def _points(one: PointsAsked, kept: Sequence[Kept]) -> list[float | None]:
+    span, metric = _span_of(one), METRICS[one.metric]
+    points: list[float | None] = [None] * one.count
+    for at_s, of_period in by_period(span, kept):
+        points[(at_s - span.start_s) // one.period_s] = evaluate(metric, one.statistic, of_period)
+    return points

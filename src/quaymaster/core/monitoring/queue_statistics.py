@@ -76,8 +76,8 @@ def summary_of(value: int | None) -> Summary | None:
 def join(summaries: Iterable[Summary | None]) -> Summary | None:
     """Return one summary of all."""
     there = [one for one in summaries if one is not None]
-    if not there:
-        return None
+    if len(there) <= 1:
+        return there[0] if there else None
     return Summary(
         sum(one.samples for one in there),
         sum(one.total for one in there),
