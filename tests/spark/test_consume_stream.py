@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +106,31 @@ def test_columns_are_those_of_logs(
     assert (row["queue"], row["partition"], row["message_id"]) == (queue, 0, sent["MessageId"])
     assert (bytes(row["value"]).decode(), row["md5_body"]) == ("ü", sent["MD5OfMessageBody"])
     assert [(one["key"], bytes(one["value"])) for one in row["headers"]] == [("n", b"1")]
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_driver_that_is_killed_in_a_batch_repeats_it_identically(
+    server: Server, checkpoint: str, tmp_path: Path, dies: str
+) -> None:
+    queue = make(server, 50)
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    source = {**server.options, "queue": queue, "mode": "consume", "maxOffsetsPerTrigger": "20"}
+    settings = {"checkpoint": checkpoint, "source": source, "folder": str(folder), "dies": dies}
+    program = [sys.executable, str(Path(__file__).with_name("consuming.py")), json.dumps(settings)]
+
+    first = subprocess.run(program, timeout=WAIT_S, capture_output=True)
+    held = left(server, queue)
+    second = subprocess.run(program, timeout=WAIT_S, capture_output=True)
+
+    assert first.returncode == -signal.SIGKILL, first.stderr[-2_000:]
+    assert second.returncode == 0, second.stderr[-2_000:]
+    assert held == (10, 20), "the batch that was killed is held"
+    runs = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    if dies == "after":
+        assert runs["1-0"] == runs["1-1"]
+    last = {name.partition("-")[0]: rows for name, rows in sorted(runs.items())}
+    assert [len(last[number]) for number in ("0", "1", "2")] == [20, 20, 10]
+    bodies = [body for rows in last.values() for _, body in rows]
+    assert sorted(bodies) == sorted(f"body {number}" for number in range(50))
+    assert left(server, queue) == (0, 0)
