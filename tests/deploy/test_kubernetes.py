@@ -317,6 +317,20 @@ def test_network_policies_let_in_whom_the_processes_take() -> None:
     assert set(expression["values"]) == set(CALLER_ROLES)
 
 
+def test_consoles_reach_the_metrics_of_each_process_of_a_cell() -> None:
+    overlay = KUBERNETES / "overlays/cell"
+    [policy] = [
+        one for one in of_kind("NetworkPolicy", overlay) if one["metadata"]["name"] == "metrics-of-consoles"
+    ]
+    [rule] = policy["spec"]["ingress"]
+    [reached] = policy["spec"]["podSelector"]["matchExpressions"]
+    [callers] = rule["from"][0]["podSelector"]["matchExpressions"]
+
+    assert set(reached["values"]) == set(CELL_ROLES)
+    assert callers["values"] == ["console"]
+    assert rule["ports"] == [{"port": "admin"}]
+
+
 @pytest.mark.parametrize("name", [*CELL_ROLES, "etcd"])
 def test_what_may_be_lost_of_a_cell_at_once_is_bounded_and_spread_over_zones(name: str) -> None:
     overlay = KUBERNETES / "overlays/cell"
