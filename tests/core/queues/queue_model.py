@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 DEDUP_WINDOW_MS = 300_000
+SETTLED_WINDOW_MS = 300_000
 SLOT_MS = 50
 
 
@@ -52,6 +53,18 @@ class ModelQueue:
     """When an earlier leader stored messages with retry ids."""
     attempts: dict[bytes, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
     task: dict[str, object] | None = None
+    is_exactly_once: bool | None = None
+    resets: int = 0
+    finished_ms: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """When deliveries finished their messages: sequence, count and resets of each."""
+
+    def set_exactly_once(self, is_exactly_once: bool) -> None:
+        if is_exactly_once and self.is_exactly_once is False:  # not when it is made
+            self.resets += 1
+        self.is_exactly_once = is_exactly_once
+
+    def receipt_epoch(self, epoch: int) -> int:
+        return epoch + self.resets * 2**48
 
     # Time
 
@@ -122,7 +135,7 @@ class ModelQueue:
 
     def hide(self, message: ModelMessage, now_ms: int, timeout_ms: int, epoch: int) -> None:
         message.deadline_ms = self.timeout_end(now_ms, timeout_ms)
-        message.holder = (epoch, message.count)
+        message.holder = (self.receipt_epoch(epoch), message.count)
         message.changed = False
 
     def find_attempt(self, attempt: bytes, now_ms: int) -> list[tuple[int, int]] | None:
@@ -141,8 +154,13 @@ class ModelQueue:
         message = self.live[sequence]
         return message.deadline_ms > 0 and message.holder == (epoch, count)
 
-    def delete(self, sequence: int, epoch: int, count: int) -> bool:
+    def delete(self, sequence: int, epoch: int, count: int, now_ms: int) -> bool:
         """Return whether it is answered with success."""
+        if self.is_exactly_once:
+            delivery = sequence, count, epoch // 2**48
+            if sequence not in self.live or not self.is_held_by(sequence, epoch, count):
+                return now_ms - self.finished_ms.get(delivery, -SETTLED_WINDOW_MS) < SETTLED_WINDOW_MS
+            self.finished_ms[delivery] = now_ms
         if sequence not in self.live:
             return True
         if self.is_fifo and not self.is_held_by(sequence, epoch, count):
@@ -154,7 +172,7 @@ class ModelQueue:
         message = self.live.get(sequence)
         if message is None or message.moving_to is not None:
             return False
-        if self.is_fifo and not self.is_held_by(sequence, epoch, count):
+        if (self.is_fifo or self.is_exactly_once) and not self.is_held_by(sequence, epoch, count):
             return False
         if not message.deadline_ms:
             if not timeout_ms:

@@ -130,10 +130,13 @@ class LogMachine(QueueMachine):
         focus=st.sampled_from([0, 0, 2, 5, 6]),
         delay_s=st.sampled_from([0, 0, 0, 2]),
         receives_max=st.sampled_from([0, 1, 2]),
+        is_exactly_once=flags,
     )
-    def start(self, is_slow: bool, focus: int, delay_s: int, receives_max: int) -> None:
+    def start(
+        self, is_slow: bool, focus: int, delay_s: int, receives_max: int, is_exactly_once: bool
+    ) -> None:
         self.focus = focus
-        self.set_attributes(focus, delay_s, 30, 345_600, receives_max)
+        self.set_attributes(focus, delay_s, 30, 345_600, receives_max, is_exactly_once)
         self.host.is_slow = is_slow
         self.keep()
 
@@ -151,13 +154,20 @@ class LogMachine(QueueMachine):
         visibility_s=st.sampled_from([0, 1, 5, 30]),
         retention_s=st.sampled_from([60, 300, 345_600]),
         receives_max=st.sampled_from([0, 1, 2]),
+        is_exactly_once=flags,
     )
     def set_attributes(
-        self, place: int, delay_s: int, visibility_s: int, retention_s: int, receives_max: int
+        self,
+        place: int,
+        delay_s: int,
+        visibility_s: int,
+        retention_s: int,
+        receives_max: int,
+        is_exactly_once: bool,
     ) -> None:
         name = self.name_at(place)
         if "@" not in name:
-            super().set_attributes(place, delay_s, visibility_s, retention_s, receives_max)
+            super().set_attributes(place, delay_s, visibility_s, retention_s, receives_max, is_exactly_once)
             return
         log = self.log_of(name)
         attributes = {
@@ -166,6 +176,8 @@ class LogMachine(QueueMachine):
             "MessageRetentionPeriod": str(retention_s),
             "RetentionMode": "Log",
         }
+        if is_exactly_once:
+            attributes["DeliveryGuarantee"] = "ExactlyOnce"
         dead = "jobs-dead"
         if log.is_fifo:
             attributes["FifoQueue"] = "true"
@@ -230,7 +242,10 @@ class LogMachine(QueueMachine):
             self.ask(ResetGroup(group.queue_id, start))
             log.fill(group, log.find_start(start))
             group.advance(self.now_ms)
-            self.forget_receipts(group.queue_id)
+            if group.is_exactly_once:
+                group.resets += 1
+            else:
+                self.forget_receipts(group.queue_id)
             self.keep()
 
     def forget_receipts(self, queue_id: int) -> None:

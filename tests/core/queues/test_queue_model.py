@@ -10,7 +10,6 @@ import hashlib
 import os
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
 from hypothesis import HealthCheck, Phase, settings
@@ -171,7 +170,8 @@ class QueueMachine(RuleBasedStateMachine):
                 | SetGroupOffset,
             )
             if isinstance(command, Receive) and isinstance(answer, TakenOutcome):
-                is_promise = bool(answer.taken) and self.models[command.queue_id].is_fifo
+                model = self.models[command.queue_id]
+                is_promise = bool(answer.taken and (model.is_fifo or model.is_exactly_once))
             is_promise = is_promise and not isinstance(answer, Exception)
             assert not is_promise or self.host.rests_on[token] <= self.host.replica.durable_end
             if isinstance(answer, Exception):
@@ -218,6 +218,7 @@ class QueueMachine(RuleBasedStateMachine):
         model.visibility_ms = definition.visibility_timeout_ms
         model.delay_ms = definition.delay_ms
         model.retention_ms = definition.retention_ms
+        model.set_exactly_once(definition.is_exactly_once)
         policy = definition.redrive_policy
         model.receives_max = policy.receive_count_max if policy else 0
         self.link()
@@ -238,10 +239,13 @@ class QueueMachine(RuleBasedStateMachine):
         focus=st.sampled_from([0, 0, 1, 2, 2, 3]),
         delay_s=st.sampled_from([0, 0, 0, 2]),
         receives_max=st.sampled_from([0, 1, 2]),
+        is_exactly_once=flags,
     )
-    def start(self, is_slow: bool, focus: int, delay_s: int, receives_max: int) -> None:
+    def start(
+        self, is_slow: bool, focus: int, delay_s: int, receives_max: int, is_exactly_once: bool
+    ) -> None:
         self.focus = focus
-        self.set_attributes(focus, delay_s, 30, 345_600, receives_max)
+        self.set_attributes(focus, delay_s, 30, 345_600, receives_max, is_exactly_once)
         self.host.is_slow = is_slow
         self.keep()
 
@@ -281,6 +285,7 @@ class QueueMachine(RuleBasedStateMachine):
             or (
                 queue_id in self.models
                 and not self.models[queue_id].is_fifo
+                and not self.models[queue_id].is_exactly_once
                 and receipt.sequence < self.models[queue_id].next_sequence
             )
         ]
@@ -319,7 +324,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.ids += 1
             message_id = identity(self.ids)
             keys = {
-                "dedup": spread(b"dedup", dedup) if model.is_fifo and dedup else None,
+                "dedup": spread(b"dedup", dedup)
+                if dedup and (model.is_fifo or model.is_exactly_once)
+                else None,
                 "retry": spread(b"retry", retry) if retry else None,
             }
             if not model.is_fifo and group == 3:
@@ -398,7 +405,8 @@ class QueueMachine(RuleBasedStateMachine):
         for round_ in range(1_000):
             assert round_ < 999, "a scan comes to its end"
             outcome: TakenOutcome = self.ask(Receive(model.queue_id, 0, count_max, timeout_ms, attempt=key))
-            assert outcome.epoch == self.epoch
+            epoch = model.receipt_epoch(self.epoch) if outcome.taken else self.epoch
+            assert outcome.epoch == epoch
             if earlier is None:
                 self.check_taken(model, outcome, count_max)
                 for letter in outcome.dead_letters:
@@ -425,7 +433,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert taken.offset < self.host.replica.durable_end
                 if model.is_fifo or taken.offset < self.host.replica.commit:
                     self.receipts.append(
-                        (model.queue_id, Receipt(taken.sequence, self.epoch, taken.delivery_count))
+                        (model.queue_id, Receipt(taken.sequence, epoch, taken.delivery_count))
                     )
             if key and outcome.taken:
                 model.attempts[key] = (
@@ -526,10 +534,13 @@ class QueueMachine(RuleBasedStateMachine):
         outcome: EntriesOutcome = self.ask(Delete(queue_id, 0, receipts))
 
         # Each is judged before any is deleted.
-        verdicts = [copy.deepcopy(model).delete(*msgspec.structs.astuple(receipt)) for receipt in receipts]
+        verdicts = [
+            copy.deepcopy(model).delete(receipt.sequence, receipt.epoch, receipt.delivery_count, self.now_ms)
+            for receipt in receipts
+        ]
         for receipt, error, is_done in zip(receipts, outcome.errors, verdicts, strict=True):
             assert isinstance(error, InvalidParameterValue) != is_done
-            model.delete(*msgspec.structs.astuple(receipt))
+            model.delete(receipt.sequence, receipt.epoch, receipt.delivery_count, self.now_ms)
         self.keep()
 
     @precondition(lambda self: self.receipts)
@@ -718,9 +729,16 @@ class QueueMachine(RuleBasedStateMachine):
         visibility_s=st.sampled_from([0, 1, 5, 30]),
         retention_s=st.sampled_from([60, 300, 345_600]),
         receives_max=st.sampled_from([0, 1, 2]),
+        is_exactly_once=flags,
     )
     def set_attributes(
-        self, place: int, delay_s: int, visibility_s: int, retention_s: int, receives_max: int
+        self,
+        place: int,
+        delay_s: int,
+        visibility_s: int,
+        retention_s: int,
+        receives_max: int,
+        is_exactly_once: bool,
     ) -> None:
         name = self.name_at(place)
         definition = self.definitions[name]
@@ -731,6 +749,8 @@ class QueueMachine(RuleBasedStateMachine):
         }
         if name.endswith(".fifo"):
             attributes["FifoQueue"] = "true"
+        if is_exactly_once:
+            attributes["DeliveryGuarantee"] = "ExactlyOnce"
         if receives_max and not name.endswith(("-dead", "-dead.fifo")):
             target = arn(self.names[self.names.index(name) + 1])
             attributes["RedrivePolicy"] = (
