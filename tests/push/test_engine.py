@@ -266,3 +266,25 @@ def test_calls_of_a_queue_that_was_given_away_are_ended_with_the_engine() -> Non
         assert world.endpoint.under_way == 0
 
     run(scenario())
+
+
+def test_an_engine_that_stops_gives_its_queues_away_before_its_calls_have_ended() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.endpoint.takes_s = 0.5
+        left_ms: list[int] = []
+
+        async def leave() -> None:
+            left_ms.append(now_ms())
+
+        world.owners.leave = leave  # type: ignore[method-assign]
+        async with pushing(world):
+            world.queue.send(None)
+            await world.show(define())
+            await until(lambda: world.endpoint.calls)
+            begun_ms = now_ms()
+
+        assert left_ms[0] - begun_ms < 50
+        assert world.queue.left == []
+
+    run(scenario())

@@ -146,7 +146,7 @@ def test_a_pusher_appears_when_there_is_something_to_push_as_soon_as_the_store_c
     run(scenario())
 
 
-def test_a_pusher_whose_presence_another_part_keeps_leaves_it_there() -> None:
+def test_a_pusher_that_leaves_is_gone_for_others_whoever_keeps_its_presence() -> None:
     async def scenario() -> None:
         store = MemoryCoordination(now_ms=now_ms)
         presence = Presence(store, PresenceRow(PUSHER_ROLE, "p0", "1"), lease_ms=SHORT_LEASE_MS)
@@ -155,8 +155,9 @@ def test_a_pusher_whose_presence_another_part_keeps_leaves_it_there() -> None:
         owners.need()
         await until(lambda: owners.owns(7))
 
+        await owners.leave()
+        assert (await store.list_all(alive_key(PUSHER_ROLE)))[0] == []
         await owners.close()
-
-        assert (await store.list_all(alive_key(PUSHER_ROLE)))[0]
+        await OnlyPusher().leave()
 
     run(scenario())

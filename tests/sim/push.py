@@ -398,6 +398,7 @@ class Pusher:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.owners._watch.close()
+        self.owners.leave = _say_nothing  # type: ignore[method-assign]  # its row ends with its lease
         await self.engine.stop(0.0)
 
     async def stop_for(self, stopped_s: float) -> None:
@@ -408,6 +409,10 @@ class Pusher:
         self.world.excuse_all(self)
         self.resumed_ms = now_ms()
         self.runs.set()
+
+
+async def _say_nothing() -> None:
+    """A process that is killed tells nobody."""
 
 
 class World:

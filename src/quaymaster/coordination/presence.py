@@ -74,6 +74,7 @@ class Presence:
         self._lease_id = 0
         self._renewed_s = -math.inf
         self._keeper: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def renewed_s(self) -> float:
@@ -97,7 +98,10 @@ class Presence:
         self._keeper = supervise(asyncio.create_task(self._keep(), name="presence"))
 
     async def close(self) -> None:
-        """Take the row away, as far as the store can be reached; else it ends with its lease."""
+        """Take the row away, as far as the store can be reached; else it ends with its lease. Once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)

@@ -68,7 +68,7 @@ class PushEngine:
             self._tasks.append(supervise(asyncio.create_task(work, name=name)))
 
     async def stop(self, grace_s: float) -> None:
-        """Receive nothing new; let calls under way end within their grace period."""
+        """Receive nothing new, and let others do so; let calls under way end within their grace period."""
         await self._watch.close()
         for task in self._tasks:
             task.cancel()
@@ -77,7 +77,7 @@ class PushEngine:
         self._pushing.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await asyncio.gather(*(one.stop() for one in pushing))
+                await asyncio.gather(*(one.stop() for one in pushing), self._owners.leave())
         await asyncio.gather(*(one.abort() for one in pushing))
         await asyncio.gather(*self._ending, return_exceptions=True)
 

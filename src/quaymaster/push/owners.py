@@ -42,6 +42,10 @@ class Owners(Protocol):
         """Tell whether this pusher calls for a queue."""
         ...
 
+    async def leave(self) -> None:
+        """Let others have the queues, as far as the store can be reached: this pusher receives nothing any more."""
+        ...
+
     def may_receive(self) -> bool:
         """Tell whether the others certainly know of this pusher."""
         ...
@@ -60,6 +64,9 @@ class OnlyPusher:
         """See `Owners`."""
         return True
 
+    async def leave(self) -> None:
+        """See `Owners`."""
+
     def may_receive(self) -> bool:
         """See `Owners`."""
         return True
@@ -68,8 +75,8 @@ class OnlyPusher:
 class LivePushers:
     """`Owners` by the rows of pushers, which are followed from `need` to `close`.
 
-    `presence` is that of this one. With `keeps_presence` its row is written when it is needed, and taken away in the
-    end: a server without queues to push renews no lease.
+    `presence` is that of this one. With `keeps_presence` its row is written when it is needed: a server without queues
+    to push renews no lease. Others have written it before.
     """
 
     def __init__(
@@ -101,8 +108,11 @@ class LivePushers:
         self._appearing.cancel()
         await asyncio.gather(self._appearing, return_exceptions=True)
         await self._watch.close()
-        if self._keeps_presence:
-            await self._presence.close()
+        await self.leave()
+
+    async def leave(self) -> None:
+        """See `Owners`."""
+        await self._presence.close()
 
     def owns(self, queue_id: int) -> bool:
         """See `Owners`."""
