@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from push.model import (
+    ACCOUNT,
     ModelAnswer,
     ModelConsumer,
     ModelEndpoint,
@@ -51,7 +52,14 @@ class World:
         self.states = NotedStates()
         self.parts.note_state = self.states.note
         self.owners = SomeOwners()
-        self.engine = PushEngine(self.store, self.owners, self.parts, region="us-east-1")
+        self.closed: set[str] = set()
+        self.engine = PushEngine(
+            self.store,
+            self.owners,
+            self.parts,
+            region="us-east-1",
+            is_closed=lambda account_id: account_id in self.closed,
+        )
 
     async def show(self, definition: QueueDefinition) -> None:
         """Have the store say that a queue is pushed, and metadata that it is like this."""
@@ -286,5 +294,26 @@ def test_an_engine_that_stops_gives_its_queues_away_before_its_calls_have_ended(
 
         assert left_ms[0] - begun_ms < 50
         assert world.queue.left == []
+
+    run(scenario())
+
+
+def test_queues_of_an_account_that_is_disabled_are_not_pushed_until_it_is_enabled() -> None:
+    async def scenario() -> None:
+        async with pushing() as world:
+            await world.show(define())
+            world.queue.send(None)
+            await until(lambda: not world.queue.left)
+
+            world.closed.add(ACCOUNT)
+            world.engine.look()
+            await asyncio.sleep(1)
+            world.queue.send(None)
+            await asyncio.sleep(600)
+            assert len(world.endpoint.calls) == 1
+
+            world.closed.clear()
+            world.engine.look()
+            await until(lambda: not world.queue.left)
 
     run(scenario())

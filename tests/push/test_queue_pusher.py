@@ -24,8 +24,10 @@ from push.model import (
     run,
     until,
 )
+from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.push.endpoint import FAILURES_MAX
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
 from quaymaster.push.parts import MadeCall, Room, Verified
 from quaymaster.push.queue_pusher import QueuePusher
@@ -496,5 +498,29 @@ def test_a_message_that_cannot_be_sent_keeps_no_other_from_being_sent() -> None:
 
         assert [message.is_deleted for message in queue.messages] == [True, False, True]
         assert (parts.results["delivered"], parts.room.calls) == (2, 0)
+
+    run(scenario())
+
+
+def test_messages_that_a_watch_sees_and_no_receive_gets_are_asked_for_ever_more_seldom() -> None:
+    async def scenario() -> None:
+        queue, endpoint = ModelQueue(), ModelEndpoint()
+        consumer = ModelConsumer(queue)
+        queue.send(None)
+        receive = consumer.receive
+
+        async def receive_nothing(queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
+            consumer.received.append(count)
+            return []
+
+        consumer.receive = receive_nothing  # type: ignore[method-assign]
+        pusher = QueuePusher(define(), PLAN, parts_of(consumer, endpoint))
+        pusher.start()
+        await asyncio.sleep(60)
+        assert len(consumer.received) < 70
+
+        consumer.receive = receive  # type: ignore[method-assign]
+        await until(lambda: not queue.left)
+        await pusher.stop()
 
     run(scenario())

@@ -81,7 +81,15 @@ def start_engine(
         on_call=count_nothing if usage is None else partial(_record, usage),
         room=Room(CALLS_MAX, bytes_max=settings.push_bytes_max, account_calls_max=settings.push_calls_max),
     )
-    engine = PushEngine(store, owners, parts, region=settings.region)
+    accounts = metadata.registry.accounts
+    engine = PushEngine(
+        store,
+        owners,
+        parts,
+        region=settings.region,
+        is_closed=lambda account_id: account_id in accounts.closed,
+    )
+    accounts.listeners.append(lambda account_id: engine.look())
     engine.start()
     stack.push_async_callback(engine.stop, settings.drain_grace_s)
     node.metrics.add_source(engine.samples)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,9 +43,21 @@ log = logging.getLogger(__name__)
 
 
 class PushEngine:
-    """All pushers of a process, from `start` to `stop`."""
+    """All pushers of a process, from `start` to `stop`.
 
-    def __init__(self, store: Coordination, owners: Owners, parts: PushParts, *, region: str) -> None:
+    `is_closed` tells whether an account is disabled or deleted: its queues are not pushed. `look` when that changed.
+    """
+
+    def __init__(
+        self,
+        store: Coordination,
+        owners: Owners,
+        parts: PushParts,
+        *,
+        region: str,
+        is_closed: Callable[[str], bool] = lambda account_id: False,
+    ) -> None:
+        self._is_closed = is_closed
         self._owners = owners
         self._parts = parts
         self._region = region
@@ -59,7 +71,7 @@ class PushEngine:
         self._ending: dict[asyncio.Task[None], _Pushing] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._watch = WatchedPrefix(store, PUSHED, self._on_row, relist_s=RELIST_S)
-        owners.on_change = self._changed.set
+        owners.on_change = self.look
 
     def start(self) -> None:
         """Begin to follow the rows."""
@@ -80,6 +92,10 @@ class PushEngine:
                 await asyncio.gather(*(one.stop() for one in pushing), self._owners.leave())
         await asyncio.gather(*(one.abort() for one in pushing))
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def look(self) -> None:
+        """Look again which queues are to be pushed here."""
+        self._changed.set()
 
     def samples(self) -> Iterator[Sample]:
         """A source for `Metrics`."""
@@ -109,7 +125,11 @@ class PushEngine:
         """Begin and end pushers, so that those of the rows run that this process owns."""
         if self._rows:
             self._owners.need()
-        wanted = {queue_id: row for queue_id, row in self._rows.items() if self._owners.owns(queue_id)}
+        wanted = {
+            queue_id: row
+            for queue_id, row in self._rows.items()
+            if self._owners.owns(queue_id) and not self._is_closed(row.account_id)
+        }
         for queue_id, pushing in list(self._pushing.items()):
             if wanted.get(queue_id) != pushing.row:
                 del self._pushing[queue_id]

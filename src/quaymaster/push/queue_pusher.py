@@ -31,6 +31,8 @@ from quaymaster.push.parts import MadeCall, MakesCalls, PushParts
 WATCH_MS_MAX: Final = 120_000
 """So long one Watch waits for messages of an idle queue, at most, and half of it at least: those of queues that were
 begun together do not end together."""
+MISS_MS_MIN: Final = 50
+MISS_MS_MAX: Final = 1_000
 PAUSE_MS_MIN: Final = 250
 PAUSE_MS_MAX: Final = 10_000
 """After what could not be done now; doubled each time."""
@@ -79,6 +81,8 @@ class QueuePusher:
         """Set when there may be room again; there is one while that is waited for."""
         self._is_idle = False
         """Whether there was no message when it was looked last."""
+        self._misses = 0
+        """Receives without messages in a row, since a watch ended without any."""
         self._is_stopping = False
         self._holds_nothing = False
         """Whether the task waits, and may be ended at once."""
@@ -110,14 +114,15 @@ class QueuePusher:
                 await self._step()
                 self._pause_ms = PAUSE_MS_MIN
             except (NotNow, CallerError) as error:
-                log_event(
-                    log,
-                    logging.INFO,
-                    "messages to push not received",
-                    queue=self._queue.name,
-                    queue_id=self._queue.queue_id,
-                    reason=str(error),
-                )
+                if self._pause_ms == PAUSE_MS_MIN:  # those that follow are likely to say the same
+                    log_event(
+                        log,
+                        logging.INFO,
+                        "messages to push not received",
+                        queue=self._queue.name,
+                        queue_id=self._queue.queue_id,
+                        reason=str(error),
+                    )
                 await self._wait(asyncio.sleep(self._pause_ms / 1_000))
                 self._pause_ms = min(PAUSE_MS_MAX, self._pause_ms * 2)
 
@@ -131,6 +136,8 @@ class QueuePusher:
         if self._is_idle:
             wait_ms = round(WATCH_MS_MAX * (1 + parts.luck()) / 2)
             self._is_idle = not await self._wait(parts.consumer.wait(self._queue, wait_ms))
+            if self._is_idle:
+                self._misses = 0
             return
         # Before anything is received: what cannot be signed cannot be called.
         secrets = await self._wait(parts.secrets(self._owner))
@@ -147,6 +154,11 @@ class QueuePusher:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
         self._is_idle = not calls
+        self._misses = 0 if calls else self._misses + 1
+        if self._misses > 1:
+            # A watch saw what could not be had: another consumer was faster, or it cannot be read.
+            pause_ms = min(MISS_MS_MAX, MISS_MS_MIN << min(self._misses - 2, 10))
+            await self._wait(asyncio.sleep(pause_ms / 1_000))
 
     async def _receive(self, ask: Ask) -> list[PushCall]:
         parts = self._parts
