@@ -29,6 +29,7 @@ SPELLED_BESIDES = {
     "quaymaster/cli/queues/message.py": {"DelaySeconds", "VisibilityTimeout"},
     "quaymaster/protocol/actions/claim_rules.py": {"VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
+    "quaymaster/push/sqs_consumer.py": {"VisibilityTimeout"},
     "quaymaster/protocol/actions/validation.py": {"VisibilityTimeout"},
     # A parameter of STS.
     "quaymaster/protocol/sts/validation.py": {"Policy"},

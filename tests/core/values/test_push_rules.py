@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from quaymaster.core.values.attribute_rules import (
     change_attributes,
     create_attributes,
+    require_delivery,
     says_push,
     shown_attributes,
     with_masked_headers,
 )
-from quaymaster.core.values.errors import CallerError, InvalidAttributeName, InvalidAttributeValue
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidAttributeName,
+    InvalidAttributeValue,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.push_rules import (
     MASKED,
     PushEndpoint,
@@ -138,6 +145,7 @@ def test_the_host_of_an_endpoint_is_compared_as_it_is_called() -> None:
     assert endpoint_of("http://[::1]/") == PushEndpoint("http", "::1", 80)
     assert endpoint_of("https://example.com").is_encrypted
     assert not endpoint_of("http://example.com").is_encrypted
+    assert str(endpoint_of("https://EXAMPLE.com/a")) == "https://example.com:443"
 
 
 @pytest.mark.parametrize(
@@ -301,6 +309,10 @@ def test_an_endpoint_that_is_taken_away_takes_its_headers_along() -> None:
 def test_it_is_known_whether_something_is_said_of_pushing() -> None:
     assert says_push({"PushTimeoutSeconds": ""})
     assert not says_push({"Policy": ""})
+    require_delivery({"Policy": ""}, CellFormat(7))
+    require_delivery({"PushTimeoutSeconds": "5"}, CellFormat())
+    with pytest.raises(UnsupportedOperation, match="cell upgrade"):
+        require_delivery({"PushTimeoutSeconds": "5"}, CellFormat(7))
 
 
 def test_push_state_cannot_be_set() -> None:

@@ -26,15 +26,16 @@ from quaymaster.cli.shared.output import note
 
 if TYPE_CHECKING:
     from quaymaster.core.push.calls import PushSecrets
+    from quaymaster.core.values.attributes import Attribute
     from quaymaster.core.values.queue_definitions import QueueDefinition
     from quaymaster.net.outbound.client import OutboundAnswer, OutboundClient
     from quaymaster.push.parts import Verified
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """A receive answers with up to ten messages of 1 MiB, in JSON."""
+ARN_PARTS: Final = 6
 GRACE_S: Final = 30.0
 """So long calls may take to end after SIGTERM or Ctrl-C."""
-_ARN_PARTS: Final = 6
 
 
 def forward(
@@ -82,6 +83,7 @@ def forward(
     """
     from quaymaster.cli.shared.client import SQSClient
     from quaymaster.core.push.calls import PushSecrets
+    from quaymaster.core.values import attributes
     from quaymaster.core.values.errors import CallerError
     from quaymaster.core.values.push_rules import parse_headers
     from quaymaster.protocol.webhooks.signing import parse_secret
@@ -96,17 +98,17 @@ def forward(
     connection = find_connection(data, endpoint_url)
     with SQSClient(connection) as sqs:
         url = sqs.queue_url(queue)
-        attributes = sqs.attributes(url)
+        told = sqs.attributes(url)
     definition = _definition(
         name_of(url),
-        attributes,
+        told,
         {
-            "PushEndpoint": to,
-            "PushFormat": push_format,
-            "PushBatchSize": str(batch_size),
-            "PushMaxConcurrency": str(max_concurrency),
-            "PushTimeoutSeconds": str(timeout),
-            "PushRetryPolicy": json.dumps(
+            attributes.PUSH_ENDPOINT: to,
+            attributes.PUSH_FORMAT: push_format,
+            attributes.PUSH_BATCH_SIZE: str(batch_size),
+            attributes.PUSH_CONCURRENCY: str(max_concurrency),
+            attributes.PUSH_TIMEOUT: str(timeout),
+            attributes.PUSH_RETRY_POLICY: json.dumps(
                 {"minBackoffSeconds": min_backoff, "maxBackoffSeconds": max_backoff}
             ),
         },
@@ -114,32 +116,41 @@ def forward(
     note(f"Forwarding {name_of(url)} to {to.partition('?')[0]}. Ctrl-C ends it.")
     asyncio.run(
         _forward(
-            connection, url, definition, attributes["QueueArn"], PushSecrets(keys, tuple(headers.items()))
+            connection,
+            url,
+            definition,
+            told[attributes.QUEUE_ARN.name],
+            PushSecrets(keys, tuple(headers.items())),
         )
     )
 
 
-def _definition(name: str, attributes: dict[str, str], push: dict[str, str]) -> QueueDefinition:
+def _definition(name: str, told: Mapping[str, str], push: Mapping[Attribute[Any], str]) -> QueueDefinition:
     """Return a queue as pushers know it, from what the service says of it. Raises WrongUsage."""
     from quaymaster.core.values.attribute_rules import create_attributes
+    from quaymaster.core.values.attributes import DELIVERY_GUARANTEE, FIFO_QUEUE, QUEUE_ARN
     from quaymaster.core.values.errors import CallerError
     from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-    from quaymaster.core.values.queue_names import QueueArn
+    from quaymaster.core.values.queue_names import QueueArn, is_fifo_name
 
-    parts = attributes["QueueArn"].split(":")
-    if len(parts) != _ARN_PARTS:
+    parts = told.get(QUEUE_ARN.name, "").split(":")
+    if len(parts) != ARN_PARTS:
         raise WrongUsage(f"The service has no ARN for the queue {name}.")
-    is_fifo = name.partition("@")[0].endswith(".fifo")
-    told = {known: attributes[known] for known in ("DeliveryGuarantee",) if known in attributes}
+    region, account_id = parts[3:5]
+    is_fifo = is_fifo_name(name.partition("@")[0])
+    given = {attribute.name: value for attribute, value in push.items()}
+    if is_fifo:
+        given[FIFO_QUEUE.name] = "true"
+    if DELIVERY_GUARANTEE.name in told:
+        given[DELIVERY_GUARANTEE.name] = told[DELIVERY_GUARANTEE.name]
     try:
-        values = create_attributes(
-            QueueArn(parts[3], parts[4], "queue.fifo" if is_fifo else "queue"),
-            {**({"FifoQueue": "true"} if is_fifo else {}), **told, **push},
-        )
+        values = create_attributes(QueueArn(region, account_id, "queue.fifo" if is_fifo else "queue"), given)
     except CallerError as error:
         raise WrongUsage(error.message) from None
     now_ms = time.time_ns() // 1_000_000
-    return QueueDefinition(1, parts[4], name, "active", 1, now_ms, now_ms, values, {}, 1, one_partition())
+    return QueueDefinition(
+        *(1, account_id, name, "active", 1, now_ms, now_ms, values, {}, 1, one_partition())
+    )
 
 
 class _Anywhere:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,6 @@ from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import find_connection
 from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
 from quaymaster.cli.shared.output import note, print_json, print_line, print_table
-
-if TYPE_CHECKING:
-    from quaymaster.cli.shared.client import SQSClient
 
 app = options.new_group("Push a queue's messages to an HTTP endpoint.")
 
@@ -80,21 +77,24 @@ def set_push(
         raise WrongUsage("Give --endpoint or --off, not both.")
     if no_headers and headers_file is not None:
         raise WrongUsage("Give --headers-file or --no-headers, not both.")
-    given = {
-        "PushEndpoint": "" if off else endpoint,
-        "PushFormat": push_format,
-        "PushBatchSize": batch_size,
-        "PushMaxConcurrency": max_concurrency,
-        "PushTimeoutSeconds": timeout,
-        "PushHeaders": "" if no_headers else _headers(headers_file),
-    }
-    values = {name: str(value) for name, value in given.items() if value is not None}
     from quaymaster.cli.shared.client import SQSClient
+    from quaymaster.core.values import attributes
+
+    given: dict[attributes.Attribute[Any], str | int | None] = {
+        attributes.PUSH_ENDPOINT: "" if off else endpoint,
+        attributes.PUSH_FORMAT: push_format,
+        attributes.PUSH_BATCH_SIZE: batch_size,
+        attributes.PUSH_CONCURRENCY: max_concurrency,
+        attributes.PUSH_TIMEOUT: timeout,
+        attributes.PUSH_HEADERS: "" if no_headers else _headers(headers_file),
+    }
+    values = {attribute.name: str(value) for attribute, value in given.items() if value is not None}
 
     with SQSClient(find_connection(data, endpoint_url)) as sqs:
         url = sqs.queue_url(queue)
         if min_backoff is not None or max_backoff is not None:
-            values["PushRetryPolicy"] = _retry_policy(sqs, url, min_backoff, max_backoff)
+            name = attributes.PUSH_RETRY_POLICY.name
+            values[name] = _retry_policy(sqs.attributes(url, name)[name], min_backoff, max_backoff)
         if not values:
             raise WrongUsage("Say what to set: --endpoint URL, or another option.")
         sqs.call("SetQueueAttributes", {"QueueUrl": url, "Attributes": values})
@@ -112,10 +112,9 @@ def _headers(file: Path | None) -> str | None:
     return sys.stdin.read() if str(file) == "-" else options.read_text(file)
 
 
-def _retry_policy(sqs: SQSClient, url: str, least: int | None, most: int | None) -> str:
-    """Return the queue's retry policy with other times, of which one may stay."""
-    name = "PushRetryPolicy"
-    policy = json.loads(sqs.attributes(url, name)[name])
+def _retry_policy(current: str, least: int | None, most: int | None) -> str:
+    """Return a retry policy with other times, of which one may stay."""
+    policy = json.loads(current)
     if least is not None:
         policy["minBackoffSeconds"] = least
     if most is not None:
