@@ -120,7 +120,7 @@ BULK_QUEUES = [
     QueueKind(BULK + 3, "bulk-log@a", journal=2, group_of=BULK + 2),
 ]
 """And these: sinks send to them in transactions."""
-CLAIMED = 60
+CLAIMED = 80
 CLAIMED_QUEUES = [
     QueueKind(CLAIMED, "claimed"),
     QueueKind(CLAIMED + 1, "claimed.fifo", journal=1, is_fifo=True),
@@ -617,9 +617,11 @@ class Cell:
                 if kind.is_fifo
                 else consume(client, kind, gap_us=4 * profile.gap_us, carelessness=0.5)
             )
+            consumers = [claims.Consumer(f"{kind.name}-{name}", kind) for name in ("alone", "shared")]
+            client = self.client(f"operator of {kind.name}")
+            client.run(claims.release(client, kind, consumers))
             # One driver by itself, and two that replace each other again and again.
-            for name, drivers in (("alone", 1), ("shared", 2)):
-                consumer = claims.Consumer(f"{kind.name}-{name}", kind)
+            for consumer, drivers in zip(consumers, (1, 2), strict=True):
                 for number in range(drivers):
                     client = self.client(f"{consumer.name}-{number}")
                     client.run(claims.drive(client, consumer, gap_us=profile.gap_us))

@@ -27,6 +27,7 @@ from quaymaster.core.values.commands import (
     ReadClaim,
     Receipt,
     Receive,
+    ReleaseClaims,
     Settle,
     SettledOutcome,
 )
@@ -193,6 +194,17 @@ def _note_settled(
         cell.queue_checker.settled(consumer.queue.queue_id, numbers, now_us=cell.kernel.now_us)
     if claim_id in consumer.broken and outcome.deleted:
         raise Violation("C1", f"claim {claim_id} of {consumer.name} is broken, and settling it deleted")
+
+
+def release(client: Client, queue: QueueKind, consumers: list[Consumer]) -> Script:
+    """Release what consumers hold now and then, as operators do; what is read meanwhile is broken."""
+    cell, random = client.cell, client.random
+    while not cell.is_set_up:
+        yield 50 * MS
+    while cell.is_sending:
+        yield random.randint(2 * SECOND, 10 * SECOND)
+        consumer = random.choice(consumers)
+        yield ReleaseClaims(queue.queue_id, 0, consumer.name)
 
 
 def rival(client: Client, queue: QueueKind) -> Script:
