@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +24,8 @@ from harness.broker_counts import (
 from harness.pipeline_site import Site
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd, context_of
 
+from quaymaster.protocol.actions.table import STAGE_AND_COMMIT
+from quaymaster.protocol.actions.transaction_rules import STAGE_MESSAGES_MAX
 from quaymaster.protocol.usage.usage_blocks import Seal
 from quaymaster.protocol.usage.usage_records import UsageContext
 from quaymaster_pipeline.checks.brokers import broker_counts
@@ -359,6 +362,25 @@ def test_errors_of_one_queue_do_not_explain_what_is_missing_of_another(tmp_path:
     site.run()
 
     assert difference_since_accepted(site, one, two, failing, more=1) == 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "explained"),
+    [({}, 0), ({"http_status": 503, "error_code": "ServiceUnavailable"}, STAGE_MESSAGES_MAX)],
+)
+def test_messages_that_one_request_staged_and_committed_are_sends(
+    tmp_path: Path, failed: dict[str, Any], explained: int
+) -> None:
+    site, one, two = started(tmp_path)
+    importer = queue_in_trouble(1, action=STAGE_AND_COMMIT.name, **failed)
+    site.ship(*ended(importer, 400, AFTER_US))
+    site.run()
+    requests = sum(record.action == STAGE_AND_COMMIT.name for record in importer.records)
+    assert requests > 50
+    assert STAGE_AND_COMMIT.name in SENDS
+
+    more = explained * requests + 1
+    assert difference_since_accepted(site, one, two, importer, more=more) == 1
 
 
 def test_errors_of_requests_whose_queue_nobody_knows_may_explain_any(tmp_path: Path) -> None:
