@@ -5,6 +5,9 @@
         frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
         close | importing | invoices | limit_fairness | limit_shares | partitions | workers | console |
         alert_pass [its options]
+        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
+        importing | invoices | limit_fairness | limit_shares | completions | partitions | workers |
+        console [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -27,6 +30,7 @@ from bench import (
     close,
     commit_turns,
     compare,
+    completions,
     console,
     depth,
     engines,
@@ -55,6 +59,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "serve_cost": serve_cost.main,
     "tls_cost": tls_cost.main,
     "compare": compare.main,
+    "completions": completions.main,
     "backlog": backlog.main,
     "http_limit": http_limit.main,
     "frontend_cost": frontend_cost.main,
