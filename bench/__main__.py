@@ -3,11 +3,8 @@
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
-        close | importing | invoices | limit_fairness | limit_shares | partitions | workers | console |
-        alert_pass [its options]
-        frontend_cost | cell | commit_turns | pipeline | engines | fleet | freshness | laptop | verify | close |
-        importing | invoices | limit_fairness | limit_shares | completions | partitions | workers |
-        console [its options]
+        close | completions | importing | invoices | limit_fairness | limit_shares | partitions | workers |
+        console | alert_pass [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
