@@ -105,9 +105,12 @@ class PartitionChecker:
         self._messages: dict[int, _Message] = {}
         self._at: dict[Place, int] = {}
 
-    def begin(self, journal_id: int) -> QueueDefinition:
-        """The queue is made in a journal."""
-        definition = queue(CHANGING, "changing", attributes={"VisibilityTimeout": 2, "PartitionsMax": 4})
+    def begin(self, journal_id: int, *, has_ids: bool) -> QueueDefinition:
+        """The queue is made in a journal. `has_ids`: its messages have deduplication ids."""
+        attributes: dict[str, object] = {"VisibilityTimeout": 2, "PartitionsMax": 4}
+        if has_ids:
+            attributes |= {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": 3_600}
+        definition = queue(CHANGING, "changing", attributes=attributes)
         self.set_row(replace_definition(definition, partitions=one_partition(journal_id)))
         return self.table
 
@@ -207,9 +210,8 @@ def change_tables(client: Client) -> Script:
     cell, random, checker = client.cell, client.random, client.cell.partition_checker
     while not cell.used_journals:
         yield 50 * MS
-    yield from _tell(
-        client, checker.begin(random.choice(cell.used_journals)), [checker.table.partitions[0].journal_id]
-    )
+    begun = checker.begin(random.choice(cell.used_journals), has_ids=cell.faults.has_changing_ids)
+    yield from _tell(client, begun, [begun.partitions[0].journal_id])
     while cell.is_sending:
         yield random.randint(0, 2 * SECOND)
         began = _begun(random, checker.table, cell.used_journals)
@@ -299,7 +301,15 @@ def send_some(client: Client, *, gap_us: int) -> Script:
             known = checker.table
         number = cell.next_number()
         checker.send_asked(number, cell.kernel.now_us)
-        new = message(number, retry=_spread_identity(number), may_be_retry=random.random() < 0.5)
+        may_be_retry = random.random() < 0.5
+        own_id = _spread_identity(number)
+        has_ids = cell.faults.has_changing_ids
+        new = message(
+            number,
+            dedup=own_id if has_ids else None,
+            retry=None if has_ids else own_id,
+            may_be_retry=may_be_retry,
+        )
         outcome, known = yield from _sent(client, known, Send(CHANGING, 0, [new]))
         # An SDK repeats what it has no answer of, also where the answer was lost on its way.
         if random.random() < (0.5 if isinstance(outcome, NotNow) else REPEATED):

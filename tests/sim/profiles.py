@@ -121,6 +121,8 @@ class Profile:
     """Whether there are queues whose messages are completed, by messages to others."""
     has_changing_partitions: bool = False
     """Whether there is a queue whose partitions are split, merged and moved."""
+    has_changing_ids: bool = False
+    """Whether that one is ExactlyOnce, and knows messages by their deduplication ids alone."""
     has_guarantees: bool = False
     """Whether there are queues with other guarantees than AtLeastOnce."""
 
@@ -198,7 +200,9 @@ def draw(seed: int) -> Profile:
     profile.rebuild_us = Random(f"{seed}/rebuild").choice((0, 50 * MS, 2 * SECOND))
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
-    profile.has_guarantees = Random(f"{seed}/guarantees").random() < 0.2
+    guarantees = Random(f"{seed}/guarantees")
+    profile.has_guarantees = guarantees.random() < 0.2
+    profile.has_changing_ids = guarantees.random() < 0.5
     profile.has_claims = Random(f"{seed}/claims").random() < 0.15
     profile.has_completions = Random(f"{seed}/completions").random() < 0.1
     return profile
@@ -327,6 +331,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_claims = hunt == "claims"
     profile.has_changing_partitions = hunt == "partitions"
     profile.has_guarantees = hunt == "guarantees"
+    profile.has_changing_ids = False
     profile.has_completions = hunt == "completions"
     compacts = ("compaction", "forks", "guarantees", "logs", "transactions", "claims")
     profile.compaction_us = 300 * MS if hunt in compacts else 0

@@ -20,6 +20,16 @@ def test_cells_keep_their_rules_while_partitions_change(seed: int) -> None:
     assert cell.partition_checker.changes > 0, "nothing was tried"
 
 
+def test_one_deduplication_id_is_one_message_while_partitions_change() -> None:
+    profile = draw_for("partitions", 1)
+    profile.has_changing_ids = True
+    cell = Cell(1, profile=profile)
+
+    cell.run()
+
+    assert cell.partition_checker.changes > 0, "nothing was tried"
+
+
 def checker_of(*numbers: int) -> PartitionChecker:
     checker = PartitionChecker()
     for number in numbers:
