@@ -29,6 +29,42 @@ def test_a_message_of_an_at_most_once_queue_is_gone_when_it_is_received(
         sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)
 
 
+def test_an_attempt_id_brings_no_message_of_an_at_most_once_queue_again(
+    sqs: Any, make_fifo_queue: MakeQueue
+) -> None:
+    url = make_fifo_queue(DeliveryGuarantee="AtMostOnce")
+    for number in range(2):
+        sqs.send_message(
+            QueueUrl=url,
+            MessageBody=f"m{number}",
+            MessageGroupId="g",
+            MessageDeduplicationId=f"d{number}",
+        )
+
+    received = [
+        sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5, ReceiveRequestAttemptId="again")
+        for _ in range(2)
+    ]
+
+    assert [bodies(answer) for answer in received] == [["m0"], ["m1"]]
+
+
+def test_consumer_groups_have_the_guarantee_of_their_log(sqs: Any, make_queue: MakeQueue) -> None:
+    once = make_queue(RetentionMode="Log", DeliveryGuarantee="AtMostOnce")
+    exact = make_queue(RetentionMode="Log", DeliveryGuarantee="ExactlyOnce")
+    for url in (once, exact):
+        send(sqs, url, "m")
+
+    assert bodies(sqs.receive_message(QueueUrl=f"{once}@a", WaitTimeSeconds=5, VisibilityTimeout=0)) == ["m"]
+    assert bodies(sqs.receive_message(QueueUrl=f"{once}@a")) == []
+    assert bodies(sqs.receive_message(QueueUrl=f"{once}@b", WaitTimeSeconds=5)) == ["m"]
+    (first,) = sqs.receive_message(QueueUrl=f"{exact}@a", WaitTimeSeconds=5, VisibilityTimeout=0)["Messages"]
+    (second,) = sqs.receive_message(QueueUrl=f"{exact}@a", WaitTimeSeconds=5)["Messages"]
+    with refused("InvalidParameterValue", containing="The receipt handle has expired"):
+        sqs.delete_message(QueueUrl=f"{exact}@a", ReceiptHandle=first["ReceiptHandle"])
+    sqs.delete_message(QueueUrl=f"{exact}@a", ReceiptHandle=second["ReceiptHandle"])
+
+
 def test_only_the_newest_delivery_of_an_exactly_once_queue_deletes_its_message(
     sqs: Any, make_queue: MakeQueue
 ) -> None:
