@@ -604,6 +604,34 @@ CONSOLE = Board(
     ],
 )
 
+PUSH = Board(
+    "push",
+    "Quaymaster: push",
+    "Calls to the endpoints of queues, by pushers of a cell, servers and their workers.",
+    "quaymaster_push_queues",
+    [
+        (
+            "Push",
+            [
+                Panel("Calls", "ops", [(rate("quaymaster_push_requests_total", "result"), "{{result}}")]),
+                Panel(
+                    "Queues",
+                    "short",
+                    [(total("quaymaster_push_queues", "state"), "{{state}}")],
+                    "By state of their endpoint.",
+                ),
+                Panel(
+                    "Queues of each process",
+                    "short",
+                    [(total("quaymaster_push_queues", "instance"), "{{instance}}")],
+                    "A queue that several count is changing its pusher.",
+                ),
+            ],
+        ),
+        ("Process", LOOP),
+    ],
+)
+
 CUSTOMER = Board(
     "customer",
     "Quaymaster: queues of an account",
@@ -642,7 +670,7 @@ CUSTOMER = Board(
     chosen_by="queue",
 )
 
-BOARDS = (CELL, FRONT_END, BROKER, METADATA, MANAGER, CONSOLE, CUSTOMER, PIPELINE)
+BOARDS = (CELL, FRONT_END, BROKER, METADATA, MANAGER, CONSOLE, PUSH, CUSTOMER, PIPELINE)
 
 
 def render(board: Board) -> str:

@@ -133,6 +133,31 @@ def test_a_log_is_pushed_through_its_own_group_and_keeps_its_messages(
         assert client.take_all("events") == sorted(bodies(20)), "the default group has them, too"
 
 
+def test_queues_of_other_guarantees_are_pushed_as_those_promise(
+    tmp_path: Path, receiver: WebhookReceiver, connect: Connect
+) -> None:
+    failing = threading.Event()
+    receiver.answer = lambda post: Answered(500 if failing.is_set() else 200)
+    with running(QuaymasterProcess(tmp_path / "data")) as process:
+        client = connect(process)
+
+        def push_all(guarantee: str) -> None:
+            client.create(guarantee, DeliveryGuarantee=guarantee, **pushed_to(receiver))
+            ids = client.send(guarantee, bodies(20))
+            eventually(lambda: client.counts(guarantee) == 0)
+            eventually(lambda: set(ids) <= set(receiver.ids))
+
+        push_all("AtMostOnce")
+        push_all("ExactlyOnce")
+        failing.set()
+        (lost,) = client.send("AtMostOnce", ["called once"])
+        (kept,) = client.send("ExactlyOnce", ["called again"])
+        eventually(lambda: receiver.ids.count(kept) > 1)
+
+        assert receiver.ids.count(lost) == 1
+        assert client.counts("AtMostOnce") == 0
+
+
 def test_a_message_whose_answer_was_lost_with_the_server_is_posted_again_under_the_same_id(
     tmp_path: Path, receiver: WebhookReceiver, connect: Connect
 ) -> None:
