@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -524,3 +525,17 @@ def test_messages_that_a_watch_sees_and_no_receive_gets_are_asked_for_ever_more_
         await pusher.stop()
 
     run(scenario())
+
+
+def test_thousands_that_wait_for_room_are_woken_a_few_at_a_time_in_their_turn() -> None:
+    room = Room(1)
+    woken: list[int] = []
+    wakes = [partial(woken.append, number) for number in range(100)]
+    for wake in wakes:
+        room.of("account").wait(wake)
+    room.of("account").forget(wakes[1])
+
+    room.change(-1)
+    room.change(-1)
+
+    assert woken == [0, 2, 3, 4, 5, 6, 7, 8]

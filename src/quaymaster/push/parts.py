@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Literal, NamedTuple, Protocol
 
 from quaymaster.core.push.calls import Deleted, PushedMessage, PushSecrets
@@ -15,6 +16,8 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 VerifiedState = Literal["active", "refused", "unreachable"]
 CALLS_MAX: Final = 4_000
 """Calls of a process that are under way at once, of all queues."""
+WOKEN_MAX: Final = 4
+"""So many are woken by one that ends, of the thousands that may wait."""
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of their messages."""
 
@@ -114,7 +117,8 @@ class Room:
         self.calls = 0
         self.bytes = 0
         """Of messages that are called, or may come with what is being received."""
-        self._waiting: set[Callable[[], None]] = set()
+        self._waiting: dict[Callable[[], None], None] = {}
+        """In the order they came."""
 
     def of(self, account_id: str) -> Room:
         """Return the part of an account."""
@@ -132,11 +136,21 @@ class Room:
         return left if self.bytes < self._bytes_max else 0
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when there may be a call again."""
+        """Call `wake` once, when there may be a call again and it is its turn.
+
+        Few are woken at a time, and those may have no use for it: who waits looks again by itself after a while.
+        """
         if self._whole is not None:
             self._whole.wait(wake)
         else:
-            self._waiting.add(wake)
+            self._waiting[wake] = None
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        if self._whole is not None:
+            self._whole.forget(wake)
+        else:
+            self._waiting.pop(wake, None)
 
     def change(self, calls: int, size: int = 0) -> None:
         """So many calls and bytes more, or fewer."""
@@ -145,8 +159,8 @@ class Room:
         if self._whole is not None:
             self._whole.change(calls, size)
         elif (calls < 0 or size < 0) and self._waiting:
-            waiting, self._waiting = self._waiting, set()
-            for wake in waiting:
+            for wake in list(islice(self._waiting, WOKEN_MAX)):
+                del self._waiting[wake]
                 wake()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -36,6 +37,8 @@ MISS_MS_MAX: Final = 1_000
 PAUSE_MS_MIN: Final = 250
 PAUSE_MS_MAX: Final = 10_000
 """After what could not be done now; doubled each time."""
+ROOM_LOOK_MS: Final = 1_000
+"""How often it is looked whether other queues leave room, if nothing tells so before."""
 LEASE_LOOK_MS: Final = 100
 """How often it is looked whether this process may receive again."""
 VERIFIED_MS: Final = 86_400_000
@@ -188,10 +191,12 @@ class QueuePusher:
     async def _wait_for_room(self) -> None:
         """Wait until a call has ended, or the endpoint may be called by time alone."""
         self._woken = woken = asyncio.Event()
+        wake, room = woken.set, self._parts.room
         now_ms = self._parts.now_ms()
         due_ms = self._flow.endpoint.next_ms(now_ms)
-        if self._parts.room.left <= 0:
-            self._parts.room.wait(woken.set)
+        if room.left <= 0:
+            room.wait(wake)
+            due_ms = min(due_ms or sys.maxsize, now_ms + ROOM_LOOK_MS)
         try:
             async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1_000):
                 await self._wait(woken.wait())
@@ -199,6 +204,7 @@ class QueuePusher:
             pass
         finally:
             self._woken = None
+            room.forget(wake)
 
     async def _verify(self) -> None:
         """Ask the endpoint whether it wants calls; wait if it does not."""
