@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.push.endpoint import FAILURES_MAX
 from quaymaster.core.push.flow import Judged, PushPlan, Verdict
-from quaymaster.core.push.queue_flow import BEGINS_WITHIN_MS, HIDDEN_MORE_MS, QueueFlow
+from quaymaster.core.push.queue_flow import BEGINS_WITHIN_MS, HIDDEN_MORE_MS, Ask, PushCall, QueueFlow
 
 PLAN = PushPlan(
     "https://example.com/hook",
@@ -190,3 +193,58 @@ def test_an_endpoint_that_took_a_probe_may_be_called_while_its_message_is_delete
     flow.end(probe)
 
     assert flow.take(1_200, CALLS) is not None
+
+
+@pytest.mark.uncovered
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["take", "received", "works", "rejects", "fails", "gone", "refused", "late", "wait"]
+            ),
+            st.integers(0, 10_000),
+        ),
+        max_size=80,
+    ),
+)
+def test_room_that_is_set_aside_is_that_of_asks_and_calls_and_all_of_it_comes_back(
+    is_fifo: bool, steps: list[tuple[str, int]]
+) -> None:
+    flow = QueueFlow(FIFO if is_fifo else PLAN)
+    asks: list[Ask] = []
+    calls: list[PushCall] = []
+    now_ms = 0
+
+    def end(call: PushCall, step: str) -> None:
+        if step != "late" and flow.begin(call, call.asked_ms):
+            settled = flow.settle(call, judged(step, range(len(call.messages) // 2)), now_ms, EVEN)  # type: ignore[arg-type]  # a verdict
+            assert len(settled.deleted) + len(settled.hidden) == len(call.messages)
+        flow.end(call)
+
+    for step, number in steps:
+        if step == "wait":
+            now_ms += number
+        elif step == "take":
+            ask = flow.take(now_ms, CALLS)
+            if ask is not None:
+                asks.append(ask)
+                assert 1 <= ask.count <= 10
+                assert ask.is_probe is flow.endpoint.is_shut
+        elif step == "received":
+            if asks:
+                ask = asks.pop(number % len(asks))
+                got = flow.received(ask, messages(*["ab"[at % 2] for at in range(number % (ask.count + 1))]))
+                assert not is_fifo or len(got) <= 1
+                calls += got
+        elif calls:
+            end(calls.pop(number % len(calls)), step)
+
+        assert flow.under_way == sum(ask.calls for ask in asks) + len(calls)
+
+    for ask in asks:
+        flow.received(ask, [])
+    for call in calls:
+        end(call, "late")
+    assert flow.under_way == 0
+    assert not flow.endpoint.is_probing
