@@ -24,6 +24,7 @@ from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.queues import completions
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
 from quaymaster.core.queues.completions import GONE, output_to_move
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.commands import (
     AskPartition,
@@ -61,7 +62,7 @@ from quaymaster.core.values.queue_definitions import (
     one_partition,
     replace_definition,
 )
-from quaymaster.core.values.records import RecordType
+from quaymaster.core.values.records import HOLDING_TYPES, RecordType
 
 A, B, STEPS, LOG, GROUP = 1, 2, 3, 4, 5
 HERE, THERE, FAR = 0, 7, 8
@@ -356,7 +357,7 @@ def test_later_send_finds_an_output_by_its_deduplication_id() -> None:
 
 @pytest.mark.parametrize(
     ("queue_delay_s", "delay_ms", "is_delayed"),
-    [(0, -1, False), (0, 5_000, True), (9, -1, True), (9, 0, False), (9, 5_000, True)],
+    [(0, -1, False), (0, 0, False), (0, 5_000, True), (9, -1, True), (9, 0, False), (9, 5_000, True)],
 )
 def test_output_waits_as_a_message_that_is_sent(queue_delay_s: int, delay_ms: int, is_delayed: bool) -> None:
     host = host_with(queue(A, "a"), queue(B, "b", attributes={"DelaySeconds": queue_delay_s}))
@@ -454,6 +455,22 @@ def test_record_lives_until_all_of_its_outputs_are_settled() -> None:
     carry(host, host, partition_key(STEPS, 0))
     assert not host.states.is_live(row)
     assert host.states.messages_gone > gone
+
+
+def test_replay_skips_what_is_of_queues_that_were_deleted_further_on() -> None:
+    host = host_with(queue(A, "a"), queue(B, "b"))
+    host.ask(Send(A, 0, [message(1)]))
+    decided(host, received(host, A), output(message(2)))
+    carry(host, host, KEY_B)
+    rows = [(row, payload) for row, payload, _ in records_of(host.batches) if row.type in HOLDING_TYPES]
+    states = QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
+
+    for row, payload in rows:
+        states.apply(row, payload, 1)
+
+    assert states.partitions == {}
+    assert not any(states.is_live(row) for row, _ in rows)
+    assert states.outputs_under_way == 0
 
 
 def test_record_names_each_message_it_holds() -> None:

@@ -15,6 +15,8 @@ from quaymaster.core.values.commands import (
     Command,
     CommittedOutcome,
     CommitTransaction,
+    Complete,
+    CompleteOutcome,
     CountMessages,
     Delete,
     DescribeClaims,
@@ -73,6 +75,7 @@ UNKNOWN = NewMessage(b"c", b"", may_be_retry=False)
         (StageMessages(1, 0, "sink", 1, "stage", 0, [KNOWN]), True),
         (CommitTransaction(1, 0, "sink", 1, []), True),
         (AbortTransaction(1, 0, "sink", 1), True),
+        (Complete(1, 0, [RECEIPT], [], 7), True),
         (Watch(1, 0, 20_000), True),
         (AskPartition(1, 0), True),
         (AskIds(1, 0), True),
@@ -151,6 +154,12 @@ def test_stage_that_is_found_sent_was_so_by_the_first(found: StagedOutcome, expe
     command = StageMessages(1, 0, "sink", 1, "stage", 0, [KNOWN], commit=True)
 
     assert settle_repeat(command, found) == expected
+
+
+def test_completion_that_is_found_done_was_so_by_the_first() -> None:
+    settled = settle_repeat(Complete(1, 0, [RECEIPT], [], 7), CompleteOutcome([None], was_done=True))
+
+    assert settled == CompleteOutcome([None])
 
 
 def test_visibility_that_is_refused_the_second_time_may_have_been_changed_the_first() -> None:

@@ -27,6 +27,7 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StagedMessageEntry,
     StageMessagesRequest,
 )
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue
 
 
 def staged(count: int = 1, **given: Any) -> StageMessagesRequest:
@@ -119,3 +120,11 @@ def test_a_message_is_what_a_send_message_may_have_and_is_told_apart() -> None:
     assert refused.value.message.startswith("Messages[17]: ")
     with pytest.raises(MissingParameter, match=r"Messages\[2\]: .*MessageBody"):
         check_message(2, StagedMessageEntry(""), definition)
+
+
+def test_what_is_staged_completes_no_message() -> None:
+    handle = MessageAttributeValue("String", "a-handle")
+    message = StagedMessageEntry("x", MessageAttributes={"Quaymaster.Completes": handle})
+
+    with pytest.raises(InvalidParameterValue, match=r"Messages\[2\]: What is staged completes no message"):
+        check_message(2, message, queue(1))

@@ -38,6 +38,12 @@ def test_handle_of_another_queue_is_refused() -> None:
         handles.parse(HANDLE, 8)
 
 
+def test_queue_of_a_handle_is_told_only_when_it_is_genuine() -> None:
+    assert handles.queue_of(HANDLE) == 7
+    with pytest.raises(ReceiptHandleIsInvalid):
+        handles.queue_of("B" + HANDLE[1:])
+
+
 def test_handle_with_any_character_changed_is_refused() -> None:
     for at in range(HANDLE_CHARACTERS):
         other = "A" if HANDLE[at] != "A" else "B"

@@ -447,8 +447,7 @@ class AppliedQueues:
         partition = self._to_apply(row)
         if partition is not None:
             apply_completion(partition, split_completion(payload), row.offset, row.time_ms)
-            if partition.is_sending_away:
-                self.sending_away.add(partition.key)
+            self.sending_away.add(partition.key)
 
     def _apply_output(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         sent = payload[MOVE_HEAD_BYTES:]
