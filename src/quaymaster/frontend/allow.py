@@ -51,7 +51,10 @@ _SENT_TO_GROUP: Final = "Messages are sent to the queue, not to one of its consu
 _CHANGED_AT_GROUP: Final = (
     "A consumer group has the attributes, tags and policy of its queue: change them there."
 )
-_NO_LOG: Final = "Only queues with RetentionMode=Log are read by offsets."
+_NO_LOG: Final = (
+    "Only queues with RetentionMode=Log are read by offsets; others are claimed "
+    "(in Spark: option mode=consume)."
+)
 _NO_GROUP: Final = (
     "Offsets are committed for a consumer group: its URL is that of the queue, with @ and its name."
 )

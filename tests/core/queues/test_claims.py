@@ -627,6 +627,23 @@ def test_broken_claim_that_is_settled_before_it_has_come_back_comes_back_whole()
     agree(host)
 
 
+def test_consumer_with_large_claims_is_forgotten_in_slices() -> None:
+    host = host_of(3_000)
+    for known in (0, 1_000, 2_000):
+        asked(host, 1_000, known=known)
+    host.is_held_up = True
+
+    token = host.propose(ReleaseClaims(QUEUE, 0, "spark", forgets=True))
+    while host.do_slice():
+        assert token not in host.replies
+
+    assert host.replies.pop(token) == ReleasedOutcome(3_000)
+    assert counts(host) == (3_000, 0)
+    assert not host.states.claiming
+    assert not host.replayed().claiming
+    agree(host)
+
+
 def test_claims_survive_a_leader() -> None:
     host = host_of(10)
     asked(host, 4)

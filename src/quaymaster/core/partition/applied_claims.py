@@ -17,6 +17,7 @@ from quaymaster.core.partition import slices
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.claims import ClaimConsumer, Claims, ClaimState, OpenClaim
 from quaymaster.core.structures.deliveries import CLAIMED_MS, InFlight
+from quaymaster.core.structures.timers import WorkLeft
 
 _PAIR = struct.Struct("<QI")
 
@@ -135,7 +136,8 @@ def apply_settled(
     partition.claims.note_due()
     for claim in done:
         if claim.state is ClaimState.BROKEN:
-            partition.give_back_claim(claim, time_ms)
+            for _ in _give_back(partition, claim, time_ms):
+                yield 0
             continue
         for start in range(0, len(claim), slices.SLICE_SINGLE_MESSAGES):
             messages = claim.messages(start, start + slices.SLICE_SINGLE_MESSAGES)
@@ -144,15 +146,22 @@ def apply_settled(
             yield len(gone)
 
 
-def apply_forgotten(partition: Partition, name: str, time_ms: int) -> None:
-    """A consumer is not known any more; what its claims still have comes back."""
+def apply_forgotten(partition: Partition, name: str, time_ms: int) -> Iterator[None]:
+    """A consumer is not known any more; what its claims still have comes back, a slice with each step."""
     partition.note_change()
     assert partition.claims is not None, "the consumer is one of theirs"
-    for claim in partition.claims.consumers.pop(name).open.values():
-        partition.give_back_claim(claim, time_ms)
+    forgotten = partition.claims.consumers.pop(name)
     partition.claims.note_due()
     if not partition.claims.consumers:
         partition.claims = None
+    for claim in forgotten.open.values():
+        yield from _give_back(partition, claim, time_ms)
+
+
+def _give_back(partition: Partition, claim: OpenClaim, time_ms: int) -> Iterator[None]:
+    while claim.is_out:
+        partition.give_back_claim(claim, time_ms, WorkLeft(slices.SLICE_SINGLE_MESSAGES))
+        yield
 
 
 def _hold(partition: Partition, sequence: int, count: int, time_ms: int, epoch: int, *, taken: bool) -> None:

@@ -373,7 +373,7 @@ class Partition:
             self.note_touch()
         return changed
 
-    def give_back_claim(self, claim: OpenClaim, time_ms: int, left: WorkLeft | None = None) -> bool:
+    def give_back_claim(self, claim: OpenClaim, time_ms: int, left: WorkLeft | None) -> bool:
         """Let messages of a claim come back, all or as many as are left of that work; return whether one did."""
         changed = False
         in_flight = self.in_flight

@@ -670,10 +670,18 @@ class AppliedQueues:
             count = consumer.count_up_to(row.sequence)
             steps = apply_settled(partition, consumer, row.sequence, row.time_ms)
         else:
-            apply_forgotten(partition, name, row.time_ms)
-        self.note_claiming(partition)
-        work = Work(self.family_of(row.queue_id), _decided(steps), is_decided=True)
+            count = consumer.count_up_to()
+            steps = apply_forgotten(partition, name, row.time_ms)
+        work = Work(
+            self.family_of(row.queue_id), self.claims_changed(partition, _decided(steps)), is_decided=True
+        )
         self.unfinished.begin(work, count)
+
+    def claims_changed(self, partition: Partition, slices: Slices) -> Slices:
+        """Do the slices of what is done to claims, and note whether the partition still has consumers of claims."""
+        outcome = yield from slices
+        self.note_claiming(partition)
+        return outcome
 
     def note_claiming(self, partition: Partition) -> None:
         """A partition has consumers of claims, or none any more."""

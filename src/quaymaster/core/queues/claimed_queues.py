@@ -16,6 +16,7 @@ from quaymaster.core.queues.claims import (
     grow_claim,
     hold_claim,
     may_grow,
+    messages_to_release,
     messages_to_settle,
     read_claim,
     release_claims,
@@ -97,9 +98,8 @@ class ClaimedQueues(ConsumedQueues):
     def _settled(self, partition: Partition, slices: Slices) -> Slices:
         """Do the slices of a settlement, and count what they delete."""
         before = partition.alive
-        outcome = yield from slices
+        outcome = yield from self.claims_changed(partition, slices)
         self.messages_gone += before - partition.alive
-        self.note_claiming(partition)
         return outcome
 
     def _describe_claims(
@@ -110,11 +110,16 @@ class ClaimedQueues(ConsumedQueues):
 
     def _release_claims(
         self, command: ReleaseClaims, now_ms: int, proposal: Proposal
-    ) -> tuple[Decided, Wait]:
+    ) -> tuple[Decided | Work, Wait]:
         partition = self._claimed(command, now_ms, proposal)
-        outcome = release_claims(partition, command, now_ms, proposal)
-        self.note_claiming(partition)
-        return outcome, Wait.COMMIT
+        count = messages_to_release(partition, command)
+        work = Work(
+            partition.key >> 16,
+            self.claims_changed(partition, release_claims(partition, command)),
+            is_decided=False,
+        )
+        self.unfinished.begin(work, count, (now_ms, proposal))
+        return work.outcome or work, Wait.COMMIT
 
     @property
     def open_claims(self) -> int:

@@ -237,10 +237,15 @@ def settle_claims(partition: Partition, command: Settle) -> Slices:
     return SettledOutcome(consumer.settled, deleted)
 
 
-def release_claims(
-    partition: Partition, command: ReleaseClaims, now_ms: int, proposal: Proposal
-) -> ReleasedOutcome:
+def messages_to_release(partition: Partition, command: ReleaseClaims) -> int:
+    """Return how many messages the claims have that a command releases."""
+    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
+    return consumer.count_up_to() if consumer is not None else 0
+
+
+def release_claims(partition: Partition, command: ReleaseClaims) -> Slices:
     """Break a consumer's open claims, and forget it if it is to be."""
+    now_ms, proposal = yield from next_turn()
     consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
     if consumer is None:
         return ReleasedOutcome(0)
@@ -250,7 +255,8 @@ def release_claims(
     if command.forgets:
         payload = join_claim(command.consumer, consumer.owner)
         _add(partition, ClaimStep.FORGOTTEN, 0, payload, now_ms, proposal)
-        apply_forgotten(partition, command.consumer, now_ms)
+        for _ in apply_forgotten(partition, command.consumer, now_ms):
+            yield True
     return ReleasedOutcome(sum(map(len, whole)))
 
 

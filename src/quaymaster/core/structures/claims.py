@@ -85,9 +85,11 @@ class ClaimConsumer:
         """The id of the claim it makes next."""
         return max(self.settled, *self.open, 0) + 1
 
-    def count_up_to(self, claim_id: int) -> int:
-        """Return how many messages the open claims up to one have."""
-        return sum(len(claim) for claim in self.open.values() if claim.claim_id <= claim_id)
+    def count_up_to(self, claim_id: int | None = None) -> int:
+        """Return how many messages the open claims up to one have; None: all of them."""
+        return sum(
+            len(claim) for claim in self.open.values() if claim_id is None or claim.claim_id <= claim_id
+        )
 
 
 class _ClaimRow(msgspec.Struct, array_like=True):
