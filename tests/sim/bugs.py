@@ -7,7 +7,7 @@ host. `Planted.variant` puts it in the class's place; without bugs it returns th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -45,6 +45,7 @@ from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import SpreadSend, key_of
 from quaymaster.core.structures.claims import ClaimState, OpenClaim
 from quaymaster.core.structures.committed_runs import CommittedRuns
+from quaymaster.core.structures.fifo_order import FIFOOrder
 from quaymaster.core.structures.recent_ids import RecentIds
 from quaymaster.core.structures.recent_marks import RecentMarks
 from quaymaster.core.structures.sent_ids import SentIds
@@ -77,6 +78,7 @@ from quaymaster.core.values.commands import (
     StageMessages,
     TakeForMove,
     TakenOutcome,
+    Watch,
 )
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -1184,6 +1186,32 @@ class _ChildFirst(SpreadSend):
         key = key_of(self._definition, message, self._messages[0])
         numbers = [entry.number for entry in taking(self._definition, key)]
         return numbers[-1] if before is None else super()._target(message, before)
+
+
+@plant("old-table-finds-nothing", "who receives by an old table is told that there is nothing", "partitions")
+class _OldTableFindsNothing(QueueStates):
+    def _has_newer_table(self, command: Receive | Watch) -> bool:
+        return False
+
+
+@plant("fresh-group-given", "a child gives groups of which it knows nothing", "fifo partitions")
+class _FreshGroupGiven(QueueStates):
+    def _follow_parents(self, partition: Partition, order: FIFOOrder, now_ms: int) -> None:
+        pass
+
+
+@plant("sequence-restarts", "sequence numbers of new partitions begin with 1", "fifo partitions")
+class _SequenceRestarts(QueueStates):
+    def _begin(
+        self,
+        definition: QueueDefinition,
+        entry: PartitionPlacement,
+        time_ms: int,
+        applied: int,
+        starts: Mapping[int, tuple[int, int]],
+    ) -> None:
+        entry = msgspec.structs.replace(entry, first_sequence=1)
+        super()._begin(definition, entry, time_ms, applied, starts)
 
 
 # Guarantees

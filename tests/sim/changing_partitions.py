@@ -3,22 +3,32 @@
 One client changes the table, as metadata does: children's journals are told first, then parents are closing, and their
 journals told. Others send by tables that may be old, go on where they are told to, and receive from all partitions.
 
+The queue is a standard one, or a FIFO one with few groups, whose leaders ask each other by the product's own
+`broker/replica/group_questions` (`sim.questions`).
+
 P1    after a committed seal nothing new is stored in a partition
+P2    no message of a group is given while an older one of it is there, in whatever partition
 P3    one send is one message, over all partitions
+P4    sequence numbers of a group grow with acknowledgements
 P5    what was acknowledged is received from a partition that the table lists; no place is given to two messages
+P6    a receive that every partition answered with nothing had nothing to find; what receives hide whose answers were
+      lost is looked up where it is led (standard queues: in FIFO ones groups are blocked, too)
 I17   what was deleted does not come back
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from harness.replica_host import identity, message, queue
 
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.repeats import as_repeat
+from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import SpreadSend
 from quaymaster.core.values.commands import (
     AskPartition,
@@ -31,6 +41,7 @@ from quaymaster.core.values.commands import (
     QueueCounts,
     Receipt,
     Receive,
+    ReceiveOutcome,
     Send,
     SetQueue,
 )
@@ -39,6 +50,7 @@ from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
     OverLimit,
+    QueueDoesNotExist,
     UnsupportedOperation,
 )
 from quaymaster.core.values.partition_tables import (
@@ -75,6 +87,8 @@ REPEATED_US = 3 * SECOND
 """So late some sends are repeated: a change may have come between."""
 REPEATED = 0.2
 """So many of those that were answered are repeated."""
+BY_GROUP = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
+GROUPS = [number * GOLDEN % (1 << 64) for number in range(1, 7)]
 
 Place = tuple[int, int]
 """Partition and sequence."""
@@ -83,8 +97,11 @@ Place = tuple[int, int]
 @dataclass(slots=True)
 class _Message:
     asked_us: int
+    floor: int = 0
+    """The highest sequence of its group that was acknowledged before it was sent."""
     place: Place | None = None
     is_acked: bool = False
+    acked_us: int = 0
     deliveries: int = 0
     deletes_asked: int = 0
     deleted_us: int | None = None
@@ -102,15 +119,24 @@ class PartitionChecker:
         self.journals: dict[int, int] = {}
         """Of each partition there ever was."""
         self.changes = 0
+        self.is_fifo = False
         self._messages: dict[int, _Message] = {}
         self._at: dict[Place, int] = {}
+        self._live: dict[int, set[int]] = {group: set() for group in GROUPS}
+        """Of each group the acknowledged messages that nobody wanted to delete yet."""
+        self._highest: dict[int, int] = dict.fromkeys(GROUPS, 0)
+        self.judged_empty = 0
+        """How many empty answers were found true."""
 
-    def begin(self, journal_id: int, *, has_ids: bool) -> QueueDefinition:
-        """The queue is made in a journal. `has_ids`: its messages have deduplication ids."""
+    def begin(self, journal_id: int, *, is_fifo: bool = False, has_ids: bool = False) -> QueueDefinition:
+        """The queue is made in a journal. `has_ids`: its messages, of a standard queue, have deduplication ids."""
+        self.is_fifo = is_fifo
         attributes: dict[str, object] = {"VisibilityTimeout": 2, "PartitionsMax": 4}
-        if has_ids:
+        if is_fifo:
+            attributes |= BY_GROUP
+        elif has_ids:
             attributes |= {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": 3_600}
-        definition = queue(CHANGING, "changing", attributes=attributes)
+        definition = queue(CHANGING, "changing.fifo" if is_fifo else "changing", attributes=attributes)
         self.set_row(replace_definition(definition, partitions=one_partition(journal_id)))
         return self.table
 
@@ -131,10 +157,17 @@ class PartitionChecker:
 
     def send_asked(self, number: int, now_us: int) -> None:
         """A send begins."""
-        self._messages[number] = _Message(now_us)
+        self._messages[number] = _Message(now_us, self._highest[group_of(number)])
 
     def send_acked(
-        self, number: int, partition: int, place: tuple[int, int], asked_us: int, *, is_new: bool
+        self,
+        number: int,
+        partition: int,
+        place: tuple[int, int],
+        asked_us: int,
+        *,
+        is_new: bool,
+        now_us: int = 0,
     ) -> None:
         """A partition acknowledges a message, that is there at (sequence, which message that is)."""
         sequence, original = place
@@ -144,7 +177,16 @@ class PartitionChecker:
             raise Violation(
                 "P1", f"message {number} was stored in partition {partition}, which was sealed before"
             )
-        self._messages[number].is_acked = True
+        known, group = self._messages[number], group_of(number)
+        if is_new and self.is_fifo and sequence <= known.floor:
+            raise Violation(
+                "P4", f"message {number} is at {sequence}, an older one of its group at {known.floor}"
+            )
+        if not known.is_acked:
+            known.is_acked, known.acked_us = True, now_us
+            self._highest[group] = max(self._highest[group], sequence)
+            if not known.deletes_asked:
+                self._live[group].add(number)
         self._place(number, (partition, sequence))
 
     def delivered(self, partition: int, found: list[Delivery], asked_us: int) -> None:
@@ -159,10 +201,41 @@ class PartitionChecker:
                 )
             self._place(delivery.number, (partition, delivery.sequence))
             known.deliveries += 1
+            if self.is_fifo:
+                self._check_order(delivery, {one.number for one in found}, asked_us)
+
+    def _check_order(self, delivery: Delivery, together: set[int], asked_us: int) -> None:
+        """What is older in the group was deleted, or comes with it."""
+        for number in self._live[group_of(delivery.number)]:
+            other = self._messages[number]
+            assert other.place is not None, "what is acknowledged has a place"
+            is_older = other.place[1] < delivery.sequence and other.acked_us < asked_us
+            if is_older and number not in together:
+                raise Violation(
+                    "P2",
+                    f"message {delivery.number} at {delivery.sequence} was given while {number} of its group was "
+                    f"there, at {other.place}",
+                )
+
+    def found_nothing(self, asked_us: int, is_untaken: Callable[[int, int], bool]) -> None:
+        """A receive was answered with nothing by each partition, at some moment since it began.
+
+        `is_untaken(partition, sequence)`: whether a leader has a message that no receive ever took.
+        """
+        self.judged_empty += 1
+        for number, known in self._messages.items():
+            was_there = known.place is not None and known.is_acked and known.acked_us < asked_us
+            if was_there and not known.deliveries and not known.deletes_asked and not self.is_fifo:
+                assert known.place is not None, "as was just seen"
+                if is_untaken(*known.place):
+                    raise Violation(
+                        "P6", f"message {number}, acknowledged at {known.place}, was there: not empty"
+                    )
 
     def delete_asked(self, number: int) -> None:
         """A delete begins."""
         self._messages[number].deletes_asked += 1
+        self._live[group_of(number)].discard(number)
 
     def deleted(self, number: int, now_us: int) -> None:
         """A delete is acknowledged."""
@@ -184,6 +257,11 @@ class PartitionChecker:
         known.place = known.place or place
         if known.place != place:
             raise Violation("P3", f"message {number} is stored twice, at {known.place} and {place}")
+
+
+def group_of(number: int) -> int:
+    """Return the message group of a message: a few hashes that are spread over all keys."""
+    return GROUPS[number % len(GROUPS)]
 
 
 def start_clients(cell: Cell) -> None:
@@ -210,7 +288,10 @@ def change_tables(client: Client) -> Script:
     cell, random, checker = client.cell, client.random, client.cell.partition_checker
     while not cell.used_journals:
         yield 50 * MS
-    begun = checker.begin(random.choice(cell.used_journals), has_ids=cell.faults.has_changing_ids)
+    faults = cell.faults
+    begun = checker.begin(
+        random.choice(cell.used_journals), is_fifo=faults.changes_fifo, has_ids=faults.has_changing_ids
+    )
     yield from _tell(client, begun, [begun.partitions[0].journal_id])
     while cell.is_sending:
         yield random.randint(0, 2 * SECOND)
@@ -303,13 +384,12 @@ def send_some(client: Client, *, gap_us: int) -> Script:
         checker.send_asked(number, cell.kernel.now_us)
         may_be_retry = random.random() < 0.5
         own_id = _spread_identity(number)
-        has_ids = cell.faults.has_changing_ids
-        new = message(
-            number,
-            dedup=own_id if has_ids else None,
-            retry=None if has_ids else own_id,
-            may_be_retry=may_be_retry,
-        )
+        if checker.is_fifo:
+            new = message(number, group=group_of(number), dedup=identity(number))
+        elif cell.faults.has_changing_ids:
+            new = message(number, dedup=own_id, may_be_retry=may_be_retry)
+        else:
+            new = message(number, retry=own_id, may_be_retry=may_be_retry)
         outcome, known = yield from _sent(client, known, Send(CHANGING, 0, [new]))
         # An SDK repeats what it has no answer of, also where the answer was lost on its way.
         if random.random() < (0.5 if isinstance(outcome, NotNow) else REPEATED):
@@ -343,7 +423,9 @@ def _sent(
         outcome = yield part.command
         if isinstance(outcome, Sent):
             is_new = not outcome.duplicates
-            checker.send_acked(number, part.number, outcome.places[0], asked_us, is_new=is_new)
+            checker.send_acked(
+                *(number, part.number, outcome.places[0], asked_us), is_new=is_new, now_us=cell.kernel.now_us
+            )
             break
         if isinstance(outcome, Elsewhere):
             checker.sent_elsewhere(part.number, cell.kernel.now_us)
@@ -364,23 +446,66 @@ def receive_some(client: Client) -> Script:
     while checker.row is None or not cell.is_set_up:
         yield 50 * MS
     known = checker.table
+    turn = 0
     while True:
-        entries = read_partitions(known)
-        random.shuffle(entries)
-        for entry in entries:
-            asked_us = cell.kernel.now_us
-            outcome = yield Receive(CHANGING, entry.number, 10, table_version=known.table_version)
-            if isinstance(outcome, Elsewhere):
-                known = max(known, outcome.definition, key=lambda table: table.table_version)
-            elif isinstance(outcome, CallerError):
-                known = checker.table
-            elif isinstance(outcome, Received) and outcome.deliveries:
-                checker.delivered(entry.number, outcome.deliveries, asked_us)
-                if not cell.is_sending or random.random() < 0.8:
-                    yield from _deleted(client, entry.number, outcome.deliveries)
+        turn += 1
+        asked_us = cell.kernel.now_us
+        place, found, known = yield from _received(client, known, turn)
+        if found == []:
+            checker.found_nothing(asked_us, partial(_is_untaken, cell))
+        if found and (not cell.is_sending or random.random() < 0.8):
+            yield from _deleted(client, place, found)
         if random.random() < 0.05:
             known = checker.table
         yield random.randint(10 * MS, 200 * MS)
+
+
+def _received(
+    client: Client, known: QueueDefinition, turn: int
+) -> Generator[Wish, object, tuple[int, list[Delivery] | None, QueueDefinition]]:
+    """Receive as front ends do (`core/spread/receives`); return from which partition what came, and the newest table.
+
+    None came where not all partitions could be asked.
+    """
+    cell, checker = client.cell, client.cell.partition_checker
+    spread = cell.bugs.variant(SpreadReceive)(known, Receive(CHANGING, 0, 10), turn, is_patient=False)
+    parts = spread.begin()
+    while parts:
+        (part,) = parts
+        asked_us = cell.kernel.now_us
+        outcome = yield part.command
+        if isinstance(outcome, Received) and outcome.deliveries:
+            checker.delivered(part.number, outcome.deliveries, asked_us)
+            return part.number, outcome.deliveries, known
+        if isinstance(outcome, Received):
+            parts = spread.on_outcome(part, ReceiveOutcome(0, []), known)
+        elif isinstance(outcome, Elsewhere):
+            known = max(known, outcome.definition, key=lambda table: table.table_version)
+            parts = spread.on_outcome(part, outcome, known)
+        elif isinstance(outcome, QueueDoesNotExist) and checker.table.table_version > known.table_version:
+            known = checker.table
+            parts = spread.again(part, known)
+        else:
+            assert isinstance(outcome, Exception), f"a Receive is not answered so: {outcome}"
+            parts = spread.on_outcome(part, outcome, known)
+    return 0, [] if isinstance(spread.result, ReceiveOutcome) else None, known
+
+
+def _is_untaken(cell: Cell, number: int, sequence: int) -> bool:
+    """Return whether a leader has a message that no receive ever took, whether its answer was lost or not."""
+    journal_id = cell.partition_checker.journals[number]
+    for host in cell.hosts.values():
+        replica = host.replicas.get(journal_id)
+        if replica is not None and replica.journal.is_leading:
+            found = replica.journal.queues.partitions.get(partition_key(CHANGING, number))
+            return (
+                found is not None
+                and found.is_live(sequence)
+                and sequence < found.committed
+                and sequence not in found.in_flight
+                and sequence not in found.returned
+            )
+    return False
 
 
 def _deleted(client: Client, partition: int, found: list[Delivery]) -> Script:

@@ -22,14 +22,24 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.core.cell.cell import BrokerReport
 from quaymaster.core.replication.messages import DiskPressure, Envelope
-from quaymaster.core.values.commands import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands import AskGroups, MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import DiskFull, NotLeader, Timeout, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk
 from sim.loop import SimLoop
 from sim.machine import Machine
-from sim.messages import Answer, BrokerAnswer, BrokerCall, ConnectionClosed, Copied, Copy, Request, TakeMoved
+from sim.messages import (
+    Answer,
+    AskLeft,
+    BrokerAnswer,
+    BrokerCall,
+    ConnectionClosed,
+    Copied,
+    Copy,
+    Request,
+    TakeMoved,
+)
 from sim.replica import TICK_US, Asked, Replica
 from sim.store import STORE, Changed, Get, Got, StoreAnswer, StoreCall
 
@@ -179,7 +189,7 @@ class Host:
         if not self.is_up:
             if isinstance(message, Request):
                 self._network.send(self.name, sender, Answer(message.number, NotLeader()))
-            elif isinstance(message, BrokerCall | TakeMoved):
+            elif isinstance(message, BrokerCall | TakeMoved | AskLeft):
                 self._network.send(self.name, sender, BrokerAnswer(message.number, Unreachable()))
             return
         if self.is_paused:
@@ -210,6 +220,8 @@ class Host:
             getattr(self, f"_{message.method}")(sender, message.number, *message.arguments)
         elif isinstance(message, TakeMoved):
             self._on_take_moved(sender, message)
+        elif isinstance(message, AskLeft):
+            self._on_ask_left(sender, message)
         elif isinstance(message, BrokerAnswer):
             self._settle(message.number, message.outcome)
         elif isinstance(message, StoreAnswer):
@@ -261,6 +273,24 @@ class Host:
         self._network.send(self.name, name, TakeMoved(self._asked, journal, command))
         self._kernel.after(ANSWER_MS * MS, self._expire, self.starts, self._asked)
         return await answer
+
+    async def ask_about_groups(self, name: str, journal: int, command: AskGroups) -> object:
+        """Ask a journal's leader which groups an older partition has; raises NotNow when it does not answer."""
+        answer: asyncio.Future[object] = self.loop.create_future()
+        self._asked += 1
+        self._waiting[self._asked] = answer
+        self._network.send(self.name, name, AskLeft(self._asked, journal, command))
+        self._kernel.after(ANSWER_MS * MS, self._expire, self.starts, self._asked)
+        return await answer
+
+    def _on_ask_left(self, sender: str, asked: AskLeft) -> None:
+        replica = self.replicas.get(asked.journal)
+        if replica is None:
+            self._answer(sender, asked.number, NotLeader())
+        else:
+            replica.answer_about_groups(
+                asked.command, lambda outcome: self._answer(sender, asked.number, outcome)
+            )
 
     def _expire(self, start: int, number: int) -> None:
         if start == self.starts:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from quaymaster.core.queues.repeats import as_repeat
 from quaymaster.core.replication.log_tail import Position
-from quaymaster.core.values.commands import Command, MoveIn
+from quaymaster.core.values.commands import AskGroups, Command, MoveIn
 from quaymaster.core.values.records import Batch
 from sim.log_disk import Kept, Snapshot
 from sim.queue_checker import Delivery
@@ -71,6 +71,14 @@ class TakeMoved(NamedTuple):
     number: int
     journal: int
     command: MoveIn
+
+
+class AskLeft(NamedTuple):
+    """Leader of a partition → leader of an older one: which groups does it still have? Answered by `BrokerAnswer`."""
+
+    number: int
+    journal: int
+    command: AskGroups
 
 
 class ConnectionClosed(NamedTuple):

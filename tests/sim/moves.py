@@ -78,7 +78,7 @@ class _RecordsOnDisk(_Records):
         return self._found(offsets)
 
 
-class _MovesHost:
+class MovesHost:
     """As much of a `ReplicaHost` as moving needs. No receive waits in a simulated cell, so none is woken."""
 
     def __init__(self, replica: Replica) -> None:
@@ -113,7 +113,7 @@ async def ask_inside(replica: Replica, command: Command | InternalCommand) -> An
     return await answer
 
 
-class _TasksHost(_MovesHost):
+class _TasksHost(MovesHost):
     """One whose records come from a disk."""
 
     def __init__(self, replica: Replica) -> None:
@@ -142,7 +142,7 @@ class Moves:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._away = replica.cell.bugs.variant(MovesAway)(
-            cast("ReplicaHost", _MovesHost(replica)),
+            cast("ReplicaHost", MovesHost(replica)),
             REGION,
             Carrier(replica.host),
             targets=QueuePlaces(REGION, replica.cell.find_queue, CellFormat()),

@@ -123,6 +123,8 @@ class Profile:
     """Whether there is a queue whose partitions are split, merged and moved."""
     has_changing_ids: bool = False
     """Whether that one is ExactlyOnce, and knows messages by their deduplication ids alone."""
+    changes_fifo: bool = False
+    """Whether that is a FIFO queue."""
     has_guarantees: bool = False
     """Whether there are queues with other guarantees than AtLeastOnce."""
 
@@ -200,6 +202,7 @@ def draw(seed: int) -> Profile:
     profile.rebuild_us = Random(f"{seed}/rebuild").choice((0, 50 * MS, 2 * SECOND))
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     profile.has_changing_partitions = Random(f"{seed}/partitions").random() < 0.1
+    profile.changes_fifo = Random(f"{seed}/fifo partitions").random() < 0.5
     guarantees = Random(f"{seed}/guarantees")
     profile.has_guarantees = guarantees.random() < 0.2
     profile.has_changing_ids = guarantees.random() < 0.5
@@ -293,6 +296,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "completions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
+    "fifo partitions": {"kill": 2, "power cut": 3, "leader cut off": 3, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "guarantees": {"kill": 4, "leader alone": 4, "transfer": 6, "power cut": 5},
     "claims": {"kill": 3, "power cut": 4, "leader cut off": 5, "transfer": 6},
@@ -329,13 +333,15 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
     profile.has_claims = hunt == "claims"
-    profile.has_changing_partitions = hunt == "partitions"
+    changes = ("partitions", "fifo partitions")
+    profile.has_changing_partitions = hunt in changes
+    profile.changes_fifo = hunt == "fifo partitions"
     profile.has_guarantees = hunt == "guarantees"
     profile.has_changing_ids = False
     profile.has_completions = hunt == "completions"
     compacts = ("compaction", "forks", "guarantees", "logs", "transactions", "claims")
     profile.compaction_us = 300 * MS if hunt in compacts else 0
-    if hunt in (*compacts, "laggards", "snapshots", "partitions"):
+    if hunt in (*compacts, "laggards", "snapshots", *changes):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt in (
@@ -350,7 +356,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt == "claims":  # what others hold is only known where queue time is right
         profile.intervals_us.pop("clock jump", None)
         profile.clock_skew_ms = min(profile.clock_skew_ms, 200)
-    if hunt == "partitions":  # each change takes as long as ids are known
+    if hunt in changes:  # each change takes as long as ids are known
         profile.fire_us = 80 * SECOND
         profile.snapshot_us = SECOND
     if hunt == "guarantees":

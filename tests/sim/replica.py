@@ -29,6 +29,7 @@ from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.commands import (
+    AskGroups,
     ClaimedOutcome,
     Command,
     Complete,
@@ -66,6 +67,7 @@ from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, Copied, Copy, Received, Sent
 from sim.moves import Inside, Moves, TaskMoves
+from sim.questions import Questions
 from sim.queue_checker import Delivery
 from sim.store import STORE, Get, Swap
 
@@ -178,6 +180,7 @@ class Replica:
         self._given_once = GivenOnce(self, number_of) if cell.faults.has_guarantees else None
         has_moves = cell.faults.has_moves or cell.faults.has_completions
         self._moves = Moves(self) if has_moves and self._tasks is None else None
+        self._questions = Questions(self) if cell.faults.has_changing_partitions else None
 
     @property
     def log(self) -> LogReplica:
@@ -192,6 +195,8 @@ class Replica:
             self._moves.leads(False)
         if self._tasks is not None:
             self._tasks.close()
+        if self._questions is not None:
+            self._questions.close()
         if self._given_once is not None:
             self._given_once.close()
         self.writer.stop()
@@ -442,6 +447,8 @@ class Replica:
         ):
             self._was_leading = self.journal.is_leading
             is_put_back = self.journal.is_leading and self._put_back_undecided()
+        if self._questions is not None:
+            self._questions.look()
         if self._tasks is not None:
             self._have_moved(self._tasks, letters)
             letters = []
@@ -494,6 +501,11 @@ class Replica:
                 )
                 self.journal.propose(put_back, None, self.time_ms())
         return is_any
+
+    def answer_about_groups(self, command: AskGroups, reply: Callable[[object], None]) -> None:
+        """Answer which groups of a partition are gone."""
+        assert self._questions is not None, "only partitions that change are asked"
+        self._questions.answer(command, reply)
 
     def propose_inside(self, command: Command | InternalCommand, on_answer: Callable[[object], None]) -> None:
         """Have a command decided that a broker asks of itself, or another one of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.cell import Cell
-from sim.changing_partitions import PartitionChecker
+from sim.changing_partitions import GROUPS, PartitionChecker
 from sim.kernel import Violation
 from sim.profiles import draw_for
 from sim.queue_checker import Delivery
@@ -28,6 +28,55 @@ def test_one_deduplication_id_is_one_message_while_partitions_change() -> None:
     cell.run()
 
     assert cell.partition_checker.changes > 0, "nothing was tried"
+
+
+def test_cells_keep_the_order_of_groups_while_partitions_change() -> None:
+    cell = Cell(2, profile=draw_for("fifo partitions", 2))
+
+    cell.run()
+
+    assert cell.partition_checker.is_fifo
+    assert cell.partition_checker.changes > 0, "nothing was tried"
+
+
+def test_a_message_that_overtakes_an_older_one_of_its_group_is_found() -> None:
+    older, younger, last, other = 1, 1 + len(GROUPS), 1 + 2 * len(GROUPS), 2
+    checker = checker_of(older, younger, last, other)
+    checker.is_fifo = True
+    checker.send_acked(older, 0, (5, older), 0, is_new=True, now_us=10)
+    checker.send_acked(younger, 1, (90, younger), 0, is_new=True, now_us=20)
+    checker.send_acked(other, 1, (91, other), 0, is_new=True, now_us=20)
+
+    checker.delivered(1, delivered(other, 91), 30)
+    checker.send_acked(last, 1, (95, last), 0, is_new=True, now_us=25)
+    checker.delivered(1, delivered(younger, 90), 5)  # the older one was not acknowledged yet
+    with pytest.raises(Violation, match=f"P2: message {younger} at 90"):
+        checker.delivered(1, delivered(younger, 90), 30)
+    checker.delete_asked(older)
+    checker.delivered(1, delivered(younger, 90) + delivered(last, 95), 40)
+
+
+def test_a_message_in_front_of_one_that_was_acknowledged_before_is_found() -> None:
+    older, younger = 1, 1 + len(GROUPS)
+    checker = checker_of(older)
+    checker.is_fifo = True
+    checker.send_acked(older, 0, (50, older), 0, is_new=True, now_us=10)
+    checker.send_asked(younger, 20)
+
+    with pytest.raises(Violation, match=f"P4: message {younger} is at 7"):
+        checker.send_acked(younger, 1, (7, younger), 20, is_new=True, now_us=30)
+
+
+def test_a_receive_that_finds_nothing_though_there_is_something_is_found() -> None:
+    checker = checker_of(1)
+    checker.send_acked(1, 0, (5, 1), 0, is_new=True, now_us=10)
+
+    checker.found_nothing(5, lambda partition, sequence: True)
+    checker.found_nothing(20, lambda partition, sequence: False)
+    with pytest.raises(Violation, match="P6: message 1"):
+        checker.found_nothing(20, lambda partition, sequence: (partition, sequence) == (0, 5))
+    checker.delivered(0, delivered(1, 5), 30)
+    checker.found_nothing(40, lambda partition, sequence: True)
 
 
 def checker_of(*numbers: int) -> PartitionChecker:
