@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Callable, Coroutine
 from itertools import takewhile
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from harness.replica_host import RETRY_WINDOW_MS, Host, identity, message, queue, replay
+from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, replay
 
 from quaymaster.core.queues.applied_queues import PREFIX_FLAGS
 from quaymaster.core.queues.queue_states import QueueStates
@@ -360,15 +360,25 @@ class ModelFrontEnd:
             raise outcome.errors[0]
 
 
+Kind = Literal["standard", "fifo", "exactly once"]
+ATTRIBUTES: Final[dict[Kind, dict[str, str]]] = {
+    "standard": {},
+    "fifo": FIFO,
+    "exactly once": {"DeliveryGuarantee": "ExactlyOnce", "DeduplicationWindowSeconds": "3600"},
+}
+
+
 class World:
     """One run: what happens is chosen by `random`, and everything that is seen is judged."""
 
-    def __init__(self, seed: int, *, is_fifo: bool, changes: int) -> None:
+    def __init__(self, seed: int, kind: Kind, *, changes: int) -> None:
         self.random = Random(seed)
-        self.is_fifo = is_fifo
+        self.is_fifo = kind == "fifo"
         self._changes = changes
-        name = "jobs.fifo" if is_fifo else "jobs"
-        self.row = queue(QUEUE, name, attributes=FIFO if is_fifo else {})
+        name = "jobs.fifo" if self.is_fifo else "jobs"
+        self.row = queue(QUEUE, name, attributes=ATTRIBUTES[kind])
+        self.has_ids = self.row.has_dedup_ids
+        """Whether messages are known by deduplication ids; else by those of retried sends."""
         self.journals = [ModelJournal(self, journal_id) for journal_id in (0, 1)]
         self.front_ends = [ModelFrontEnd(self) for _ in range(3)]
         self.is_producing = True
@@ -490,7 +500,7 @@ class World:
                 answers[entry.number] = outcome
             older, self.row = (
                 self.row,
-                aged(self.row, answers, FIFO_CLOSING_MS if self.is_fifo else RETRY_WINDOW_MS),
+                aged(self.row, answers, FIFO_CLOSING_MS if self.has_ids else RETRY_WINDOW_MS),
             )
             if self.row is not older:
                 await self._tell(self.row)
@@ -509,12 +519,12 @@ class World:
         begun_s = now_s()
         is_first = True
         while now_s() - begun_s < 100:  # ids are known for longer
+            own_id = (number * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(8, "big") + number.to_bytes(8, "big")
             sent = message(
                 number,
                 group=GROUP_KEYS[group] if self.is_fifo else 0,
-                dedup=identity(number) if self.is_fifo else None,
-                retry=(number * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(8, "big")
-                + number.to_bytes(8, "big"),
+                dedup=own_id if self.has_ids else None,
+                retry=None if self.has_ids and not self.is_fifo else own_id,
                 may_be_retry=not is_first,
             )
             try:
@@ -532,7 +542,7 @@ class World:
                 earlier.append(result.sequence)
                 self.in_group[group].append(number)
             return
-        assert not self.is_fifo, "a send of a FIFO queue is answered at last"
+        assert not self.has_ids, "a send with an id is answered at last"
 
     async def _consume_for_ever(self) -> None:
         while True:
@@ -578,9 +588,13 @@ class World:
             assert not left, f"message {number} came before {left}"
 
     def _judge_empty(self, begun_s: float) -> None:
-        """What was visible all the time was there to be found. Of a FIFO queue that is not known so easily."""
+        """What was visible all the time was there to be found.
+
+        Where receives wait for their commit that is not known so easily: one that is not answered for want of it has
+        hidden its messages for a moment.
+        """
         self.empty += 1
-        if self.is_fifo:
+        if self.has_ids:
             return
         missed = [
             number

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from .spread_model import World
+from .spread_model import Kind, World
 from .support import run
 
 
-@pytest.mark.parametrize("is_fifo", [False, True], ids=["standard", "fifo"])
+@pytest.mark.parametrize("kind", ["standard", "fifo", "exactly once"])
 @pytest.mark.parametrize("seed", range(3))
-def test_clients_see_nothing_of_changes_of_partitions(seed: int, *, is_fifo: bool) -> None:
+def test_clients_see_nothing_of_changes_of_partitions(seed: int, kind: Kind) -> None:
     async def scenario() -> World:
-        world = World(seed, is_fifo=is_fifo, changes=2)
+        world = World(seed, kind, changes=2)
         await world.run()
         return world
 
