@@ -126,7 +126,8 @@ class QueuePusher:
                         queue_id=self._queue.queue_id,
                         reason=str(error),
                     )
-                await self._wait(asyncio.sleep(self._pause_ms / 1_000))
+                # Thousands of queues may wait for one leader.
+                await self._wait(asyncio.sleep(self._pause_ms * (1 + self._parts.luck()) / 1_000))
                 self._pause_ms = min(PAUSE_MS_MAX, self._pause_ms * 2)
 
     async def _step(self) -> None:
