@@ -23,7 +23,10 @@ BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class MadeCall(NamedTuple):
-    """A call that was made, for who counts them. `status` 0: there was no answer. `began_ms` as `PushParts.now_ms`."""
+    """A call that was made, for who counts them.
+
+    `queue`: what was consumed, of a log its group. `status` 0: there was no answer. `began_ms` as `PushParts.now_ms`.
+    """
 
     queue: QueueDefinition
     result: str

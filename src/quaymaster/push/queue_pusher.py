@@ -254,7 +254,7 @@ class QueuePusher:
                 deleted = await self._carry_out(call, settlement)
             parts.on_call(
                 MadeCall(
-                    *(self._owner, result, answered.status, began_ms),
+                    *(self._queue, result, answered.status, began_ms),
                     *(answered.request_bytes, answered.response_bytes, payload_bytes(call), deleted),
                 )
             )
