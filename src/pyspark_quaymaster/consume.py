@@ -60,7 +60,7 @@ HELD_S_MAX: Final = 12 * 3_600
 TAKEN_OVER: Final = "ClaimTakenOver"
 SETTLED: Final = "ClaimIsSettled"
 BROKEN: Final = frozenset({"ClaimIsBroken", "ClaimNotFound"})
-NOBODY = KnownConsumer("", 0, {})
+NEW_CONSUMER = KnownConsumer("", 0, {})
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _known(self, partition: ClaimedPartition) -> KnownConsumer:
-        return partition.consumers.get(self._consumer, NOBODY)
+        return partition.consumers.get(self._consumer, NEW_CONSUMER)
 
     def _key(self, url: str, partition: int, claim_id: int) -> ClaimKey:
         return ClaimKey(url, partition, self._consumer, self._owner, claim_id)
@@ -294,7 +294,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue_id not in known:
                 raise DataIsLost(
                     f"the checkpoint has claims of queue {queue_id}, which is none of "
-                    f"{', '.join(self._options.queues)}: it was deleted or made anew, or the query consumes other "
+                    f"{', '.join(self._options.queues)}: it was deleted or created again, or the query consumes other "
                     "queues now. Start with a new checkpoint"
                 )
 

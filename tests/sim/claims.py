@@ -48,7 +48,7 @@ AWAY_US = (SECOND, 8 * SECOND)
 
 
 class ClaimRows(NamedTuple):
-    """What came of a ReadClaim: sequence and message number of each, and where to go on."""
+    """What came of a ReadClaim: sequence and message number of each, and the next place."""
 
     rows: list[tuple[int, int]]
     next_place: int
@@ -123,7 +123,7 @@ def _run_driver(client: Client, consumer: Consumer, owner: str, gap_us: int) -> 
 def _batch(
     client: Client, consumer: Consumer, owner: str, takes: bool, gap_us: int
 ) -> Generator[Wish, object, bool]:
-    """Hold and read the claim that was noted last; return whether this driver goes on."""
+    """Hold and read the claim that was noted last; return whether this driver continues."""
     cell, random, queue, claim_id = client.cell, client.random, consumer.queue, consumer.logged
     known_broken = claim_id in consumer.broken
     outcome = yield Claim(queue.queue_id, 0, consumer.name, owner, claim_id, 0, 0, HELD_MS, takes)
@@ -210,8 +210,8 @@ def release(client: Client, queue: QueueKind, consumers: list[Consumer]) -> Scri
 def rival(client: Client, queue: QueueKind) -> Script:
     """Receive from a FIFO queue now and then, and look whether what was received stays until it is deleted here.
 
-    Nobody else receives from this queue, and its receives wait for commit: what is gone meanwhile was deleted by the
-    settlement of a claim that had lost it. That can be said where queue time is as right as it is here.
+    No other client receives from this queue, and its receives wait for commit: what is gone meanwhile was deleted by
+    the settlement of a claim that had lost it. That can be said where queue time is as right as it is here.
     """
     cell, random = client.cell, client.random
     is_sure = not (cell.faults.wrong_clocks or cell.faults.restarts) and cell.faults.clock_skew_ms <= 200

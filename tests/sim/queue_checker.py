@@ -191,7 +191,7 @@ class QueueChecker:
                 message.moved_us = now_us
 
     def claimed(self, queue_id: int, rows: list[tuple[int, int]], *, asked_us: int) -> None:
-        """A claim was read, as (sequence, number): each of these is delivered, whoever reads it again."""
+        """A claim was read, as (sequence, number): each of these is delivered, and may be read again."""
         for sequence, number in rows:
             message = self._messages.get(number)
             if message is None or message.queue_id != queue_id:

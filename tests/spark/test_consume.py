@@ -340,7 +340,7 @@ def test_queue_made_anew_is_not_taken_for_the_old_one(server: Server) -> None:
     server.create(queue)
     played.restart()
 
-    with pytest.raises(DataIsLost, match="made anew"):
+    with pytest.raises(DataIsLost, match="created again"):
         played.trigger()
 
 

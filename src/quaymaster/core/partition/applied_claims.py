@@ -69,7 +69,7 @@ def opened_consumer(partition: Partition, name: str, owner: str) -> ClaimConsume
 
 
 def is_still_of(partition: Partition, sequence: int, count: int) -> bool:
-    """Return whether a message is there, and nobody received it after the delivery with this count."""
+    """Return whether a message is there, and was not received after the delivery with this count."""
     if not partition.is_live(sequence) or partition.is_leaving(sequence):
         return False
     row = partition.in_flight.get(sequence) or partition.returned.get(sequence)

@@ -310,7 +310,7 @@ def _consumer_of(partition: Partition, command: Claim | Settle) -> ClaimConsumer
 
 
 def _has_all(partition: Partition, claim: OpenClaim, start: int, stop: int) -> bool:
-    """Return whether nobody has received or deleted these of a claim's messages, nor begun to move them."""
+    """Return whether these of a claim's messages were neither received nor deleted since, nor are being moved."""
     return all(
         is_still_of(partition, sequence, count) and sequence not in partition.moving
         for sequence, count in claim.messages(start, stop)
