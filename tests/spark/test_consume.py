@@ -237,12 +237,22 @@ def test_lost_claim_ends_a_query_that_is_to_fail(server: Server) -> None:
     with pytest.raises(DriverDied):
         played.trigger()
     played.restart()
-    call(server, "ReleaseClaims", queue, Consumer="spark")
+    listed = command(server, "list", queue)
+    released = command(server, "release", queue, "spark")
 
     with pytest.raises(ClaimIsLost, match="lostClaim=redeliver"):
         played.trigger()
 
+    assert listed.startswith("0\tspark\t0\t1\tgrowing\t10\t")
+    assert released == "10 messages released\n"
     assert left(server, queue) == (10, 0)
+
+
+def command(server: Server, *words: str) -> str:
+    """Return what a command of `quaymaster queue claims` prints."""
+    done = run_program(["queue", "claims", *words, "--data", str(server.process.data)])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def call(server: Server, action: str, queue: str, **fields: Any) -> dict[str, Any]:
