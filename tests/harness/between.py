@@ -23,9 +23,10 @@ class PassingCall(NamedTuple):
 
 
 class Between:
-    """Passes calls on to an endpoint. `on_call` may change the fields of a call, which must not be signed then.
+    """Passes calls on to an endpoint.
 
-    Calls of `on_call` are made one at a time, by the threads that serve.
+    `on_call` is called by the threads that serve. It may change the fields of a call to a server that verifies no
+    signatures, and ends a call, or loses its answer, with a ConnectionError.
     """
 
     def __init__(self, endpoint_url: str, on_call: Callable[[PassingCall], None]) -> None:

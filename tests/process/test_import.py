@@ -279,6 +279,8 @@ class Killer:
                 self.step = None
                 self.victim.kill()
                 self.victim.wait(PATIENCE_S)
+                if not is_answered:
+                    raise ConnectionError("the call does not go on")
 
 
 STEPS = [
@@ -317,6 +319,29 @@ def test_each_message_is_there_once_though_the_importer_is_killed_at_each_step(
     for group in {each["Attributes"].get("MessageGroupId") for each in arrived} - {None}:
         bodies = [each["Body"] for each in arrived if each["Attributes"]["MessageGroupId"] == group]
         assert bodies == sorted(bodies)
+
+
+def test_a_message_that_died_there_after_it_was_committed_here_is_not_imported_again(
+    source: Place, target: Place, tmp_path: Path
+) -> None:
+    source.make("dead")
+    policy = json.dumps({"deadLetterTargetArn": source.arn("dead"), "maxReceiveCount": 1})
+    source.make("orders", RedrivePolicy=policy)
+    sent = source.send("orders", 5)
+    killer = Killer()
+    with Between(source.endpoint.url, killer) as there:
+        importer = Importer(there.url, target, tmp_path / "state")
+        victim = importer.start()
+        killer.aim(victim, ("DeleteMessageBatch", False, 1))
+        victim.communicate(timeout=PATIENCE_S)
+        assert victim.returncode == -9
+
+        done = json.loads(importer.run("--json"))
+
+    assert (done["imported"], done["deleted_again"]) == (0, 5)
+    assert by_origin(target.take("orders")) == sent
+    assert target.messages("dead") == 0
+    assert [source.messages(name) for name in ("orders", "dead")] == [0, 0]
 
 
 def test_a_request_of_a_killed_importer_that_arrives_late_stores_nothing(
@@ -423,7 +448,7 @@ def test_two_importers_with_one_state_file_are_one_too_many(
     assert "Another import uses the state file" in said
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=PATIENCE_S)
-    assert first.returncode == 0
+    assert first.returncode == 130
 
 
 def test_two_importers_share_a_standard_queue_while_none_is_killed(

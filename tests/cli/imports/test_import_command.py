@@ -66,7 +66,7 @@ def test_a_batch_that_is_left_is_settled_before_anything_is_received(
     (closed,) = server.called("CommitTransaction")
     assert (closed["SinkId"], closed["Stages"]) == ("sink", [])
     with state() as ledger:
-        assert ledger.claim("orders", IDENTITY) is Known.COMMITTED
+        assert ledger.claim(IDENTITY) is Known.COMMITTED
 
 
 @pytest.mark.parametrize(("settle", "known"), [("committed", Known.COMMITTED), ("not", Known.NEW)])
@@ -83,7 +83,7 @@ def test_after_7_days_people_decide_what_became_of_a_batch(
     assert decided.code == 0, decided
     assert server.called("CommitTransaction") == []
     with state() as ledger:
-        assert ledger.claim("orders", IDENTITY) is known
+        assert ledger.claim(IDENTITY) is known
 
 
 def test_a_dry_run_tells_differences_and_changes_nothing(

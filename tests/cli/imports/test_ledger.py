@@ -22,62 +22,62 @@ def begin(ledger: Ledger, *identities: bytes, queue: str = "orders") -> int:
 
 def test_a_new_message_is_its_receivers_until_it_is_released(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "state") as ledger:
-        assert ledger.claim("orders", ONE) is Known.NEW
-        assert ledger.claim("orders", ONE) is Known.HELD
-        assert ledger.claim("others", ONE) is Known.NEW
+        assert ledger.claim(ONE) is Known.NEW
+        assert ledger.claim(ONE) is Known.HELD
+        assert ledger.claim(TWO) is Known.NEW
 
-        ledger.release("orders", [ONE])
+        ledger.release([ONE])
 
-        assert ledger.claim("orders", ONE) is Known.NEW
+        assert ledger.claim(ONE) is Known.NEW
 
 
 def test_a_committed_message_is_known_for_good(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "state") as ledger:
-        ledger.claim("orders", ONE)
-        ledger.settle("orders", begin(ledger, ONE), [ONE], is_committed=True)
-        assert ledger.claim("orders", ONE) is Known.COMMITTED
+        ledger.claim(ONE)
+        ledger.settle(begin(ledger, ONE), [ONE], is_committed=True)
+        assert ledger.claim(ONE) is Known.COMMITTED
         begin(ledger, TWO)
-        assert ledger.claim("orders", ONE) is Known.COMMITTED
+        assert ledger.claim(ONE) is Known.COMMITTED
         assert ledger.committed() == 1
 
     with open_ledger(tmp_path / "state") as ledger:
-        assert ledger.claim("orders", ONE) is Known.COMMITTED
-        assert ledger.claim("others", ONE) is Known.NEW
+        assert ledger.claim(ONE) is Known.COMMITTED
+        assert ledger.claim(TWO) is Known.NEW
 
 
 def test_messages_of_a_batch_that_was_not_committed_stay_held_until_they_are_released(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "state") as ledger:
-        ledger.claim("orders", ONE)
-        ledger.settle("orders", begin(ledger, ONE), [ONE], is_committed=False)
+        ledger.claim(ONE)
+        ledger.settle(begin(ledger, ONE), [ONE], is_committed=False)
 
-        assert ledger.claim("orders", ONE) is Known.HELD
-        ledger.release("orders", [ONE])
-        assert ledger.claim("orders", ONE) is Known.NEW
+        assert ledger.claim(ONE) is Known.HELD
+        ledger.release([ONE])
+        assert ledger.claim(ONE) is Known.NEW
 
 
 def test_a_batch_that_was_not_settled_is_there_at_the_next_start(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "state") as ledger:
         settled = begin(ledger, TWO)
         batch = begin(ledger, ONE, TWO)
-        ledger.settle("orders", settled, [TWO], is_committed=True)
+        ledger.settle(settled, [TWO], is_committed=True)
 
     with open_ledger(tmp_path / "state") as ledger:
         (left,) = ledger.unsettled()
         assert (left.id, left.queue, left.sink, left.begun_ms) == (batch, "orders", "sink", 17)
         assert (left.identities, left.message_ids) == ([ONE, TWO], [ONE.hex(), TWO.hex()])
-        assert ledger.claim("orders", ONE) is Known.HELD
-        ledger.settle("orders", left.id, left.identities, is_committed=True)
+        assert ledger.claim(ONE) is Known.HELD
+        ledger.settle(left.id, left.identities, is_committed=True)
 
     with open_ledger(tmp_path / "state") as ledger:
         assert ledger.unsettled() == []
-        assert ledger.claim("orders", ONE) is Known.COMMITTED
+        assert ledger.claim(ONE) is Known.COMMITTED
         assert begin(ledger, ONE) > batch
 
 
 def test_what_was_settled_is_asked_for_again_where_its_note_is_lost(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path / "state")
     batch = begin(ledger, ONE)
-    ledger.settle("orders", batch, [ONE], is_committed=True)
+    ledger.settle(batch, [ONE], is_committed=True)
     ledger._lock_file.close()  # as the end of its process does
 
     with open_ledger(tmp_path / "state") as again:

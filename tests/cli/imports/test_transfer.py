@@ -70,7 +70,7 @@ class Services:
 
     def claim(self) -> Known:
         """Return what the state file knows of the message."""
-        return self.ledger.claim("orders", read_delivery(message(), is_fifo=False).identity)
+        return self.ledger.claim(read_delivery(message(), "orders").identity)
 
 
 @pytest.fixture

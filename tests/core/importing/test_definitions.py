@@ -73,6 +73,7 @@ def test_dead_letter_queues_come_before_those_that_name_them() -> None:
 
     assert [queue.name for queue in planned] == ["d", "b", "a", "c"]
     assert all(not queue.later for queue in planned)
+    assert [queue.dead_letter_queue for queue in planned] == [None, "d", "b", "b"]
     assert json.loads(planned[2].attributes["RedrivePolicy"]) == {
         "deadLetterTargetArn": arn("b", here=True),
         "maxReceiveCount": 3,

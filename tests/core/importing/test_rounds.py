@@ -5,10 +5,50 @@ from __future__ import annotations
 from quaymaster.core.importing.rounds import PAUSE_MS, POLL_MS, Round, Rounds
 
 
-def rounds_of(*queues: str, workers: int = 2, idle_ms: int = 300_000) -> Rounds:
+def rounds_of(*queues: str, workers: int = 2, idle_ms: int = 300_000, **dead_letter_queues: str) -> Rounds:
     return Rounds(
-        ((name, name.endswith(".fifo")) for name in queues), workers=workers, idle_ms=idle_ms, now_ms=0
+        ((name, name.endswith(".fifo")) for name in queues),
+        workers=workers,
+        idle_ms=idle_ms,
+        now_ms=0,
+        dead_letter_queues=dead_letter_queues,
     )
+
+
+def test_a_dead_letter_queue_is_done_after_the_queues_that_name_it() -> None:
+    rounds = rounds_of("a", "dead", workers=9, idle_ms=0, a="dead")
+
+    rounds.take(0)
+    rounds.take(0)
+    assert rounds.give("dead", 0, 0)
+    assert not rounds.count("dead", 0, 0)
+    assert rounds.give("a", 0, 0)
+    assert rounds.count("a", 0, 0)
+
+    assert rounds.open == ["dead"]
+    assert rounds.take(PAUSE_MS) == Round("dead", 1_000)
+    assert rounds.give("dead", 0, PAUSE_MS)
+    assert rounds.count("dead", 0, PAUSE_MS)
+
+
+def test_in_a_circle_no_queue_waits_for_another() -> None:
+    rounds = rounds_of("a", "b", "c", workers=9, idle_ms=0, a="b", b="a", c="c")
+    for _ in "abc":
+        rounds.take(0)
+
+    for queue in "abc":
+        assert rounds.give(queue, 0, 0)
+        assert rounds.count(queue, 0, 0)
+
+
+def test_a_queue_in_front_of_a_circle_is_done_first() -> None:
+    rounds = rounds_of("a", "b", "c", workers=9, idle_ms=0, a="b", b="c", c="b")
+    for _ in "abc":
+        rounds.take(0)
+
+    for queue, is_done in (("b", False), ("a", True)):
+        assert rounds.give(queue, 0, 0)
+        assert rounds.count(queue, 0, 0) is is_done
 
 
 def test_workers_wait_at_a_queue_where_there_are_enough_of_them() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from quaymaster.cli.shared import options
 from quaymaster.cli.shared.connection import ServerConnection, find_connection
-from quaymaster.cli.shared.failures import CommandRefused, WrongUsage
+from quaymaster.cli.shared.failures import EXIT_INTERRUPTED, CommandRefused, WrongUsage
 from quaymaster.cli.shared.output import Bar, note, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -187,7 +187,11 @@ def _queues_with_messages(
                 f"{queue.name}: a log keeps its messages; read them there with Spark. They are not imported."
             )
             continue
-        queues.append(ImportedQueue(queue.name, source_urls[queue.name], here.queue_url(queue.name)))
+        queues.append(
+            ImportedQueue(
+                queue.name, source_urls[queue.name], here.queue_url(queue.name), queue.dead_letter_queue
+            )
+        )
     return queues
 
 
@@ -270,9 +274,9 @@ def _settle_batches(
             )
         else:
             is_committed = settle == "committed"
-        ledger.settle(batch.queue, batch.id, batch.identities, is_committed=is_committed)
+        ledger.settle(batch.id, batch.identities, is_committed=is_committed)
         if not is_committed:
-            ledger.release(batch.queue, batch.identities)
+            ledger.release(batch.identities)
 
 
 def _print_end(transfer: Transfer, given: ImportOptions) -> None:
@@ -292,5 +296,7 @@ def _print_end(transfer: Transfer, given: ImportOptions) -> None:
         if transfer.open_queues:
             note(f"Not done: {', '.join(transfer.open_queues)}. The next start resumes.")
         note(f"{transfer.imported} messages imported")
+    if transfer.open_queues:
+        raise typer.Exit(EXIT_INTERRUPTED)
     if refused:
         raise CommandRefused(f"{len(refused)} messages are refused here, and stay there.")

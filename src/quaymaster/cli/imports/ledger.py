@@ -26,14 +26,11 @@ VERSION = 1
 """To change the tables, raise it, and let `_prepare` bring a file of an older one up to it."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS queues (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS batches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, queue INTEGER NOT NULL, sink TEXT NOT NULL, begun_ms INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, sink TEXT NOT NULL, begun_ms INTEGER NOT NULL,
     identities BLOB NOT NULL, message_ids TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS committed (
-    queue INTEGER NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (queue, identity)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS committed (identity BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 """`batches` are those that are not settled; `identities` one behind the other, `message_ids` with spaces between."""
 
@@ -69,12 +66,11 @@ class Ledger:
         """
         self.path = path
         self._lock = threading.Lock()
-        self._held: set[tuple[int, bytes]] = set()
-        self._settled: dict[int, list[tuple[int, bytes]]] = {}
+        self._held: set[bytes] = set()
+        self._settled: dict[int, Sequence[bytes]] = {}
         """Batches whose end is not written yet, with their messages if they were committed."""
-        self._recent: set[tuple[int, bytes]] = set()
+        self._recent: set[bytes] = set()
         """The messages of those."""
-        self._queues: dict[str, int] = {}
         self._lock_file = _locked(path)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -93,34 +89,29 @@ class Ledger:
         with self._lock, contextlib.closing(self._database), self._lock_file:
             self._write_settled()
 
-    def claim(self, queue: str, identity: bytes) -> Known:
+    def claim(self, identity: bytes) -> Known:
         """Tell what is known of a message; a new one is held from now on."""
         with self._lock:
-            key = self._number(queue), identity
-            if key in self._held:
+            if identity in self._held:
                 return Known.HELD
-            if key in self._recent:
+            if identity in self._recent:
                 return Known.COMMITTED
-            if self._database.execute(
-                "SELECT 1 FROM committed WHERE queue = ? AND identity = ?", key
-            ).fetchone():
+            if self._database.execute("SELECT 1 FROM committed WHERE identity = ?", (identity,)).fetchone():
                 return Known.COMMITTED
-            self._held.add(key)
+            self._held.add(identity)
             return Known.NEW
 
-    def release(self, queue: str, identities: Sequence[bytes]) -> None:
+    def release(self, identities: Sequence[bytes]) -> None:
         """Let messages that were not committed be taken again."""
         with self._lock:
-            number = self._number(queue)
-            self._held.difference_update((number, identity) for identity in identities)
+            self._held.difference_update(identities)
 
     def begin(
         self, queue: str, sink: str, identities: Sequence[bytes], message_ids: Sequence[str], now_ms: int
     ) -> int:
         """Note on the disk that these messages are about to be committed; return the number of their batch."""
         with self._lock:
-            number = self._number(queue)
-            row = (number, sink, now_ms, b"".join(identities), " ".join(message_ids))
+            row = (queue, sink, now_ms, b"".join(identities), " ".join(message_ids))
             self._database.execute("BEGIN IMMEDIATE")
             self._write_settled_rows()
             done = self._database.execute(
@@ -132,15 +123,13 @@ class Ledger:
             assert done.lastrowid is not None, "a row that was inserted has a number"
             return done.lastrowid
 
-    def settle(self, queue: str, batch: int, identities: Sequence[bytes], *, is_committed: bool) -> None:
+    def settle(self, batch: int, identities: Sequence[bytes], *, is_committed: bool) -> None:
         """Say what became of a batch. Messages that were not committed stay held until they are released."""
         with self._lock:
-            number = self._number(queue)
-            keys = [(number, identity) for identity in identities]
             if is_committed:
-                self._settled[batch] = keys
-                self._recent.update(keys)
-                self._held.difference_update(keys)
+                self._settled[batch] = identities
+                self._recent.update(identities)
+                self._held.difference_update(identities)
             else:
                 self._settled[batch] = []
 
@@ -148,16 +137,15 @@ class Ledger:
         """Return the batches that an earlier import did not settle; their messages are held until they are."""
         with self._lock:
             rows = self._database.execute(
-                "SELECT batches.id, queue, name, sink, begun_ms, identities, message_ids "
-                "FROM batches JOIN queues ON queues.id = queue ORDER BY batches.id"
+                "SELECT id, queue, sink, begun_ms, identities, message_ids FROM batches ORDER BY id"
             ).fetchall()
             found = []
-            for batch, number, name, sink, begun_ms, joined, message_ids in rows:
+            for batch, queue, sink, begun_ms, joined, message_ids in rows:
                 identities = [
                     joined[at : at + IDENTITY_BYTES] for at in range(0, len(joined), IDENTITY_BYTES)
                 ]
-                self._held.update((number, identity) for identity in identities)
-                found.append(UnsettledBatch(batch, name, sink, begun_ms, identities, message_ids.split(" ")))
+                self._held.update(identities)
+                found.append(UnsettledBatch(batch, queue, sink, begun_ms, identities, message_ids.split(" ")))
             return found
 
     def committed(self) -> int:
@@ -165,14 +153,6 @@ class Ledger:
         with self._lock:
             (count,) = self._database.execute("SELECT count(*) FROM committed").fetchone()
             return int(count) + len(self._recent)
-
-    def _number(self, queue: str) -> int:
-        number = self._queues.get(queue)
-        if number is None:
-            self._database.execute("INSERT OR IGNORE INTO queues (name) VALUES (?)", (queue,))
-            (number,) = self._database.execute("SELECT id FROM queues WHERE name = ?", (queue,)).fetchone()
-            self._queues[queue] = number
-        return number
 
     def _write_settled(self) -> None:
         self._database.execute("BEGIN IMMEDIATE")
@@ -185,10 +165,9 @@ class Ledger:
         self._recent.clear()
 
     def _write_settled_rows(self) -> None:
-        for batch, keys in self._settled.items():
-            self._database.executemany(
-                "INSERT OR IGNORE INTO committed (queue, identity) VALUES (?, ?)", keys
-            )
+        for batch, identities in self._settled.items():
+            rows = [(identity,) for identity in identities]
+            self._database.executemany("INSERT OR IGNORE INTO committed (identity) VALUES (?)", rows)
             self._database.execute("DELETE FROM batches WHERE id = ?", (batch,))
 
     def _prepare(self, source: str, target: str) -> None:

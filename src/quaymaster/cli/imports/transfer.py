@@ -21,13 +21,13 @@ from quaymaster.cli.imports.ledger import Known, Ledger
 from quaymaster.cli.shared.client import SQSClient
 from quaymaster.cli.shared.connection import ServerConnection
 from quaymaster.cli.shared.failures import CommandRefused, NoServer
-from quaymaster.core.importing.messages import DeliveredMessage, MessageIsDamaged, read_delivery
+from quaymaster.core.importing.messages import DeliveredMessage, read_deliveries, split_batch
 from quaymaster.core.importing.rounds import Rounds
 from quaymaster.core.values.queue_names import is_fifo_name
 
 BATCH_MESSAGES: Final = 200
 BATCH_BYTES: Final = 1_000_000
-"""A batch is closed by the message that makes it as large; one StageMessages takes twice as much."""
+"""What comes with one receive may make it larger: it is committed in parts then."""
 GATHERED_MS: Final = 5_000
 """So long a batch is added to."""
 VISIBILITY_S: Final = 300
@@ -48,6 +48,7 @@ class ImportedQueue(NamedTuple):
     name: str
     source_url: str
     target_url: str
+    dead_letter_queue: str | None = None
 
 
 class RefusedMessage(NamedTuple):
@@ -96,6 +97,9 @@ class Transfer:
             workers=workers,
             idle_ms=int(idle_s * 1000),
             now_ms=_now_ms(),
+            dead_letter_queues={
+                queue.name: queue.dead_letter_queue for queue in queues if queue.dead_letter_queue is not None
+            },
         )
         self.imported = 0
         self.deleted_again = 0
@@ -210,7 +214,7 @@ class _Worker:
                 first_ms = _now_ms()
             before = len(batch) + len(known)
             for message in self._receive(queue, 0 if before else wait_ms):
-                found = self._ledger.claim(queue.name, message.identity)
+                found = self._ledger.claim(message.identity)
                 if found is Known.NEW:
                     batch.append(message)
                     size_bytes += message.size_bytes
@@ -222,8 +226,8 @@ class _Worker:
             self._delete(queue, known)
             self._transfer.note(deleted_again=len(known))
         # Nothing was received before this time, and all of it is hidden until VISIBILITY_S after it.
-        moved = self._move(queue, batch, first_ms + VISIBILITY_S * 1000 - MARGIN_MS) if batch else 0
-        return moved + len(known)
+        until_ms = first_ms + VISIBILITY_S * 1000 - MARGIN_MS
+        return sum(self._move(queue, part, until_ms) for part in split_batch(batch)) + len(known)
 
     def count(self, queue: ImportedQueue) -> int:
         """Return how many messages a queue has there, in whatever state, that can be moved."""
@@ -258,11 +262,7 @@ class _Worker:
             except NoServer:
                 pass
             else:
-                return [
-                    message
-                    for each in answer.get("Messages") or []
-                    if (message := _read(each, is_fifo=is_fifo_name(queue.name))) is not None
-                ]
+                return read_deliveries(answer.get("Messages") or [], queue.name)
             self._transfer.pause(attempt)
             attempt += 1
 
@@ -294,7 +294,7 @@ class _Worker:
             try:
                 refused = self._commit(queue, batch, until_ms)
             except (_TooLate, CommandRefused) as error:
-                self._ledger.release(queue.name, [message.identity for message in batch])
+                self._ledger.release([message.identity for message in batch])
                 if isinstance(error, _TooLate):
                     return 0
                 raise
@@ -342,16 +342,16 @@ class _Worker:
                     raise NoServer(
                         "The server staged messages, and did not commit them: it is of an older version."
                     )
-                self._ledger.settle(queue.name, number, identities, is_committed=True)
+                self._ledger.settle(number, identities, is_committed=True)
                 return None
             self._transfer.pause(attempt)
             attempt += 1
         if not is_known and close_batch(
             self._target, queue.target_url, self._sink, number, self._transfer.pause
         ):
-            self._ledger.settle(queue.name, number, identities, is_committed=True)
+            self._ledger.settle(number, identities, is_committed=True)
             return None
-        self._ledger.settle(queue.name, number, identities, is_committed=False)
+        self._ledger.settle(number, identities, is_committed=False)
         if failure is not None:
             raise failure
         assert refused is not None, "a batch that is not here was late, or refused"
@@ -388,13 +388,6 @@ def close_batch(
                 raise
         pause(attempt)
         attempt += 1
-
-
-def _read(message: dict[str, Any], *, is_fifo: bool) -> DeliveredMessage | None:
-    try:
-        return read_delivery(message, is_fifo=is_fifo)
-    except MessageIsDamaged:
-        return None  # it comes again, whole
 
 
 def _refused_message(error: CommandRefused, count: int) -> tuple[int, str] | None:

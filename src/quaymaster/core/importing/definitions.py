@@ -75,6 +75,12 @@ class PlannedQueue(NamedTuple):
     is_there: bool
     differences: list[Difference]
 
+    @property
+    def dead_letter_queue(self) -> str | None:
+        """The name of its dead-letter queue, if it has one."""
+        policy = REDRIVE_POLICY.of({**self.attributes, **self.later})
+        return None if policy is None else policy.target.name
+
     def changes(self) -> dict[str, str]:
         """Return attributes that would make a queue that is there as it is to be, but for those that stay."""
         wanted = {**self.attributes, **self.later}

@@ -4,12 +4,13 @@
       ▲                                                                    │
       └────────────────────── a message came, or is counted ───────────────┘
 
-A FIFO queue has one worker at a time: its messages go on in the order in which they came.
+A FIFO queue has one worker at a time: its messages go on in the order in which they came. A dead-letter queue is done
+after those that it takes messages of: to receive from them may bring it some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 POLL_MS: Final = 10_000
@@ -40,9 +41,16 @@ class Rounds:
     """The queues of an import that are not done. Times are of one clock that never goes back."""
 
     def __init__(
-        self, queues: Iterable[tuple[str, bool]], *, workers: int, idle_ms: int, now_ms: int
+        self,
+        queues: Iterable[tuple[str, bool]],
+        *,
+        workers: int,
+        idle_ms: int,
+        now_ms: int,
+        dead_letter_queues: Mapping[str, str] | None = None,
     ) -> None:
-        """`queues` are names, and whether they are FIFO queues."""
+        """`queues` are names, and whether they are FIFO queues; `dead_letter_queues` by queue."""
+        self._feeders = _feeders_of(dead_letter_queues or {})
         self._states = {name: _State(is_fifo=is_fifo, now_ms=now_ms) for name, is_fifo in queues}
         self._workers = workers
         self._idle_ms = idle_ms
@@ -95,6 +103,9 @@ class Rounds:
             self._open(state, now_ms)
             state.next_ms = now_ms + PAUSE_MS
             return False
+        if not self._feeders.get(queue, set()).isdisjoint(self._states):
+            state.next_ms = now_ms + PAUSE_MS
+            return False
         state.is_closing = True
         if state.workers:
             return False  # they may have received something
@@ -106,3 +117,16 @@ class Rounds:
         state.is_closing = False
         state.quiet_since_ms = now_ms
         state.next_ms = now_ms
+
+
+def _feeders_of(dead_letter_queues: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return which queues must be done before a dead-letter queue: those that name it, but for circles."""
+    feeders: dict[str, set[str]] = {}
+    for queue, target in dead_letter_queues.items():
+        reached, name = {queue}, target
+        while name not in reached and name in dead_letter_queues:
+            reached.add(name)
+            name = dead_letter_queues[name]
+        if name != queue:
+            feeders.setdefault(target, set()).add(queue)
+    return feeders
