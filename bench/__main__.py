@@ -3,8 +3,8 @@
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | tls_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
         frontend_cost | cell | claims | commit_turns | pipeline | engines | fleet | freshness | laptop | verify |
-        close | completions | importing | invoices | limit_fairness | limit_shares | partitions | workers |
-        console | alert_pass [its options]
+        close | completions | importing | invoices | limit_fairness | limit_shares | partitions | push |
+        workers | console | alert_pass [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -43,6 +43,7 @@ from bench import (
     overload,
     partitions,
     pipeline,
+    push,
     report,
     rpc_cost,
     serve_cost,
@@ -63,6 +64,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "overload": overload.main,
     "depth": depth.main,
     "claims": claims.main,
+    "push": push.main,
     "broker_depth": broker_depth.main,
     "width": width.main,
     "rpc_cost": rpc_cost.main,
