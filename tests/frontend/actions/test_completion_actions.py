@@ -12,6 +12,8 @@ import pytest
 from frontend.support import Answer, Service, serving, serving_recorded
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import NotLeader
+from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.frontend.actions.queue_actions import check_has_no_outputs
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.taken_rows import CELLS
 from quaymaster.protocol.actions.completion_rules import COMPLETES
@@ -393,3 +395,24 @@ def test_queue_is_not_deleted_while_messages_that_it_sent_are_under_way() -> Non
             assert "2 messages that completions sent" in refused.json["message"]
 
     asyncio.run(scenario())
+
+
+def test_partitions_that_are_drained_or_do_not_answer_keep_no_queue_from_being_deleted() -> None:
+    table = (
+        PartitionPlacement(0, 1, "drained"),
+        PartitionPlacement(1, 1, "closed"),
+        PartitionPlacement(2, 1, "open"),
+    )
+    definition = QueueDefinition(7, "0", "q", "active", 1, 0, 0, {}, {}, 0, table)
+    asked: list[int] = []
+
+    async def ask(command: commands.Command) -> object:
+        assert isinstance(command, commands.AskPartition)
+        asked.append(command.partition)
+        if command.partition == 1:
+            raise NotLeader("")
+        return commands.PartitionOutcome(None, True, 0, 0, 0, 1)
+
+    asyncio.run(check_has_no_outputs(ask, definition))
+
+    assert asked == [1, 2]

@@ -7,7 +7,7 @@ answers when metadata and journal are both durable; the broker knows what is in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from quaymaster.core.values.attributes import (
 )
 from quaymaster.core.values.commands import (
     AskPartition,
+    Command,
     CountMessages,
     PartitionOutcome,
     Purge,
@@ -138,7 +139,7 @@ class QueueActions:
                 'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
                 f"Use `quaymaster queue delete {definition.name}` on the server."
             )
-        await _check_has_no_outputs(call, definition)
+        await check_has_no_outputs(call.calls.ask, definition)
         await self._queues.change(
             DeleteQueue(definition.account_id, definition.name, queue_id=definition.queue_id)
         )
@@ -300,15 +301,20 @@ def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | No
     return name in definition.attributes or not SETTABLE[name].is_ours
 
 
-async def _check_has_no_outputs(call: Call, definition: QueueDefinition) -> None:
+async def check_has_no_outputs(
+    ask: Callable[[Command], Awaitable[object]], definition: QueueDefinition
+) -> None:
     """Raise NotNow while messages that completions sent from a queue are under way, as far as brokers answer.
 
-    Its journals see to it again; but by then nobody finds the queue any more, who would ask once more.
+    Its journals see to it again; but by then nobody finds the queue any more, who would ask once more. A partition was
+    drained when it had none; or it was given up, and its journal does not answer.
     """
     outputs = 0
     for entry in definition.partitions:
+        if entry.state == "drained":
+            continue
         with suppress(NotNow, QueueDoesNotExist):
-            outcome = await call.calls.ask(AskPartition(definition.queue_id, entry.number))
+            outcome = await ask(AskPartition(definition.queue_id, entry.number))
             assert isinstance(outcome, PartitionOutcome), "an AskPartition is answered by a PartitionOutcome"
             outputs += outcome.outputs
     if outputs:
