@@ -185,6 +185,15 @@ def test_what_is_not_known_here_is_left_out_and_told() -> None:
     }
 
 
+def test_a_longer_window_of_a_fifo_queue_is_for_after_the_import() -> None:
+    longer = plan_one(found("a.fifo", FifoQueue="true", DeduplicationWindowSeconds="3600"))
+    usual = plan_one(found("a.fifo", FifoQueue="true", DeduplicationWindowSeconds="300"))
+
+    assert longer.attributes == {"FifoQueue": "true"}
+    assert [what for what, _ in of_kind(longer, "left out")] == ["DeduplicationWindowSeconds"]
+    assert usual.attributes == {"FifoQueue": "true", "DeduplicationWindowSeconds": "300"}
+
+
 def test_a_key_of_the_other_service_is_noted() -> None:
     planned = plan_one(found("a", KmsMasterKeyId="alias/aws/sqs", SqsManagedSseEnabled="false"))
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from quaymaster.core.values.attribute_rules import create_attributes
 from quaymaster.core.values.attributes import (
     COMPUTED,
+    DEDUPLICATION_WINDOW,
     KMS_KEY,
     POLICY,
     QUEUE_ARN,
@@ -24,7 +25,7 @@ from quaymaster.core.values.attributes import (
     SETTABLE,
 )
 from quaymaster.core.values.errors import CallerError
-from quaymaster.core.values.queue_names import QueueArn, parse_queue_arn
+from quaymaster.core.values.queue_names import QueueArn, is_fifo_name, parse_queue_arn
 
 PUSH_PREFIX: Final = "Push"
 """What a queue is pushed to is not taken over: both services would call it."""
@@ -166,6 +167,10 @@ def _plan(
             if target.target.name not in made:
                 later[name] = parsed
                 continue
+        if name == DEDUPLICATION_WINDOW.name and is_fifo_name(queue.name) and parsed != attribute.default:
+            reason = "Set it after the import: with a longer window, messages with deduplication ids are not staged."
+            differences.append(Difference(queue.name, "left out", name, text, reason=reason))
+            continue
         if name == KMS_KEY.name:
             reason = "Where this service has `kms`, messages depend on that key, which must be known here."
             differences.append(Difference(queue.name, "note", name, text, parsed, reason))
