@@ -25,8 +25,11 @@ SPELLED_BESIDES = {
     # What the errors of these policies name.
     "quaymaster/core/values/policies.py": {"RedriveAllowPolicy", "RedrivePolicy"},
     # Parameters of messages, which are called like the attributes that they stand in for.
+    "pyspark_quaymaster/client.py": {"VisibilityTimeout"},
     "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
+    "quaymaster/cli/imports/transfer.py": {"VisibilityTimeout"},
     "quaymaster/cli/queues/message.py": {"DelaySeconds", "VisibilityTimeout"},
+    "quaymaster/core/importing/messages.py": {"DelaySeconds"},
     "quaymaster/protocol/actions/claim_rules.py": {"VisibilityTimeout"},
     "quaymaster/protocol/actions/message_rules.py": {"DelaySeconds"},
     "quaymaster/push/sqs_consumer.py": {"VisibilityTimeout"},

@@ -179,10 +179,11 @@ def _queues_with_messages(
     here: SQSClient, planned: list[PlannedQueue], source_urls: dict[str, str]
 ) -> list[ImportedQueue]:
     from quaymaster.cli.imports.transfer import ImportedQueue
+    from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 
     queues: list[ImportedQueue] = []
     for queue in planned:
-        if queue.attributes.get("RetentionMode") == "Log":
+        if RETENTION_MODE.of(queue.attributes) == LOG:
             note(
                 f"{queue.name}: a log keeps its messages; read them there with Spark. They are not imported."
             )

@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quaymaster.core.values.attribute_rules import create_attributes
 from quaymaster.core.values.attributes import (
     COMPUTED,
     DEDUPLICATION_WINDOW,
     KMS_KEY,
+    LOG,
     POLICY,
+    PUSH_PREFIX,
     QUEUE_ARN,
     REDRIVE_ALLOW_POLICY,
     REDRIVE_POLICY,
+    RETENTION_MODE,
     SETTABLE,
 )
 from quaymaster.core.values.errors import CallerError
 from quaymaster.core.values.queue_names import QueueArn, is_fifo_name, parse_queue_arn
 
-PUSH_PREFIX: Final = "Push"
-"""What a queue is pushed to is not taken over: both services would call it."""
 DifferenceKind = Literal["missing", "differs", "left out", "refused", "note"]
 
 
@@ -138,7 +139,7 @@ def _plan(
     later: dict[str, str] = {}
     there = queue.arn
     source = Home(there.region, there.account_id) if there is not None else home
-    is_log = queue.attributes.get("RetentionMode") == "Log"
+    is_log = RETENTION_MODE.of(queue.attributes) == LOG
     for name, text in sorted(queue.attributes.items()):
         if name in COMPUTED or text == "":
             continue
