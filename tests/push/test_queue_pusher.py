@@ -539,3 +539,24 @@ def test_thousands_that_wait_for_room_are_woken_a_few_at_a_time_in_their_turn() 
     room.change(-1)
 
     assert woken == [0, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_pusher_that_was_stopped_does_not_change_for_how_long_another_has_the_message() -> None:
+    async def scenario() -> None:
+        queue, endpoint = ModelQueue(), ModelEndpoint(lambda call: ModelAnswer(500), takes_s=40)
+        queue.send(None)
+        consumer = ModelConsumer(queue)
+        pusher = QueuePusher(define(), PLAN, parts_of(consumer, endpoint))
+        pusher.start()
+        await until(lambda: endpoint.calls)
+        await asyncio.sleep(
+            PLAN.timeout_ms / 1_000 + 6
+        )  # longer than the client would wait: the process stood still
+        (message,) = queue.receive(1, 600_000)
+        until_ms = message.hidden_until_ms
+        await until(lambda: not endpoint.under_way)
+        await pusher.stop()
+
+        assert message.hidden_until_ms == until_ms
+
+    run(scenario())

@@ -8,7 +8,7 @@ part of a batch or want a pause, answers of the broker that are lost, and pusher
 or cut off from the store. In the end all is healed.
 
     U1    each message is called and deleted, or dead; no message was received that was not tried, but for faults
-    U2    no call begins after an acknowledged deletion of its message
+    U2    no call begins after an acknowledged deletion of its message by the delivery that had it
     U3    a FIFO group has one call at a time, but for pushers whose time is over, and in order
     U4    healed, each queue is owned by one pusher within 5 s
 
@@ -67,6 +67,8 @@ OWNED_S: Final = 5.0
 PUSHERS: Final = 3
 LOST: Final = 0.05
 """Of the broker's answers."""
+STOPPED: Final = 0.02
+"""Of receives: their pusher is stopped before it calls."""
 
 
 # Planted bugs
@@ -126,7 +128,7 @@ BUGS: Final[Mapping[str, type[QueueFlow]]] = {
 CAUGHT_BY: Final[Mapping[str, int]] = {
     "receives-untried": 0,
     "next-before-deleted": 0,
-    "begins-late": 1,
+    "begins-late": 0,
     "deletes-unasked": 0,
 }
 """For each planted bug a seed that catches it."""
@@ -169,7 +171,7 @@ class CheckedQueue:
     taken: set[int] = field(default_factory=set)
     """Messages that the endpoint took."""
     acknowledged: set[int] = field(default_factory=set)
-    """Messages whose deletion some pusher was told of."""
+    """Messages whose deletion some pusher was told of, while no other one had them."""
     most_calls: int = 0
 
 
@@ -220,7 +222,7 @@ class Consumer(ModelConsumer):
 
     async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
         checked, asked_ms = self._queues[queue.queue_id], now_ms()
-        await self._way()
+        await self._way_there()
         found = checked.model.receive(count, hidden_ms)
         received = [Received(self._pusher, message) for message in found]
         checked.untried += received
@@ -229,7 +231,8 @@ class Consumer(ModelConsumer):
             self._pusher.world.excuse(checked, received)
         if is_lost:
             raise Timeout
-        await self._way()
+        self._pusher.world.may_stop(self._pusher)
+        await self._way_back()
         return [
             PushedMessage(
                 f"m{one.number}", f"m{one.number}", "handle", "body", "md5", 0, one.count, one.group
@@ -239,7 +242,7 @@ class Consumer(ModelConsumer):
 
     async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:
         checked = self._queues[queue.queue_id]
-        await self._way()
+        await self._way_there()
         if self._loses():
             raise Timeout
         deleted: list[int] = []
@@ -247,33 +250,43 @@ class Consumer(ModelConsumer):
             number = number_of(message)
             if checked.model.is_current(number, message.delivery_count):
                 checked.model.messages[number].is_deleted = True
-                deleted.append(number)
+                # One that is late may cross with the receive of another pusher.
+                if checked.model.messages[number].count == message.delivery_count:
+                    deleted.append(number)
         checked.model.on_change.set()
         if self._loses():
             raise Timeout
-        await self._way()
+        await self._way_back()
         checked.acknowledged.update(deleted)
         return Deleted(len(messages), len(messages) - len(deleted))
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
     ) -> None:
-        await self._way()
+        await self._way_there()
         if self._loses():
             raise Timeout
         await ModelConsumer(self._queues[queue.queue_id].model).hide(queue, messages, timeouts_ms)
 
     async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool:
-        await self._way()
+        await self._way_there()
         watching = ModelConsumer(self._queues[queue.queue_id].model)
         found = await watching.wait(queue, wait_ms)
         await self._pusher.gate()
         return found
 
-    async def _way(self) -> None:
-        rng = self._pusher.world.rng
-        await asyncio.sleep(rng.uniform(0.0005, 0.03) if rng.random() < 0.9 else rng.uniform(0.05, 1))
+    async def _way_there(self) -> None:
+        """A command was sent: it arrives whatever becomes of its process."""
         await self._pusher.gate()
+        await self._pause()
+
+    async def _way_back(self) -> None:
+        await self._pause()
+        await self._pusher.gate()
+
+    async def _pause(self) -> None:
+        rng = self._pusher.world.rng
+        await asyncio.sleep(rng.uniform(0.0005, 0.03) if rng.random() < 0.9 else rng.uniform(0.05, 0.4))
 
     def _loses(self) -> bool:
         world = self._pusher.world
@@ -426,6 +439,7 @@ class World:
         self.by_url: dict[str, CheckedQueue] = {}
         self.endpoints: dict[int, Endpoint] = {}
         self.pushers: list[Pusher] = []
+        self.stopping: list[asyncio.Task[None]] = []
         self.calls = 0
         self.kills = 0
         self.violation: Violation | None = None
@@ -452,7 +466,6 @@ class World:
         self.pushers = [Pusher(self, f"p{next(names)}") for _ in range(PUSHERS)]
         loop = asyncio.get_running_loop()
         sending = asyncio.ensure_future(self._send())
-        stopping: list[asyncio.Task[None]] = []
         while loop.time() < FAULTS_S and self.violation is None:
             await asyncio.sleep(self.rng.expovariate(1 / 3))
             self._change_moods()
@@ -464,12 +477,13 @@ class World:
                     await pusher.kill()
                     self.pushers[at] = Pusher(self, f"p{next(names)}")
                 case "stop" if pusher.runs.is_set():
-                    stopping.append(asyncio.create_task(pusher.stop_for(self.rng.uniform(0.5, 15))))
+                    self._stop(pusher, self.rng.uniform(0.5, 15))
                 case "cut off":
                     pusher.is_cut_off = not pusher.is_cut_off
                 case _:
                     pass
-        await asyncio.gather(sending, *stopping)
+        self.is_faulty = False
+        await asyncio.gather(sending, *self.stopping)
         await self._heal()
         for pusher in self.pushers:
             await pusher.engine.stop(1.0)
@@ -511,7 +525,6 @@ class World:
             endpoint.mood = "gone" if self.rng.random() < 0.005 else self.rng.choice(moods)
 
     async def _heal(self) -> None:
-        self.is_faulty = False
         for endpoint in self.endpoints.values():
             endpoint.mood = "works"
         for pusher in self.pushers:
@@ -531,6 +544,14 @@ class World:
         return all(
             sum(pusher.owners.owns(queue_id) for pusher in self.pushers) == 1 for queue_id in self.queues
         )
+
+    def may_stop(self, pusher: Pusher) -> None:
+        """A pusher has received: it may be stopped before it calls, for longer than its messages are hidden."""
+        if self.is_faulty and pusher.runs.is_set() and self.rng.random() < STOPPED:
+            self._stop(pusher, self.rng.uniform(5, 15))
+
+    def _stop(self, pusher: Pusher, stopped_s: float) -> None:
+        self.stopping.append(asyncio.create_task(pusher.stop_for(stopped_s)))
 
     # What is checked
 

@@ -47,6 +47,8 @@ VERIFY_MS_MIN: Final = 1_000
 VERIFY_MS_MAX: Final = 60_000
 """An endpoint that does not want calls is asked again after so long; doubled each time."""
 DELETE_AGAIN_MS: Final = 200
+HIDES_BEFORE_MS: Final = 500
+"""Messages are hidden for their back-off only while they are certainly this pusher's, and that reaches the broker."""
 
 T = TypeVar("T")
 
@@ -289,7 +291,8 @@ class QueuePusher:
     async def _carry_out(self, call: PushCall, settlement: Settlement) -> Deleted:
         """Delete what was taken, hide the rest."""
         parts, queue = self._parts, self._queue
-        if settlement.hidden:
+        # Later the messages may be with another pusher, whose time a standard queue's broker would change.
+        if settlement.hidden and parts.now_ms() < call.hidden_until_ms - HIDES_BEFORE_MS:
             messages = [call.messages[at] for at, _ in settlement.hidden]
             with suppress(NotNow, CallerError):  # they come back when their time is over
                 await parts.consumer.hide(queue, messages, [hidden_ms for _, hidden_ms in settlement.hidden])
