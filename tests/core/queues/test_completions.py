@@ -25,6 +25,7 @@ from quaymaster.core.queues import completions
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
 from quaymaster.core.queues.completions import GONE, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.structures.id_limits import IdLimits
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.commands import (
     AskPartition,
@@ -49,10 +50,12 @@ from quaymaster.core.values.commands import (
     Receipt,
     Receive,
     Send,
+    SendResult,
+    SentOutcome,
     SetQueue,
     TakenOutcome,
 )
-from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
+from quaymaster.core.values.errors import InvalidParameterValue, NotNow, Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of, prefix_bytes
 from quaymaster.core.values.partition_tables import split_ranges, with_children, with_children_open
@@ -353,6 +356,47 @@ def test_later_send_finds_an_output_by_its_deduplication_id() -> None:
     host.ask(Send(STEPS, 0, [message(3, group=LOW, dedup=identity(2))]))
 
     assert numbers_in(host, STEPS) == [2]
+
+
+def with_a_long_window(dedup_ids_max: int) -> Host:
+    limits = IdLimits(dedup_ids_max=dedup_ids_max)
+    host = Host(states=QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS, id_limits=limits))
+    host.ask(SetQueue(queue(A, "a")))
+    host.ask(SetQueue(queue(STEPS, "steps.fifo", attributes={"DeduplicationWindowSeconds": "3600"})))
+    host.ask(Send(A, 0, [message(number) for number in (1, 2)]))
+    return host
+
+
+def test_output_is_known_for_the_whole_window_of_its_queue() -> None:
+    host = with_a_long_window(100)
+    decided(host, received(host, A), output(message(3), B), to_steps(2, HERE))
+    carry(host, host, partition_key(STEPS, 0))
+    restored = replay(host.batches)
+    assert restored.state_hash(host.now_ms) == host.states.state_hash(host.now_ms)
+    host.now_ms += 3_000_000
+
+    again = host.ask(Send(STEPS, 0, [message(3, group=LOW, dedup=identity(2))]))
+
+    assert isinstance(again, SentOutcome)
+    assert again.results == [SendResult(1, message(2).message_id, duplicate=True)]
+    assert numbers_in(host, STEPS) == [2]
+
+
+def test_outputs_wait_while_their_queue_keeps_as_many_ids_as_it_may() -> None:
+    host = with_a_long_window(1)
+    host.ask(Send(STEPS, 0, [message(9, group=LOW, dedup=identity(9))]))
+    decided(host, received(host, A), to_steps(9, HERE), to_steps(2, HERE))
+    command = sent_for(host, partition_key(STEPS, 0))
+    end = host.replica.end_offset
+
+    with pytest.raises(Overloaded, match="as many deduplication ids"):
+        take(host, command)
+    assert host.replica.end_offset == end
+    host.now_ms += 3_700_000
+    carry(host, host, partition_key(STEPS, 0))
+
+    assert under_way(host) == 0
+    assert host.partition(STEPS).ids.find(identity(2), None, host.now_ms) is not None
 
 
 @pytest.mark.parametrize(

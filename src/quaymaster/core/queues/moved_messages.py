@@ -38,9 +38,10 @@ from quaymaster.core.queues.applied_queues import (
 )
 from quaymaster.core.queues.completions import record_of_output
 from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.kept_ids import KeptMessage
 from quaymaster.core.values.commands import MoveBegun, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
-from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.messages import encode_moved, prefix_bytes, split_prefix
+from quaymaster.core.values.errors import NotNow, Overloaded
+from quaymaster.core.values.messages import encode_moved, message_id_of, prefix_bytes, split_prefix
 from quaymaster.core.values.partition_tables import taking
 from quaymaster.core.values.queue_definitions import KEY_MAX, PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
@@ -255,11 +256,13 @@ def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal)
     """Take what is new of the messages that leave a partition; its answer rests on all that was decided.
 
     A sealed partition takes none of them. That it does not needs no record: it never will. An output that is stored
-    already is passed over, also there.
+    already is passed over, also there. Raises Overloaded, and takes nothing, where deduplication ids of outputs would
+    be more than may be kept: outputs wait until there is room for them.
     """
     source_key = partition_key(command.source_queue_id, command.source_partition)
     known = target.moves.into.get(source_key) if target.moves is not None else None
     last = known.last if known is not None else 0
+    _check_room_for_ids(target, command, last, now_ms)
     withdrawn: list[int] = []
     duplicates: list[int] = []
     is_sealed = False
@@ -295,9 +298,23 @@ def take_in(target: Partition, command: MoveIn, now_ms: int, proposal: Proposal)
     return MoveInOutcome(withdrawn, is_sealed=is_sealed, duplicates=duplicates)
 
 
+def _check_room_for_ids(target: Partition, command: MoveIn, last: int, now_ms: int) -> None:
+    """Raise Overloaded if there is no room for one id; where there is, all outputs that came together have it."""
+    if target.is_sealed or not target.ids.keeps_messages:
+        return
+    for message in command.messages:
+        dedup = _dedup_of(message) if message.is_output and message.number > last else None
+        if dedup is not None and not target.ids.has_room([dedup], now_ms):
+            raise Overloaded("Outputs wait: their queue keeps as many deduplication ids as it may.")
+
+
+def _dedup_of(output: MovedMessage) -> bytes | None:
+    return split_prefix(output.flags, output.payload or b"")[1]
+
+
 def _is_stored(target: Partition, message: MovedMessage, now_ms: int) -> bool:
     """Return whether an output has the deduplication id of a message that is stored."""
-    dedup = split_prefix(message.flags, message.payload or b"")[1]
+    dedup = _dedup_of(message)
     return dedup is not None and target.ids.find(dedup, None, now_ms) is not None
 
 
@@ -312,7 +329,10 @@ def _store_output(target: Partition, message: MovedMessage, now_ms: int, proposa
     sequence, delay_ms = record.sequence, record.due_after_ms
     target.apply_send(sequence, offset, now_ms, delay_ms, own_delay, group)
     target.moved_in += 1
-    if dedup is not None:
+    if dedup is not None and target.ids.keeps_messages:
+        message_id = message_id_of(payload[prefix_bytes(record.flags & PREFIX_FLAGS) :])
+        target.ids.keep(dedup, KeptMessage(sequence, message_id), now_ms)
+    elif dedup is not None:
         target.ids.note(dedup, None, offset, now_ms)
     if target.sizes is not None:
         target.sizes.add(sequence, len(payload))
