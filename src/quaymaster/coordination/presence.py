@@ -105,6 +105,8 @@ class Presence:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        if not self._lease_id:
+            return  # it was never registered
         with contextlib.suppress(NotNow, TimeoutError):
             async with asyncio.timeout(self._lease_ms / 10_000):
                 await self._store.revoke_lease(self._lease_id)

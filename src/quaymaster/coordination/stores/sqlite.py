@@ -244,6 +244,7 @@ class SQLiteCoordination(Coordination):
         await self._call(write, writes=True)
 
     async def revoke_lease(self, lease_id: int) -> None:
+        assert lease_id > 0, "0 stands for no lease: nearly all keys have it"
         await self._call(lambda connection: self._end_lease(connection, lease_id), writes=True)
 
     async def close(self) -> None:
