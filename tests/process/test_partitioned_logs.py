@@ -128,6 +128,24 @@ def test_a_log_that_is_split_and_merged_is_whole_for_each_group_and_for_readers_
         process.stop()
 
 
+def test_a_log_that_is_made_with_equal_partitions_is_consumed_and_read_whole(
+    process: QuaymasterProcess, connect: Connect
+) -> None:
+    sent = bodies(30)
+    with running(process):
+        client = connect(process)
+        client.create("log", RetentionMode="Log", ReplicationMode="Peers")
+        send_singly(client, "log", sent)
+
+        assert client.take_all("log@a") == sent
+        with log_client(process) as reader:
+            kept = read_whole(reader, reader.describe_log(reader.queue_url("log")))
+        assert sorted(kept) == [0, 1]
+        assert all(kept.values())
+        assert sorted(kept[0] + kept[1]) == sent
+        process.stop()
+
+
 def test_each_consumer_group_of_a_fifo_log_keeps_the_order_over_a_split(
     process: QuaymasterProcess, connect: Connect
 ) -> None:

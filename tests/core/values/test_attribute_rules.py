@@ -334,9 +334,8 @@ def test_what_is_not_there_is_refused_by_name(name: str, value: str, reason: str
 def test_only_standard_queues_have_equal_partitions() -> None:
     assert _create(ReplicationMode="Peers").has_peers
     assert not _create(ReplicationMode="Leader").has_peers
-    with pytest.raises(InvalidAttributeValue, match="Only a standard queue with RetentionMode=Delete"):
-        _create(ReplicationMode="Peers", RetentionMode="Log")
-    with pytest.raises(InvalidAttributeValue, match="Only a standard queue with RetentionMode=Delete"):
+    assert _create(ReplicationMode="Peers", RetentionMode="Log").has_peers
+    with pytest.raises(InvalidAttributeValue, match="Only a standard queue has equal partitions"):
         _create_fifo(ReplicationMode="Peers")
 
 

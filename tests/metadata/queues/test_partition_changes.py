@@ -157,6 +157,24 @@ def test_journals_of_new_partitions_know_the_consumer_groups_of_their_log_before
     with_orders(scenario, tmp_path, attributes={"RetentionMode": "Log"})
 
 
+def test_a_log_may_be_made_with_a_partition_in_each_journal_and_its_groups_are_in_all(tmp_path: Path) -> None:
+    async def scenario(table: Table) -> None:
+        queues = table.service.queues
+        attributes = {"RetentionMode": "Log", "ReplicationMode": "Peers"}
+        log = await queues.change(CreateQueue(ACCOUNT, "events", attributes))
+        group = await queues.change(CreateGroup(ACCOUNT, "events@a"))
+
+        assert sorted(entry.journal_id for entry in log.partitions) == [0, 1, 2]
+        for journal_id in (0, 1, 2):
+            assert table.journals.known(log.queue_id, journal_id) is not None
+            assert table.journals.known(group.queue_id, journal_id) is not None
+        table.service.registry.queues.options.cell_format.number = 7
+        with pytest.raises(UnsupportedOperation, match="ReplicationMode=Peers can be created once"):
+            await queues.change(CreateQueue(ACCOUNT, "later", attributes))
+
+    with_orders(scenario, tmp_path)
+
+
 def test_a_group_that_is_created_while_a_journal_has_not_heard_of_its_log_waits_for_that(
     tmp_path: Path,
 ) -> None:

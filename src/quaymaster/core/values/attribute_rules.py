@@ -138,10 +138,8 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
     _check_throughput(values)
     _settle_encryption(values, given)
     _check_log(values, given)
-    if REPLICATION_MODE.of(values) and (is_fifo or is_log):
-        raise InvalidAttributeValue.of(
-            REPLICATION_MODE.name, "Only a standard queue with RetentionMode=Delete has equal partitions."
-        )
+    if REPLICATION_MODE.of(values) and is_fifo:
+        raise InvalidAttributeValue.of(REPLICATION_MODE.name, "Only a standard queue has equal partitions.")
     _check_guarantee(values, given)
     _settle_window(values, given)
     _check_dead_letter_queue(queue, values, given)

@@ -95,7 +95,10 @@ class Creation:
         if RETENTION_MODE.of(attributes) == LOG:
             queues.options.cell_format.require(LOG_QUEUES, "Log-retained queues can be created")
         if REPLICATION_MODE.of(attributes):
-            queues.options.cell_format.require(PARTITIONS, "Queues with ReplicationMode=Peers can be created")
+            is_log = RETENTION_MODE.of(attributes) == LOG
+            queues.options.cell_format.require(
+                DELIVERY if is_log else PARTITIONS, "Queues with ReplicationMode=Peers can be created"
+            )
         require_delivery(attributes, queues.options.cell_format)
         if says_push(attributes):
             queues.options.cell_format.require(DELIVERY, "Queues can be pushed")
