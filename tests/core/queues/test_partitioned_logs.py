@@ -21,6 +21,7 @@ from quaymaster.core.values.commands import (
     Delete,
     EndMoves,
     ExpireMessages,
+    ForgetQueue,
     GroupsOutcome,
     LogBounds,
     LogBoundsOutcome,
@@ -211,6 +212,18 @@ def test_a_journal_that_has_no_partition_of_a_log_any_more_forgets_its_groups() 
 
     assert host.states.definitions == {}
     assert host.states.partitions == {}
+    assert_same(host, replayed(host))
+
+
+def test_a_group_that_is_deleted_leaves_those_beside_it() -> None:
+    host = host_of(log(), group(A, "log@a"), group(B, "log@b"))
+
+    host.ask(ForgetQueue(A))
+    split(host, HERE, HERE)
+    send(host, 1, 1)
+
+    assert A not in host.states.definitions
+    assert receive(host, B, 1) == [FIRST]
     assert_same(host, replayed(host))
 
 
