@@ -49,7 +49,7 @@ def test_one_idea_has_one_option() -> None:
 
 def test_every_command_but_daemons_prints_json() -> None:
     for words, command in commands():
-        is_daemon = words in ("serve", "edge run") or words.startswith("run ")
+        is_daemon = words in ("serve", "edge run", "forward") or words.startswith("run ")
         prints_file = words == "edge render host"
         has_json = any("--json" in option.opts for option in command.params)
         assert has_json != (is_daemon or prints_file), words

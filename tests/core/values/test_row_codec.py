@@ -35,7 +35,7 @@ def test_rows_are_a_version_and_their_fields_and_those_of_before_are_read() -> N
     ("data", "reason"),
     [
         (b"", "a row has no version; this program reads version 2"),
-        (b"\x03\x91\xa1a", "a row has version 3; .*newer Quaymaster"),
+        (b"\x03\x91\xa1a", "a row has version 3; .*version of Quaymaster that wrote it"),
         (b"\x02\xc1", "a row is damaged"),
         (b"\x02\x91\xa1\xff", "a row is damaged"),
         (b"\x02\x91\x01", "a row is damaged"),

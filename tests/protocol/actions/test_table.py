@@ -34,7 +34,9 @@ def test_an_action_on_messages_takes_no_task_and_one_of_management_is_controlled
     is_managed = action.plane in ("control", "unsigned", "monitoring") and action is not SCRAPE_ACTION
     assert is_managed == (action.category == "management")
     assert (action.plane == "monitoring") == (action.service == "monitoring") == (action.scope == "resources")
-    assert (action.plane == "bulk") == (action.service == "quaymaster" and action.completes == "nothing")
+    assert (action.plane == "bulk") == (
+        action.service == "quaymaster" and action.category == "data" and action.completes == "nothing"
+    )
 
 
 def test_one_action_is_for_clients_that_have_signed_nothing() -> None:

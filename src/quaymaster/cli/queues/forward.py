@@ -7,7 +7,6 @@ It needs the permissions of any consumer: GetQueueAttributes, ReceiveMessage, Ch
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import signal
@@ -113,6 +112,8 @@ def forward(
             ),
         },
     )
+    import asyncio
+
     note(f"Forwarding {name_of(url)} to {to.partition('?')[0]}. Ctrl-C ends it.")
     asyncio.run(
         _forward(
@@ -230,6 +231,8 @@ async def _forward(
 
     def show(state: str, reason: str) -> None:
         note(f"{state}{': ' + reason if reason else ''}")
+
+    import asyncio
 
     loop = asyncio.get_running_loop()
     parts = PushParts(

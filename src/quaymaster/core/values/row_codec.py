@@ -50,8 +50,8 @@ class RowCodec(Generic[Row]):
         if not data or data[0] != self._version:
             found = f"version {data[0]}" if data else "no version"
             raise self._error(
-                f"{self._what} has {found}; this program reads version {self._version}: it was written by a newer "
-                "Quaymaster, or is damaged"
+                f"{self._what} has {found}; this program reads version {self._version}. Start the version of "
+                "Quaymaster that wrote it, unless it is damaged"
             )
         try:
             return self._decode(memoryview(data)[1:])

@@ -592,6 +592,7 @@ ACTIONS: Final[dict[str, Action]] = {
             service="quaymaster",
             category="management",
             plane="control",
+            writes=True,
             queue_state="no group",
             permissions=_OF_CLAIMS,
         ),
