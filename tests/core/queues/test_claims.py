@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, message, queue
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, message, queue, replay
 
 from quaymaster.core.partition.partition_snapshots import (
     STATE_VERSION,
@@ -723,3 +723,18 @@ def test_snapshots_of_older_cells_cannot_hold_claims() -> None:
 
     with pytest.raises(AssertionError):
         list(snapshot_pieces(host.partition(QUEUE), STATE_VERSION - 1))
+
+
+def test_what_a_snapshot_has_of_claims_is_not_applied_again() -> None:
+    host = host_of(5)
+    asked(host, 3)
+    settle(host)
+    asked(host, 1, claim=2)
+    states = host.replayed()
+    before = states.state_hash(host.now_ms)
+    for partition in states.partitions.values():
+        partition.applied = host.replica.end_offset
+
+    replay(host.batches, states=states)
+
+    assert states.state_hash(host.now_ms) == before

@@ -36,6 +36,10 @@ from quaymaster.core.values.errors import CallerError, NotNow
             "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
         ),
         (
+            errors.ClaimIsBroken("spark", 3),
+            "Claim 3 of the consumer spark is broken: it does not have all of its messages any more.",
+        ),
+        (
             errors.OffsetOutOfRange(4, 5, 9),
             "Offset 4 is out of range: EarliestOffset is 5 and NextOffset 9.",
         ),
