@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from harness.load import SQSConnection
 from harness.monitoring import ask_for_metrics
 from harness.running_cell import CELL, RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S, eventually
+from harness.webhooks import WebhookReceiver
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,19 +25,24 @@ from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.frames import Hello
 
-ROLES = {"broker": 3, "manager": 1, "metadata": 1, "frontend": 1}
+ROLES = {"broker": 3, "manager": 1, "metadata": 1, "frontend": 1, "push": 1}
 MESSAGES = 5
+PUSHED = 1
 OF_CERTIFICATES = {"quaymaster_certificate_expiry_timestamp_seconds"}
 """This cell has none."""
 
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
-    settings = {"journals_per_broker": "1"}
-    with RunningCell.started(tmp_path_factory.mktemp("cell"), ROLES, settings=settings) as cell:
+    settings = {"journals_per_broker": "1", "outbound_networks": "127.0.0.0/8"}
+    with (
+        RunningCell.started(tmp_path_factory.mktemp("cell"), ROLES, settings=settings) as cell,
+        closing(WebhookReceiver()) as receiver,
+    ):
         cell.wait_until_whole()
         connection = cell.connection()
         use(connection)
+        push(connection, receiver)
         connection.close()
         ask_for_metrics(cell.environment())
         yield cell
@@ -54,6 +61,14 @@ def use(connection: SQSConnection) -> None:
     for handle in received[:2]:
         connection.call_until_answered("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": handle})
     connection.call_until_answered("ReceiveMessage", {"QueueUrl": url, "WaitTimeSeconds": 0})
+
+
+def push(connection: SQSConnection, receiver: WebhookReceiver) -> None:
+    """Have a message pushed."""
+    pushed = {"QueueName": "pushed", "Attributes": {"PushEndpoint": receiver.url}}
+    url = connection.call_until_answered("CreateQueue", pushed).fields["QueueUrl"]
+    connection.call_until_answered("SendMessage", {"QueueUrl": url, "MessageBody": "job"})
+    eventually(lambda: receiver.posts)
 
 
 def families_of(process: RoleProcess) -> list[Metric]:
@@ -101,13 +116,13 @@ def test_brokers_have_what_servers_have_and_it_is_not_all_zero(cell: RunningCell
         "quaymaster_lease_remaining_seconds",
     ):
         assert totals[name] > 0, name
-    assert totals["quaymaster_message_wait_duration_seconds"] == MESSAGES
+    assert totals["quaymaster_message_wait_duration_seconds"] == MESSAGES + PUSHED
 
 
 def test_all_leaders_tell_of_a_queue_what_happened_to_its_messages(cell: RunningCell) -> None:
     rows = asyncio.run(rows_of(cell))
 
-    (used,) = [row for row in rows if row.sent and row.deleted]
+    (used,) = [row for row in rows if row.sent > PUSHED and row.deleted]
     assert (used.sent, used.received, used.deleted) == (MESSAGES, MESSAGES, 2)
     assert used.visible + used.in_flight == MESSAGES - 2
     assert used.sent_bytes == sum(len(f"job {number}") for number in range(MESSAGES))
