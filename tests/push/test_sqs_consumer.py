@@ -144,18 +144,27 @@ def test_what_was_kept_for_too_long_or_is_too_much_is_visible_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        consumer, service = consuming(lambda action, given: {"Messages": [RECEIVED, RECEIVED]})
+        consumer, service = consuming(
+            lambda action, given: {"Messages": [RECEIVED] * given.get("MaxNumberOfMessages", 0)}, batch_size=3
+        )
         await consumer.wait(QUEUE, 60_000)
-        assert await consumer.receive(QUEUE, 1, 35_000) == []
+        assert len(await consumer.receive(QUEUE, 1, 35_000)) == 1
+
+        await consumer.wait(QUEUE, 60_000)
+        assert len(await consumer.receive(QUEUE, 10, 35_000)) == 1, "the endpoint is probed: one is enough"
 
         await consumer.wait(QUEUE, 60_000)
         consumer._kept_at_s -= 5
         assert await consumer.receive(QUEUE, 10, 35_000) == []
 
+        await consumer.wait(QUEUE, 60_000)
+        consumer._kept_at_s -= 36  # another consumer may have them
+        assert await consumer.receive(QUEUE, 10, 35_000) == []
+
         hidden = [given for action, given in asked(service) if action == "ChangeMessageVisibilityBatch"]
         assert [[entry["VisibilityTimeout"] for entry in given["Entries"]] for given in hidden] == [
             [0, 0],
-            [0, 0],
+            [0, 0, 0],
         ]
 
     run(scenario())

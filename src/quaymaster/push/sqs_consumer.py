@@ -51,6 +51,8 @@ class SQSConsumer:
         self._queue_url = queue_url
         self._batch_size = batch_size
         self._hidden_ms = timeout_ms + HIDDEN_MORE_MS
+        self._asked = batch_size
+        """How many messages were asked for last: one while the endpoint is probed, and then a wait takes no more."""
         self._kept: list[PushedMessage] = []
         self._kept_at_s = 0.0
         self._knows_origin = True
@@ -69,19 +71,23 @@ class SQSConsumer:
 
     async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
         """Return messages, those that a wait has received first. Raises CallerError, NotNow."""
+        self._asked = min(count, self._batch_size)
         kept, self._kept = self._kept, []
         if not kept:
             return await self._receive(count, hidden_ms, wait_s=0)
-        if time.monotonic() - self._kept_at_s <= BEGINS_WITHIN_MS / 1_000 and len(kept) <= count:
-            return kept
-        await self.hide(queue, kept, [0] * len(kept))
-        return []
+        age_ms = (time.monotonic() - self._kept_at_s) * 1_000
+        given = kept[:count] if age_ms <= BEGINS_WITHIN_MS else []
+        left = kept[len(given) :]
+        # Once their time is over another consumer may have them, and would see them come back too early.
+        if left and age_ms < self._hidden_ms - HIDDEN_MORE_MS:
+            await self.hide(queue, left, [0] * len(left))
+        return given
 
     async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool:
         """Return true once there is a message, false if none came. Raises CallerError, NotNow."""
         end_s = time.monotonic() + wait_ms / 1_000
         while not self._kept and time.monotonic() < end_s:
-            self._kept = await self._receive(self._batch_size, self._hidden_ms, wait_s=LONG_POLL_S)
+            self._kept = await self._receive(self._asked, self._hidden_ms, wait_s=LONG_POLL_S)
             self._kept_at_s = time.monotonic()
         return bool(self._kept)
 
