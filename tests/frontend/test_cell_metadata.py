@@ -104,10 +104,11 @@ def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard
                 message["Body"] for answer in answers[:5] for message in answer.json.get("Messages", [])
             ]
             assert bodies == ["hello"]
-            asked = asked_rows(pair)
-            assert asked[f"/access_keys/{key.access_key_id}"] == 1
+            # Each question once for all seven requests; another node is asked, too, where one takes long to answer.
+            asked, nodes = asked_rows(pair), len(pair.cell.nodes)
+            assert 1 <= asked[f"/access_keys/{key.access_key_id}"] <= nodes
             # All together, then the two that say how the queue is now.
-            assert asked[f"/queues/{ACCOUNT}/orders"] == 2
+            assert 2 <= asked[f"/queues/{ACCOUNT}/orders"] <= 2 * nodes
 
     asyncio.run(scenario())
 

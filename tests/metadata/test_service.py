@@ -94,7 +94,7 @@ def test_row_nobody_can_read_is_told_and_not_passed_over(tmp_path: Path) -> None
             await eventually(lambda: service.registry.failure is not None)
 
             assert isinstance(service.registry.failure, StoreUnusable)
-            assert "newer Quaymaster" in str(service.registry.failure)
+            assert "version of Quaymaster that wrote it" in str(service.registry.failure)
 
     run(scenario, tmp_path)
 

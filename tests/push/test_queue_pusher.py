@@ -146,30 +146,6 @@ def test_an_endpoint_that_is_down_gets_probes_and_no_message_is_received_untried
     run(scenario())
 
 
-def test_a_pusher_waits_for_messages_only_while_it_may_call() -> None:
-    async def scenario() -> None:
-        queue = ModelQueue()
-        queue.send(*[None] * 7)
-        rooms: list[int] = []
-
-        class Watched(ModelConsumer):
-            async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool:
-                rooms.append(pusher._flow.endpoint.room(now_ms(), pusher._flow.under_way))
-                return await super().wait(queue, wait_ms)
-
-        endpoint = ModelEndpoint(lambda call: ModelAnswer(503))
-        pusher = QueuePusher(define(), PLAN, parts_of(Watched(queue), endpoint))
-        pusher.start()
-        await asyncio.sleep(3_600)
-        await pusher.abort()
-
-        assert pusher.state == "unreachable"
-        assert rooms
-        assert min(rooms) > 0
-
-    run(scenario())
-
-
 def test_an_endpoint_that_is_gone_gets_nothing_for_an_hour() -> None:
     async def scenario() -> None:
         queue, endpoint = ModelQueue(), ModelEndpoint()

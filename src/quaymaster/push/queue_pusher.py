@@ -140,10 +140,6 @@ class QueuePusher:
             await self._verify()
             return
         if self._is_idle:
-            if flow.endpoint.room(parts.now_ms(), flow.under_way) <= 0:
-                # A wait may receive, where SQS has no other (`quaymaster forward`): what is received is called at once.
-                await self._wait_for_room()
-                return
             wait_ms = round(WATCH_MS_MAX * (1 + parts.luck()) / 2)
             self._is_idle = not await self._wait(parts.consumer.wait(self._queue, wait_ms))
             if self._is_idle:
