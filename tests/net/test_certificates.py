@@ -111,7 +111,7 @@ def test_names_that_could_be_misread_are_refused(
 def test_roles_that_do_not_exist_are_refused(authority: CertificateAuthority) -> None:
     with pytest.raises(
         AuthorityError,
-        match="no role brokr; there are frontend, broker, metadata, manager, console, operator",
+        match="no role brokr; there are frontend, broker, metadata, manager, console, push, operator",
     ):
         authority.issue("b1", ["broker", "brokr"], days=1, now=NOW)
     with pytest.raises(AuthorityError, match="at least one role"):
