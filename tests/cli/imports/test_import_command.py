@@ -153,8 +153,13 @@ def test_wrong_usage_is_told(imported: Any, arguments: tuple[str, ...], said: st
     assert said in refused.err
 
 
-def test_a_service_is_not_imported_into_itself(run: Run, data: Path, server: PlayedServer) -> None:
-    refused = run("import", "--from", server.url, "--data", data, environment=KEYS)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_service_is_not_imported_into_itself_whatever_it_is_called(
+    run: Run, data: Path, server: PlayedServer, host: str
+) -> None:
+    url = server.url.replace("127.0.0.1", host)
+
+    refused = run("import", "--from", url, "--data", data, environment=KEYS)
 
     assert refused.code == 2
     assert "the same service" in refused.err

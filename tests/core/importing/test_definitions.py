@@ -175,14 +175,19 @@ def test_a_policy_that_cannot_be_here_is_refused_and_not_dropped_in_silence(text
 
 
 def test_what_is_not_known_here_is_left_out_and_told() -> None:
-    planned = plan_one(found("a", Colour="red", PushEndpoint="https://example.com", VisibilityTimeout="x"))
+    endpoint = "https://example.com/orders?token=secret"
+    planned = plan_one(
+        found("a", Colour="red", PushEndpoint=endpoint, PushFormat="Lambda", VisibilityTimeout="x")
+    )
 
     assert planned.attributes == {}
     assert dict(of_kind(planned, "left out")) == {
         "Colour": "It is not known here.",
         "PushEndpoint": "Set it here when nothing is pushed there any more.",
+        "PushFormat": "Set it here when nothing is pushed there any more.",
         "VisibilityTimeout": "Invalid value for the parameter VisibilityTimeout.",
     }
+    assert "secret" not in str(planned.differences)
 
 
 def test_a_longer_window_of_a_fifo_queue_is_for_after_the_import() -> None:

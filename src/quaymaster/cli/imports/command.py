@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -103,7 +105,7 @@ def import_queues(given: ImportOptions) -> None:
         raise WrongUsage(f"--settle is committed or not, not {given.settle!r}.")
     source = find_source(given.source, given.from_profile, os.environ)
     target = find_connection(given.data, given.endpoint_url)
-    if source.endpoint_url == target.endpoint_url:
+    if _are_same(source.endpoint_url, target.endpoint_url):
         raise WrongUsage("Source and target are the same service.")
     with SQSClient(source) as there, SQSClient(target) as here:
         found = read_queues(there, given.queue or None, with_dead_letters=True)
@@ -145,6 +147,22 @@ def _in_words(difference: Difference) -> str:
     if difference.kind == "differs":
         return f"{what} is {difference.there} there and {difference.here or 'nothing'} here."
     return f"{what} ({difference.kind}): {difference.reason}"
+
+
+def _are_same(one: str, other: str) -> bool:
+    """Return whether two URLs are of one service, whatever its host is called: an import from itself has no end."""
+    return one == other or bool(_places(one) & _places(other))
+
+
+def _places(url: str) -> set[tuple[str, int]]:
+    """Return the addresses and ports of a URL; none where its name is not known, as the first call says then."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {(str(address[0]), port) for *_, address in found}
 
 
 def _print_plan(planned: list[PlannedQueue], counts: dict[str, dict[str, int]], *, as_json: bool) -> None:

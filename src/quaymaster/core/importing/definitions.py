@@ -20,6 +20,7 @@ from quaymaster.core.values.attributes import (
     KMS_KEY,
     LOG,
     POLICY,
+    PUSH_ENDPOINT,
     PUSH_PREFIX,
     QUEUE_ARN,
     REDRIVE_ALLOW_POLICY,
@@ -28,6 +29,7 @@ from quaymaster.core.values.attributes import (
     SETTABLE,
 )
 from quaymaster.core.values.errors import CallerError
+from quaymaster.core.values.push_rules import shown_endpoint
 from quaymaster.core.values.queue_names import QueueArn, is_fifo_name, parse_queue_arn
 
 DifferenceKind = Literal["missing", "differs", "left out", "refused", "note"]
@@ -145,7 +147,8 @@ def _plan(
             continue
         if name.startswith(PUSH_PREFIX):
             reason = "Set it here when nothing is pushed there any more."
-            differences.append(Difference(queue.name, "left out", name, text, reason=reason))
+            there_text = shown_endpoint(text) if name == PUSH_ENDPOINT.name else text
+            differences.append(Difference(queue.name, "left out", name, there_text, reason=reason))
             continue
         attribute = SETTABLE.get(name)
         if attribute is None:
