@@ -159,6 +159,22 @@ def test_a_message_that_cannot_be_read_keeps_no_other_from_being_received() -> N
     asyncio.run(scenario())
 
 
+def test_nothing_behind_a_fifo_message_that_cannot_be_read_is_received() -> None:
+    async def scenario() -> None:
+        async with consuming() as (service, consumer):
+            queue = await service.add_queue("orders.fifo")
+            for body in ("one", "two", "three"):
+                await send(service, "orders.fifo", body, MessageGroupId="a", MessageDeduplicationId=body)
+            (_, damaged, _) = service.broker.queues[queue.queue_id].messages.values()
+            damaged.new.payload = damaged.new.payload[:-1] + b"?"
+
+            messages = await consumer.receive(queue, 10, HIDDEN_MS)
+
+            assert [message.body for message in messages] == ["one"]
+
+    asyncio.run(scenario())
+
+
 def test_what_no_broker_answers_is_not_known() -> None:
     async def scenario() -> None:
         async with consuming(timeout_s=0.01) as (service, consumer):

@@ -151,7 +151,8 @@ class Consumer:
                     message = await answer_to(partial(self._open, queue, number, outcome.epoch, delivery))
                 found.append(message)
             except (MessageDamaged, UnknownMessageFormat, CallerError, NotNow) as error:
-                # It stays hidden, and the others are not kept from being called; its redrive policy takes it away.
+                # It stays hidden, and the others are not kept from being called; its redrive policy takes it away. In
+                # FIFO queues they may be of its group, and wait like it.
                 log_event(
                     log,
                     logging.ERROR,
@@ -161,6 +162,8 @@ class Consumer:
                     sequence=delivery.sequence,
                     reason=str(error),
                 )
+                if queue.is_fifo:
+                    break
         return found
 
     async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:

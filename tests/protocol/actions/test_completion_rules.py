@@ -140,9 +140,15 @@ def test_another_receipt_or_content_is_another_completion() -> None:
             identity_of(["one"], MessageGroupId="g"),
             identity_of(["one"], MessageDeduplicationId="g"),
             identity_of(["one"], DelaySeconds=0),
+            identity_of(
+                ["one"], MessageSystemAttributes={"AWSTraceHeader": MessageAttributeValue("String", "Root=1")}
+            ),
+            identity_of(
+                ["one"], MessageSystemAttributes={"AWSTraceHeader": MessageAttributeValue("String", "Root=2")}
+            ),
         )
     }
     with_attributes = CompletionId(["one"])
     with_attributes.add(2, CompleteMessagesRequestEntry("b", "x"), b"md5-of-the-body-", b"md5-of-attribute")
 
-    assert len(digests | {with_attributes.digest()}) == 8
+    assert len(digests | {with_attributes.digest()}) == 10

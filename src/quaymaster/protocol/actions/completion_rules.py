@@ -138,6 +138,10 @@ class CompletionId:
             message.MessageGroupId or "",
             message.MessageDeduplicationId or "",
             "" if message.DelaySeconds is None else str(message.DelaySeconds),
+            *(
+                f"{name}={value.StringValue}"
+                for name, value in sorted((message.MessageSystemAttributes or {}).items())
+            ),
         )
         self._content.update(b"\1" + "\0".join(fields).encode())
 
