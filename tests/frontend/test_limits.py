@@ -113,6 +113,41 @@ def test_a_batch_is_one_request_of_its_single_action_and_other_actions_have_thei
     limited(test)
 
 
+OURS = {"x-amz-target": "Quaymaster.CompleteMessages"}
+
+
+def test_a_completion_is_charged_to_each_queue_that_it_sends_to_or_deletes_from() -> None:
+    async def test(service: Service, clock: Clock) -> None:
+        await service.add_queue("results")
+        jobs, results = (service.client.url(name) for name in ("jobs", "results"))
+        await set_limit(service, LimitName(ACCOUNT, "results", "SendMessage"), requests=1)
+        await set_limit(service, LimitName(ACCOUNT, "jobs", "DeleteMessage"), requests=3)
+
+        def completed(handle: str) -> dict[str, Any]:
+            message = {"Id": "a", "QueueUrl": results, "MessageBody": "done"}
+            return {"QueueUrl": jobs, "ReceiptHandles": [handle], "Messages": [message]}
+
+        assert await send(service, 4) == [200] * 4
+        asked = {"QueueUrl": jobs, "MaxNumberOfMessages": 10}
+        received = (await service.client.json("ReceiveMessage", asked)).json["Messages"]
+        handles = [message["ReceiptHandle"] for message in received]
+
+        first = await service.client.json("CompleteMessages", completed(handles[0]), OURS)
+        second = await service.client.json("CompleteMessages", completed(handles[1]), OURS)
+
+        assert first.status == 200, first.body
+        assert_throttled(second, f"account={ACCOUNT}; queue=results; action=SendMessage; requests=1")
+        attribute = {"Quaymaster.Completes": {"DataType": "String", "StringValue": handles[1]}}
+        sent = {"QueueUrl": jobs, "MessageBody": "next", "MessageAttributes": attribute}
+        assert (await service.client.json("SendMessage", sent)).status == 200
+        assert_throttled(
+            await service.client.json("SendMessage", sent),
+            f"account={ACCOUNT}; queue=jobs; action=DeleteMessage; requests=3",
+        )
+
+    limited(test)
+
+
 def test_all_limits_hold_together_and_one_that_is_removed_holds_no_longer() -> None:
     async def test(service: Service, clock: Clock) -> None:
         await set_limit(service, LimitName(ACCOUNT), requests=4)

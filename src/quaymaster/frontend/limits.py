@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
+from quaymaster.core.access.permissions import Permission
 from quaymaster.core.limits.bucket import Bucket
 from quaymaster.core.limits.limits import Limit, LimitName, LimitTable
 from quaymaster.core.values.errors import RequestThrottled
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.call import Call
 from quaymaster.net.http.message import HTTPRequest
@@ -156,12 +158,13 @@ class Limits:
         """Charge a call that is allowed; LimitReached."""
         now_ms = self._now_ms()
         self._charge_account(call, now_ms)
-        queue = call.queue
-        if queue is not None:
-            name = split_group(queue.name)[0] if queue.group_of else queue.name
-            scope = self.scopes.get((queue.account_id, name))
-            if scope is not None:
-                self._take(scope.of(call.action.limit_class), call, now_ms)
+        action = call.action
+        if call.queue is not None:
+            self._charge_queue(call.queue, action.limit_class, call, now_ms)
+        if action.completes != "nothing" and call.others:
+            does = Permission.SEND_MESSAGE if action.completes == "by handle" else Permission.DELETE_MESSAGE
+            for queue in {each.queue_id: each for each in call.others}.values():
+                self._charge_queue(queue, does.value, call, now_ms)
 
     def charge_refused(self, call: Call) -> None:
         """Charge the account of a signed call that is refused for another reason; LimitReached."""
@@ -209,6 +212,12 @@ class Limits:
             except LimitReached:
                 self.look_in_time(call.principal.account_id, now_ms + DRY_MS)
                 raise
+
+    def _charge_queue(self, queue: QueueDefinition, limit_class: str, call: Call, now_ms: float) -> None:
+        name = split_group(queue.name)[0] if queue.group_of else queue.name
+        scope = self.scopes.get((queue.account_id, name))
+        if scope is not None:
+            self._take(scope.of(limit_class), call, now_ms)
 
     def _take(self, holding: _Holding, call: Call, now_ms: float) -> None:
         if not holding.is_watched:
