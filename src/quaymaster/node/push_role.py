@@ -10,6 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -58,21 +59,11 @@ def start_engine(
     if node.role == PUSH_ROLE and settings.outbound_networks is None:
         # The default goes by `listen`, which says nothing of a process that does not listen.
         settings = settings.model_copy(update={"outbound_networks": ""})
-    client = LateClient(customer_rules(settings, live_processes=live_processes))
-    stack.push_async_callback(client.close)
-    inside: LateClient | None = None
-    if settings.outbound_network_list:
-        inside = LateClient(customer_rules(settings, live_processes=live_processes, only_networks=True))
-        stack.push_async_callback(inside.close)
-
-    async def secrets(queue: QueueDefinition) -> PushSecrets:
-        return await answer_to(partial(metadata.push_secrets.of, queue))
-
     loop = asyncio.get_running_loop()
     parts = PushParts(
         Consumer(broker, tables, metadata, node.metrics, timeout_s=settings.broker_timeout_ms / 1_000),
-        EndpointChecks(client, inside, origin_of(settings) if settings.push_handshake else None),
-        secrets,
+        endpoint_checks(stack, settings, live_processes),
+        partial(secrets_of, metadata),
         metadata.push_states.note,
         may_receive=owners.may_receive,
         now_ms=lambda: int(loop.time() * 1_000),
@@ -95,7 +86,25 @@ def start_engine(
     node.metrics.add_source(engine.samples)
 
 
-class LateClient:
+def endpoint_checks(
+    stack: AsyncExitStack, settings: Settings, live_processes: Callable[[], Iterable[Address]]
+) -> EndpointChecks:
+    """Return what asks endpoints whether they want calls, with clients of its own that are closed by the stack."""
+    client = _LateClient(customer_rules(settings, live_processes=live_processes))
+    stack.push_async_callback(client.close)
+    inside: _LateClient | None = None
+    if settings.outbound_network_list:
+        inside = _LateClient(customer_rules(settings, live_processes=live_processes, only_networks=True))
+        stack.push_async_callback(inside.close)
+    return EndpointChecks(client, inside, _origin_of(settings) if settings.push_handshake else None)
+
+
+async def secrets_of(metadata: MetadataService, queue: QueueDefinition) -> PushSecrets:
+    """Return what signs calls for a queue, once it is known. Raises NotNow."""
+    return await answer_to(partial(metadata.push_secrets.of, queue))
+
+
+class _LateClient:
     """An `OutboundClient` that is made for the first call: most processes push nothing, and no start waits for it."""
 
     def __init__(self, rules: AddressRules) -> None:
@@ -136,7 +145,7 @@ def _record(usage: UsageRecorder, call: MadeCall) -> None:
     )
 
 
-def origin_of(settings: Settings) -> str:
+def _origin_of(settings: Settings) -> str:
     """Return the name by which endpoints know this service."""
     host = urlsplit(settings.public_url or "").hostname
     return settings.push_origin or host or settings.region
