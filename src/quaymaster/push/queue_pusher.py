@@ -155,8 +155,9 @@ class QueuePusher:
             await self._wait_for_room()
             return
         calls = await self._receive(ask)
-        for call in calls:
-            task = supervise(asyncio.create_task(self._call(call, client, secrets), name="push call"))
+        for call, size_bytes in calls:
+            work = self._call(call, size_bytes, client, secrets)
+            task = supervise(asyncio.create_task(work, name="push call"))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
         self._is_idle = not calls
@@ -166,9 +167,9 @@ class QueuePusher:
             pause_ms = min(MISS_MS_MAX, MISS_MS_MIN << min(self._misses - 2, 10))
             await self._wait(asyncio.sleep(pause_ms / 1_000))
 
-    async def _receive(self, ask: Ask) -> list[PushCall]:
+    async def _receive(self, ask: Ask) -> list[tuple[PushCall, int]]:
+        """Receive; return the calls to make, each with the bytes of its messages."""
         parts = self._parts
-        calls: list[PushCall] = []
         most_bytes = ask.count * self._queue.message_bytes_max
         parts.room.change(ask.calls, most_bytes)
         try:
@@ -177,8 +178,8 @@ class QueuePusher:
             self._flow.received(ask, [])
             parts.room.change(-ask.calls, -most_bytes)
             raise
-        calls = self._flow.received(ask, messages)
-        parts.room.change(len(calls) - ask.calls, sum(map(payload_bytes, calls)) - most_bytes)
+        calls = [(call, payload_bytes(call)) for call in self._flow.received(ask, messages)]
+        parts.room.change(len(calls) - ask.calls, sum(size_bytes for _, size_bytes in calls) - most_bytes)
         return calls
 
     # Waiting
@@ -231,7 +232,7 @@ class QueuePusher:
 
     # Calls
 
-    async def _call(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> None:
+    async def _call(self, call: PushCall, size_bytes: int, client: MakesCalls, secrets: PushSecrets) -> None:
         parts, flow = self._parts, self._flow
         try:
             if not flow.begin(call, parts.now_ms()):
@@ -257,12 +258,12 @@ class QueuePusher:
             parts.on_call(
                 MadeCall(
                     *(self._queue, result, answered.status, began_ms),
-                    *(answered.request_bytes, answered.response_bytes, payload_bytes(call), deleted),
+                    *(answered.request_bytes, answered.response_bytes, size_bytes, deleted),
                 )
             )
         finally:
             flow.end(call)
-            parts.room.change(-1, -payload_bytes(call))
+            parts.room.change(-1, -size_bytes)
             if self._woken is not None:
                 self._woken.set()
 
