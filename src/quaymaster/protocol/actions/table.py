@@ -690,20 +690,8 @@ UNKNOWN_ACTION: Final = Action(
 )
 """What a request asks for that was refused before that was read."""
 
-STAGE_AND_COMMIT: Final = Action(
-    name="StageAndCommit",
-    usage_op=124,
-    input=StageMessagesRequest,
-    output=StageMessagesResult,
-    service="quaymaster",
-    category="data",
-    plane="bulk",
-    queue_state="no group",
-    writes=True,
-    permissions=(Permission.SEND_MESSAGE,),
-    billing="by queue",
-    usage=_ALL,
-    queue_sum="sends",
+STAGE_AND_COMMIT: Final = msgspec.structs.replace(
+    ACTIONS["StageMessages"], name="StageAndCommit", usage_op=124, usage=_ALL, queue_sum="sends"
 )
 """What usage calls a StageMessages with Commit: the messages of others are sent by another request."""
 
