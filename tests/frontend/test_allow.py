@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from quaymaster.core.limits.limits import LimitTable
@@ -423,6 +424,25 @@ def test_a_message_that_completes_another_takes_permission_to_delete_that() -> N
     wrong = sending("wrong")
     gate(queues).allow(wrong)
     assert wrong.others == ()
+
+
+def test_a_message_of_a_logs_group_is_completed_by_those_alone_whom_the_logs_policy_lets_delete() -> None:
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "sqs:DeleteMessage",
+    }
+    handle = HANDLES.mint(4, 0, 1, 1, 1)
+    queues = Queues()
+    call = sending(handle)
+    gate(queues).allow(call)
+    assert [each.name for each in call.others] == ["log@readers"]
+    queues.by_name[OURS, "log"] = msgspec.structs.replace(
+        LOG, attributes={**LOG.attributes, "Policy": json.dumps({"Statement": statement})}
+    )
+
+    with pytest.raises(AccessDenied, match="sqs:deletemessage"):
+        gate(queues).allow(sending(handle))
 
 
 def test_a_completion_takes_permission_to_send_to_each_queue() -> None:

@@ -192,6 +192,8 @@ class Gate:
         for handle in handles:
             with suppress(ReceiptHandleIsInvalid):  # its handler says so, of the messages that name it
                 source = self._completed.find(handle)
+                if source.group_of:  # its policy and its attributes are those of the log
+                    source = self._group_of_name(source.account_id, source.name)
                 sources[source.queue_id] = source
         for source in sources.values():
             self._authorization.authorize_completed(call, source)
