@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.support import Answer, Service, serving, serving_recorded
+from quaymaster.core.spread.sends import key_of
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
@@ -133,6 +134,25 @@ def test_the_same_completion_again_has_the_same_answer_and_another_is_refused() 
             assert [message["Body"] for message in await receive(service, "b")] == ["two"]
             assert (service.metrics.messages_sent, service.metrics.messages_deleted) == (2, 1)
             assert service.metrics.messages_duplicate == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_output_goes_to_the_partition_that_knows_its_deduplication_id() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("a")
+            once = await service.add_queue("b", DeliveryGuarantee="ExactlyOnce")
+            (handle,) = await handles(service, "a", "one")
+            given = {"QueueUrl": service.client.url("b"), "MessageBody": "x", "MessageDeduplicationId": "k"}
+            assert (await service.client.json("SendMessage", given)).status == 200
+
+            done = await complete(service, [handle], to("b", "x", Id="0", MessageDeduplicationId="k"))
+
+            assert done.status == 200, done.json
+            sent = [command for command in service.broker.commands if isinstance(command, commands.Send)][-1]
+            (completed,) = (each for each in service.broker.commands if isinstance(each, commands.Complete))
+            assert completed.outputs[0].key == key_of(once, sent.messages[0], sent.messages[0])
 
     asyncio.run(scenario())
 

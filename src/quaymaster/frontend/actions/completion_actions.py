@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from quaymaster.core.spread.sends import key_of
 from quaymaster.core.values.commands import (
     Command,
     Complete,
@@ -36,9 +37,6 @@ from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.checksums import attributes_md5
 from quaymaster.protocol.sqs.errors import batch_error_entry
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
-
-KEY_BYTES = 8
-"""So many bytes of its id choose the partition of a message without a group."""
 
 SentOutput = tuple[AnySend, QueueDefinition, CheckedMessage]
 """What was sent, its queue, its body in UTF-8 and its size."""
@@ -246,7 +244,7 @@ class CompletionActions:
 
     def _output(self, target: QueueDefinition, prepared: Prepared) -> Output:
         new = prepared.message
-        key = new.group if target.is_fifo else int.from_bytes(new.message_id[:KEY_BYTES], "big")
+        key = key_of(target, new, new)
         entry = taking(target, key)[0]
         return Output(
             target.queue_id,
