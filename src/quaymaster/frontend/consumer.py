@@ -45,7 +45,7 @@ from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.messaging.lent_keys import LendsKeys
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.routing.metadata_client import answer_to
+from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.actions.validation import SYSTEM_ATTRIBUTE_NAMES
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, QueueChange
 from quaymaster.protocol.sqs.receipts import ParsedHandle, ReceiptHandles
@@ -112,7 +112,7 @@ class Consumer:
 
     async def find(self, account_id: str, name: str) -> QueueDefinition | None:
         """Return an active queue of a name, None where there is none."""
-        return await answer_to(partial(self._metadata.find_queue, account_id, name))
+        return await when_known(partial(self._metadata.find_queue, account_id, name))
 
     async def refresh(self, queue: QueueDefinition) -> None:
         """Have `find` show a queue as it is now."""
@@ -132,7 +132,7 @@ class Consumer:
 
     async def receive(self, queue: QueueDefinition, count: int, hidden_ms: int) -> list[PushedMessage]:
         """Return up to `count` (1-10) messages of what is consumed; none is normal. They are hidden for so long."""
-        await answer_to(partial(self._cipher.check_receive, queue))
+        await when_known(partial(self._cipher.check_receive, queue))
         number = partition_of(queue)
         command = Receive(queue.queue_id, number, count, hidden_ms, table_version=queue.table_version)
         outcome = await self._ask(command)
@@ -148,7 +148,7 @@ class Consumer:
                 try:
                     message = self._open(queue, number, outcome.epoch, delivery)
                 except NotYetKnown:  # seldom: its data key has to be asked for
-                    message = await answer_to(partial(self._open, queue, number, outcome.epoch, delivery))
+                    message = await when_known(partial(self._open, queue, number, outcome.epoch, delivery))
                 found.append(message)
             except (MessageDamaged, UnknownMessageFormat, CallerError, NotNow) as error:
                 # It stays hidden, and the others are not kept from being called; its redrive policy takes it away. In

@@ -27,7 +27,7 @@ from quaymaster.frontend.usage.recorder import PushSizes, UsageRecorder
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.own_endpoints import customer_rules
-from quaymaster.net.routing.metadata_client import answer_to
+from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.node.node import Node
 from quaymaster.node.transport import PUSH_ROLE
 from quaymaster.push.engine import PushEngine
@@ -101,7 +101,7 @@ def endpoint_checks(
 
 async def secrets_of(metadata: MetadataService, queue: QueueDefinition) -> PushSecrets:
     """Return what signs calls for a queue, once it is known. Raises NotNow."""
-    return await answer_to(partial(metadata.push_secrets.of, queue))
+    return await when_known(partial(metadata.push_secrets.of, queue))
 
 
 class _LateClient:

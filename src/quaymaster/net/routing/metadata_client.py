@@ -369,13 +369,18 @@ looked_up: ContextVar[frozenset[str]] = ContextVar("looked_up", default=frozense
 
 
 async def when_known(look_up: Callable[[], T]) -> T:
-    """Return what a look-up gives, once what it needs has been asked for; raise why that could not be."""
+    """Return what a look-up gives, once metadata has been asked for what is not in memory.
+
+    Raises what the look-up raises, why something could not be asked for, and Overloaded where one row after the other
+    has to be.
+    """
     with one_request():
-        while True:
+        for _ in range(QUESTIONS_MAX):
             try:
                 return look_up()
             except NotYetKnown as unknown:
                 await known(unknown)
+    raise Overloaded
 
 
 @contextmanager
@@ -402,20 +407,6 @@ async def known(unknown: NotYetKnown) -> None:
 
     unknown.when_known(resume)
     looked_up.set(await done)
-
-
-async def answer_to(question: Callable[[], T]) -> T:
-    """Return the answer to a question, once metadata has been asked for what is not in memory.
-
-    Raises what the question raises, and Overloaded where one row after the other has to be asked for.
-    """
-    with one_request():
-        for _ in range(QUESTIONS_MAX):
-            try:
-                return question()
-            except NotYetKnown as unknown:
-                await known(unknown)
-    raise Overloaded
 
 
 def unknown_until(task: asyncio.Future[T]) -> NotYetKnown:
