@@ -9,9 +9,10 @@ from harness.replica_host import queue
 
 from push.model import ModelAnswer, ModelCall, ModelEndpoint, run
 from quaymaster.core.push.calls import PushSecrets
+from quaymaster.core.push.states import TriedEndpoint
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
-from quaymaster.push.endpoint_test import EndpointTest, TriedEndpoint
+from quaymaster.push.endpoint_test import EndpointTest
 from quaymaster.push.verification import EndpointChecks
 
 SECRETS = PushSecrets((bytes(range(32)),), (("Authorization", "Bearer a"),))

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from quaymaster.broker.replica.clock import wall_ms
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.admin.push_admin import PushTest, TestsPush
+from quaymaster.frontend.admin.push_admin import TestsPush
 from quaymaster.metadata.service import MetadataService
 from quaymaster.node.node import Node
 from quaymaster.node.push_role import endpoint_checks, secrets_of
@@ -29,7 +28,4 @@ def push_test_of(
         wall_ms=wall_ms,
     )
 
-    async def call(queue: QueueDefinition) -> PushTest:
-        return PushTest(*await test.call(queue))
-
-    return call
+    return test.call

@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from quaymaster.core.push.calls import PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.plans import plan_of
-from quaymaster.core.push.states import PushState
+from quaymaster.core.push.states import PushState, TriedEndpoint
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import QueueArn
-from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
-from quaymaster.protocol.push.answers import judge
-from quaymaster.protocol.push.requests import build_request
 from quaymaster.protocol.sqs.checksums import md5_digest
 from quaymaster.push.parts import MakesCalls, VerifiesEndpoints
+from quaymaster.push.sending import send
 
 TEST_BODY: Final = '{"test":true}'
 TIMEOUT_S_MAX: Final = 20.0
 """A person waits for the answer."""
-
-
-class TriedEndpoint(NamedTuple):
-    """What came of the call."""
-
-    state: PushState
-    outcome: Literal["taken", "failed", "not called"]
-    reason: str
 
 
 class EndpointTest:
@@ -60,23 +50,15 @@ class EndpointTest:
         return await self._send(plan, verified.client, await self._secrets(queue))
 
     async def _send(self, plan: PushPlan, client: MakesCalls, secrets: PushSecrets) -> TriedEndpoint:
-        messages = [_message(plan, self._wall_ms())]
-        request = build_request(plan, messages, secrets, self._wall_ms())
-        try:
-            answer = await client.call(
-                "POST",
-                plan.endpoint,
-                headers=request.headers,
-                body=request.body,
-                timeout_s=min(plan.timeout_ms / 1_000, TIMEOUT_S_MAX),
-            )
-        except OutboundRefused as error:
-            return TriedEndpoint("refused", "not called", str(error))
-        except OutboundError as error:
-            return TriedEndpoint("unreachable", "failed", str(error))
-        judged = judge(plan, messages, answer.status, answer.headers, answer.body)
+        answered = await send(
+            *(plan, [_message(plan, self._wall_ms())], client, secrets),
+            wall_ms=self._wall_ms(),
+            timeout_s=min(plan.timeout_ms / 1_000, TIMEOUT_S_MAX),
+        )
+        judged, reason = answered.judged, answered.reason
+        if judged.verdict == "refused":
+            return TriedEndpoint("refused", "not called", reason)
         states: dict[str, PushState] = {"gone": "gone", "fails": "unreachable"}
-        reason = f"it answered with status {answer.status}"
         if judged.verdict == "works" and judged.failed:
             reason += ", and said that the message failed"
         outcome: Literal["taken", "failed"] = "failed" if judged.failed else "taken"

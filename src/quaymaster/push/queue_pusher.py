@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from quaymaster.core.push.calls import NOTHING_DELETED, Deleted, PushSecrets
 from quaymaster.core.push.flow import Judged, PushPlan
@@ -24,10 +24,8 @@ from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.net.outbound.failures import OutboundError, OutboundRefused
-from quaymaster.protocol.push.answers import judge
-from quaymaster.protocol.push.requests import build_request
 from quaymaster.push.parts import MadeCall, MakesCalls, PushParts
+from quaymaster.push.sending import Answered, send
 
 WATCH_MS_MAX: Final = 120_000
 """So long one Watch waits for messages of an idle queue, at most, and half of it at least: those of queues that were
@@ -240,11 +238,15 @@ class QueuePusher:
                 return
             began_ms = parts.now_ms()
             try:
-                answered = await self._send(call, client, secrets)
+                answered = await send(
+                    *(flow.plan, call.messages, client, secrets),
+                    wall_ms=parts.wall_ms(),
+                    timeout_s=flow.plan.timeout_ms / 1_000,
+                )
             except Exception as error:  # noqa: BLE001 -- a message that cannot be sent keeps no other from being sent
                 log_failure(log, "push call failed", error, queue=self._queue.name)
                 rejected = Judged("rejects", frozenset(range(len(call.messages))))
-                answered = _Answered(rejected, "", 0, 0)
+                answered = Answered(rejected, "", 0, 0)
             judged = answered.judged
             result = _result_of(judged)
             parts.results[result] += 1
@@ -266,28 +268,6 @@ class QueuePusher:
             parts.room.change(-1, -size_bytes)
             if self._woken is not None:
                 self._woken.set()
-
-    async def _send(self, call: PushCall, client: MakesCalls, secrets: PushSecrets) -> _Answered:
-        """Call the endpoint; return what it says."""
-        parts, plan = self._parts, self._flow.plan
-        request = build_request(plan, call.messages, secrets, parts.wall_ms())
-        try:
-            answer = await client.call(
-                "POST",
-                plan.endpoint,
-                headers=request.headers,
-                body=request.body,
-                timeout_s=plan.timeout_ms / 1_000,
-            )
-        except OutboundRefused as error:
-            refused = Judged("refused", frozenset(range(len(call.messages))))
-            return _Answered(refused, str(error), 0, len(request.body))
-        except OutboundError as error:
-            failed = judge(plan, call.messages, None, {}, b"")
-            return _Answered(failed, str(error), 0, len(request.body))
-        judged = judge(plan, call.messages, answer.status, answer.headers, answer.body)
-        reason = f"it answered with status {answer.status}"
-        return _Answered(judged, reason, answer.status, len(request.body), len(answer.body))
 
     async def _carry_out(self, call: PushCall, settlement: Settlement) -> Deleted:
         """Delete what was taken, hide the rest."""
@@ -311,16 +291,6 @@ class QueuePusher:
                 await asyncio.sleep(DELETE_AGAIN_MS / 1_000)
             except CallerError:
                 return NOTHING_DELETED  # the queue is gone
-
-
-class _Answered(NamedTuple):
-    """What an endpoint says, and why, for people. `status` 0: there was no answer."""
-
-    judged: Judged
-    reason: str
-    status: int
-    request_bytes: int
-    response_bytes: int = 0
 
 
 def payload_bytes(call: PushCall) -> int:

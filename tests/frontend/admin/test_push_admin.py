@@ -12,9 +12,10 @@ from standardwebhooks import Webhook
 
 from frontend.admin.test_admin import administered, call_of, error_of
 from frontend.support import ACCOUNT
+from quaymaster.core.push.states import TriedEndpoint
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.admin.push_admin import PushAdmin, PushTest
+from quaymaster.frontend.admin.push_admin import PushAdmin
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.admin.push import TestedPush as TriedPush
 from quaymaster.protocol.admin.queues import QueueRequest
@@ -126,9 +127,9 @@ def test_an_endpoint_is_tested_by_who_can_call_it(outcome: Any) -> None:
             queue = await port.service.add_queue("orders", PushEndpoint=URL)
             tested: list[QueueDefinition] = []
 
-            async def test(asked: QueueDefinition) -> PushTest:
+            async def test(asked: QueueDefinition) -> TriedEndpoint:
                 tested.append(asked)
-                return PushTest("active", outcome, "it answered with status 200")
+                return TriedEndpoint("active", outcome, "it answered with status 200")
 
             route = PushAdmin(port.service.metadata, test).routes()["TestPush"]
             answer = await route.handler(call_of(ACCOUNT), QueueRequest(name="orders"))

@@ -6,10 +6,10 @@ What is pushed where is said by attributes, with SetQueueAttributes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from quaymaster.core.push.calls import PushSecrets
-from quaymaster.core.push.states import PushState
+from quaymaster.core.push.states import PushState, TriedEndpoint
 from quaymaster.core.values.attributes import PUSH_SIGNING
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
 from quaymaster.core.values.push_rules import shown_endpoint
@@ -19,16 +19,7 @@ from quaymaster.protocol.admin import push as shapes
 from quaymaster.protocol.admin.queues import QueueRequest
 from quaymaster.protocol.webhooks.signing import secret_text
 
-
-class PushTest(NamedTuple):
-    """What came of one call to an endpoint, and why, for people."""
-
-    state: PushState
-    outcome: Literal["taken", "failed", "not called"]
-    reason: str
-
-
-TestsPush = Callable[[QueueDefinition], Awaitable[PushTest]]
+TestsPush = Callable[[QueueDefinition], Awaitable[TriedEndpoint]]
 """Calls the endpoint of a queue once, if that wants calls."""
 
 
