@@ -51,7 +51,7 @@ class KeptIds:
         return self._ids.window_ms
 
     def set_window(self, window_ms: int) -> None:
-        """Know ids for so long from now on. What is forgotten already stays so."""
+        """Know ids for so long from now on; of those that had run out, the ones that are still here are known again."""
         self._ids.window_ms = window_ms
 
     def add(self, identity: bytes, message: KeptMessage, time_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 Ids of short windows are found by the offsets of their records, which are kept for longer than that. Ids of longer ones
 are stored with their messages (`core/structures/kept_ids`). A queue whose window was changed may have both for a while:
-each id is known for the window that its message was stored under, or for the one of now if that is shorter.
+those of a short one are known for that, the others for the window of now.
 """
 
 from __future__ import annotations
