@@ -101,8 +101,9 @@ def plan_queues(
     """
     planned: list[PlannedQueue] = []
     made = set(present)
+    names = {queue.name for queue in found}
     for queue in _dead_letter_queues_first(found):
-        planned.append(_plan(queue, present.get(queue.name), home, made, {each.name for each in found}))
+        planned.append(_plan(queue, present.get(queue.name), home, made, names))
         made.add(queue.name)
     return planned
 
@@ -112,11 +113,13 @@ def _dead_letter_queues_first(found: Sequence[FoundQueue]) -> Iterator[FoundQueu
     done: set[str] = set()
     for queue in found:
         way = [queue]
-        while (target := dead_letter_queue_of(way[-1])) in by_name.keys() - done - {
-            each.name for each in way
-        }:
-            assert target is not None, "it is a name"
+        names = {queue.name}
+        while True:
+            target = dead_letter_queue_of(way[-1])
+            if target not in by_name or target in done or target in names:
+                break
             way.append(by_name[target])
+            names.add(target)
         for each in reversed(way):
             if each.name not in done:
                 done.add(each.name)
@@ -164,7 +167,7 @@ def _plan(
         if name == REDRIVE_POLICY.name:
             target = REDRIVE_POLICY.read(parsed)
             assert target is not None, "it was parsed"
-            if target.target.name not in made | all_names:
+            if target.target.name not in made and target.target.name not in all_names:
                 reason = f"Its dead-letter queue {target.target.name} is neither imported nor here."
                 differences.append(Difference(queue.name, "refused", name, text, reason=reason))
                 continue

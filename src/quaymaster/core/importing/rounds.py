@@ -78,7 +78,7 @@ class Rounds:
             return state.next_ms - now_ms
         state.workers += 1
         wait_ms = POLL_MS if len(self._states) <= self._workers else 0
-        return Round(name, min(wait_ms, max(1_000, self._idle_ms)) if wait_ms else 0)
+        return Round(name, min(wait_ms, max(1_000, self._idle_ms)))
 
     def give(self, queue: str, received: int, now_ms: int) -> bool:
         """End a round that brought so many messages.
