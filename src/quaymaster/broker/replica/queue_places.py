@@ -77,8 +77,7 @@ class QueuePlaces:
         Raises NotNow while metadata cannot say, or has the partition in the journal that does not know it.
         """
         queue_id, number = parts_of_key(target_key)
-        parsed = parse_queue_arn(arn)
-        queue = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
+        queue = await self._find(arn)
         if queue is None or queue.queue_id != queue_id or queue.state != "active":
             return None
         entry = entry_of(queue, number)
@@ -86,9 +85,12 @@ class QueuePlaces:
             raise NotNow("The journal does not know the partition yet.")
         return queue
 
-    async def _look(self, arn: str) -> QueueDefinition | None:
+    async def _find(self, arn: str) -> QueueDefinition | None:
         parsed = parse_queue_arn(arn)
-        queue = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
+        return await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
+
+    async def _look(self, arn: str) -> QueueDefinition | None:
+        queue = await self._find(arn)
         if queue is not None and (queue.state != "active" or queue.keeps_all):
             queue = None
         self._remember(arn, queue)

@@ -265,6 +265,11 @@ class Partition:
         """Whether moves to other journals are not settled."""
         return self.moves is not None and any(pair.open for pair in self.moves.out.values())
 
+    @property
+    def outputs_under_way(self) -> int:
+        """How many outputs of completions of its messages are not settled."""
+        return self.moves.outputs_under_way if self.moves is not None else 0
+
     def moves_to(self, target_key: int) -> MovesOut | None:
         """Return the moves to a partition of another journal, None if there never was one."""
         return self.moves.out.get(target_key) if self.moves is not None else None
@@ -598,23 +603,19 @@ class Partition:
         """Consumers deleted messages, each of which was there."""
         self.deletions += len(sequences)
         if self.definition.is_exactly_once:
-            self.settle(sequences, time_ms)
+            rows = [(sequence, self.in_flight.get(sequence)) for sequence in sequences]
+            deliveries = [
+                (sequence, row.delivery_count, row.epoch >> RESETS_SHIFT)
+                for sequence, row in rows
+                if row is not None
+            ]
+            self.note_finished(deliveries, time_ms)
         self.apply_delete(sequences, time_ms)
-
-    def settle(self, sequences: Sequence[int], time_ms: int, *, by: int = BY_DELETE) -> None:
-        """The deliveries that hold these messages finish them now; `by` says what does."""
-        rows = [(sequence, self.in_flight.get(sequence)) for sequence in sequences]
-        deliveries = [
-            (sequence, row.delivery_count, row.epoch >> RESETS_SHIFT)
-            for sequence, row in rows
-            if row is not None
-        ]
-        self.note_finished(deliveries, time_ms, by=by)
 
     def note_finished(
         self, deliveries: Iterable[tuple[int, int, int]], time_ms: int, *, by: int = BY_DELETE
     ) -> None:
-        """Deliveries, as (sequence, delivery count, resets), finished their messages."""
+        """Deliveries, as (sequence, delivery count, resets), finished their messages; `by` says by what."""
         if self.settled is None:
             self.settled = SettledDeliveries(self._settled_ids_max)
         for delivery in deliveries:

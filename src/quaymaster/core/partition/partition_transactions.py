@@ -121,7 +121,7 @@ def _send_run(partition: Partition, stage: Stage, start: int, stop: int, delay_m
     asked_ms = stage.delays[start:stop]
     delays_ms = None
     if asked_ms:
-        own = {each: _own_delay(each, delay_ms, time_ms) for each in set(asked_ms)}
+        own = {each: own_delay(each, delay_ms, time_ms) for each in set(asked_ms)}
         effective = {each: delay_ms if found is None else found for each, found in own.items()}
         delays_ms = list(map(effective.__getitem__, asked_ms))
     done = 0
@@ -146,7 +146,7 @@ def _send_run(partition: Partition, stage: Stage, start: int, stop: int, delay_m
         partition.totals.sent_bytes += sum(sizes)
 
 
-def _own_delay(asked_ms: int, queue_delay_ms: int, time_ms: int) -> int | None:
+def own_delay(asked_ms: int, queue_delay_ms: int, time_ms: int) -> int | None:
     """Return the delay of its own that a message has, None where it has the queue's."""
     if asked_ms < 0 or not (asked_ms or queue_delay_ms):
         return None
@@ -187,7 +187,7 @@ def _send_each(
         if message.place in duplicates:
             continue
         sequence = partition.next_sequence
-        own_ms = _own_delay(message.delay_ms, queue_delay_ms, time_ms)
+        own_ms = own_delay(message.delay_ms, queue_delay_ms, time_ms)
         delay_ms = queue_delay_ms if own_ms is None else own_ms
         is_own = own_ms is not None
         partition.apply_send(sequence, message.offset, time_ms, delay_ms, is_own, message.group)

@@ -371,8 +371,7 @@ class AppliedQueues:
     def outputs_under_way(self) -> int:
         """How many outputs of completions are not settled."""
         partitions = [self.partitions.get(key) for key in self.sending_away]
-        moves = [partition.moves for partition in partitions if partition is not None]
-        return sum(one.outputs_under_way for one in moves if one is not None)
+        return sum(partition.outputs_under_way for partition in partitions if partition is not None)
 
     # Applying
 

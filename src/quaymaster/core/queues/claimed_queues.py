@@ -10,14 +10,13 @@ from quaymaster.core.queues.claims import (
     CLAIMED_AT_ONCE_MAX,
     CLAIMED_OF_GROUPS_MAX,
     check_has_claims,
-    check_settle,
+    check_owner,
     describe_claims,
     find_claim,
     grow_claim,
     hold_claim,
     may_grow,
-    messages_to_release,
-    messages_to_settle,
+    messages_of,
     read_claim,
     release_claims,
     settle_claims,
@@ -51,9 +50,8 @@ class ClaimedQueues(ConsumedQueues):
             if claim is None:
                 take_over(partition, command, now_ms, proposal)
                 return ClaimOutcome("none", 0), Wait.COMMIT
-            work = Work(partition.key >> 16, hold_claim(partition, command, claim), is_decided=False)
-            self.unfinished.begin(work, len(claim), (now_ms, proposal))
-            return work.outcome or work, Wait.COMMIT
+            holding = hold_claim(partition, command, claim)
+            return self._begin_work(partition, holding, len(claim), (now_ms, proposal))
         return self._grow(partition, command, claim, now_ms, proposal), Wait.COMMIT
 
     def _grow(
@@ -85,15 +83,10 @@ class ClaimedQueues(ConsumedQueues):
 
     def _settle(self, command: Settle, now_ms: int, proposal: Proposal) -> tuple[Decided | Work, Wait]:
         partition = self._claimed(command, now_ms, proposal)
-        check_settle(partition, command)
-        count = messages_to_settle(partition, command)
-        work = Work(
-            partition.key >> 16,
-            self._settled(partition, settle_claims(partition, command)),
-            is_decided=False,
-        )
-        self.unfinished.begin(work, count, (now_ms, proposal))
-        return work.outcome or work, Wait.COMMIT
+        check_owner(partition, command)
+        count = messages_of(partition, command.consumer, command.claim_id)
+        settling = self._settled(partition, settle_claims(partition, command))
+        return self._begin_work(partition, settling, count, (now_ms, proposal))
 
     def _settled(self, partition: Partition, slices: Slices) -> Slices:
         """Do the slices of a settlement, and count what they delete."""
@@ -112,14 +105,9 @@ class ClaimedQueues(ConsumedQueues):
         self, command: ReleaseClaims, now_ms: int, proposal: Proposal
     ) -> tuple[Decided | Work, Wait]:
         partition = self._claimed(command, now_ms, proposal)
-        count = messages_to_release(partition, command)
-        work = Work(
-            partition.key >> 16,
-            self.claims_changed(partition, release_claims(partition, command)),
-            is_decided=False,
-        )
-        self.unfinished.begin(work, count, (now_ms, proposal))
-        return work.outcome or work, Wait.COMMIT
+        count = messages_of(partition, command.consumer)
+        releasing = self.claims_changed(partition, release_claims(partition, command))
+        return self._begin_work(partition, releasing, count, (now_ms, proposal))
 
     @property
     def open_claims(self) -> int:

@@ -84,7 +84,7 @@ def find_claim(partition: Partition, command: Claim) -> OpenClaim | None:
 
     Raises ClaimTakenOver, ClaimIsSettled, InvalidParameterValue for an id that is not the next, and OverLimit.
     """
-    consumer = _consumer_of(partition, command)
+    consumer = check_owner(partition, command)
     settled = consumer.settled if consumer is not None else 0
     if command.claim_id <= settled:
         raise ClaimIsSettled(command.consumer, command.claim_id, settled)
@@ -156,7 +156,7 @@ def read_claim(
 
     Raises ClaimIsSettled, ClaimNotFound, and OffsetOutOfRange for a place that it does not have.
     """
-    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
+    consumer = find_consumer(partition, command.consumer)
     if consumer is not None and command.claim_id <= consumer.settled:
         raise ClaimIsSettled(command.consumer, command.claim_id, consumer.settled)
     claim = consumer.open.get(command.claim_id) if consumer is not None else None
@@ -200,15 +200,20 @@ def _places_of(partition: Partition, sequences: list[int]) -> tuple[list[int], l
     return offsets, sent_ms
 
 
-def messages_to_settle(partition: Partition, command: Settle) -> int:
-    """Return how many messages the claims have that a command is done with."""
-    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
-    return consumer.count_up_to(command.claim_id) if consumer is not None else 0
+def find_consumer(partition: Partition, name: str) -> ClaimConsumer | None:
+    """Return a consumer of claims, None if there is none of that name."""
+    return partition.claims.consumers.get(name) if partition.claims is not None else None
+
+
+def messages_of(partition: Partition, name: str, up_to: int | None = None) -> int:
+    """Return how many messages the open claims of a consumer have, up to one of them or all."""
+    consumer = find_consumer(partition, name)
+    return consumer.count_up_to(up_to) if consumer is not None else 0
 
 
 def take_over(partition: Partition, command: Claim, now_ms: int, proposal: Proposal) -> None:
     """Note a consumer's new owner, who asks for a claim that there is not."""
-    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
+    consumer = find_consumer(partition, command.consumer)
     if consumer is not None and consumer.owner != command.owner:
         # Nothing else changes: so far it was settled before.
         payload = join_claim(command.consumer, command.owner)
@@ -216,15 +221,10 @@ def take_over(partition: Partition, command: Claim, now_ms: int, proposal: Propo
         opened_consumer(partition, command.consumer, command.owner)
 
 
-def check_settle(partition: Partition, command: Settle) -> None:
-    """Raise ClaimTakenOver, or OverLimit for one consumer too many."""
-    _consumer_of(partition, command)
-
-
 def settle_claims(partition: Partition, command: Settle) -> Slices:
     """Be done with claims; what is deleted is decided message by message, as everyone who applies the record does."""
     now_ms, proposal = yield from next_turn()
-    consumer = _consumer_of(partition, command)
+    consumer = check_owner(partition, command)
     if consumer is not None and consumer.owner == command.owner and command.claim_id <= consumer.settled:
         return SettledOutcome(consumer.settled, 0)
     _propose(partition, ClaimStep.SETTLED, command, now_ms, proposal)
@@ -237,16 +237,10 @@ def settle_claims(partition: Partition, command: Settle) -> Slices:
     return SettledOutcome(consumer.settled, deleted)
 
 
-def messages_to_release(partition: Partition, command: ReleaseClaims) -> int:
-    """Return how many messages the claims have that a command releases."""
-    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
-    return consumer.count_up_to() if consumer is not None else 0
-
-
 def release_claims(partition: Partition, command: ReleaseClaims) -> Slices:
     """Break a consumer's open claims, and forget it if it is to be."""
     now_ms, proposal = yield from next_turn()
-    consumer = partition.claims.consumers.get(command.consumer) if partition.claims is not None else None
+    consumer = find_consumer(partition, command.consumer)
     if consumer is None:
         return ReleasedOutcome(0)
     whole = [claim for claim in consumer.open.values() if claim.state is not ClaimState.BROKEN]
@@ -294,7 +288,7 @@ def _has_lapsed(claim: OpenClaim, now_ms: int) -> bool:
     return claim.state is not ClaimState.BROKEN and claim.deadline_ms <= now_ms
 
 
-def _consumer_of(partition: Partition, command: Claim | Settle) -> ClaimConsumer | None:
+def check_owner(partition: Partition, command: Claim | Settle) -> ClaimConsumer | None:
     """Return the consumer of a command, None if it is new; raises ClaimTakenOver, and OverLimit for one too many."""
     consumers = partition.claims.consumers if partition.claims is not None else {}
     consumer = consumers.get(command.consumer)

@@ -22,6 +22,7 @@ from quaymaster.core.partition.completion_records import (
 )
 from quaymaster.core.partition.partition import RESETS_SHIFT, Partition
 from quaymaster.core.partition.partition_moves import OUTPUTS_MAX
+from quaymaster.core.partition.partition_transactions import own_delay
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.partition.receipts import EXPIRED, holds, receipt_invalid
 from quaymaster.core.queues.applied_queues import (
@@ -30,7 +31,6 @@ from quaymaster.core.queues.applied_queues import (
     OWN_DELAY,
     parts_of_key,
 )
-from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
     Complete,
     CompleteOutcome,
@@ -135,13 +135,9 @@ def record_of_output(target: Partition, message: MovedMessage, now_ms: int) -> R
     """Return the record by which an output arrives: with the delay that a Send would have."""
     assert message.payload is not None, "an output is never withdrawn by its source"
     definition = target.definition
-    delay_ms = message.delay_ms
-    flags = message.flags | IS_OUTPUT
-    if delay_ms < 0 or definition.is_fifo:
-        delay_ms = definition.delay_ms
-    elif delay_ms or definition.delay_ms:
-        flags |= OWN_DELAY
-        delay_ms = round_up_to_slot_ms(now_ms + delay_ms) - now_ms if delay_ms else 0
+    asked = None if definition.is_fifo else own_delay(message.delay_ms, definition.delay_ms, now_ms)
+    delay_ms = definition.delay_ms if asked is None else asked
+    flags = message.flags | IS_OUTPUT | (0 if asked is None else OWN_DELAY)
     return Record(
         RecordType.MOVE,
         flags,

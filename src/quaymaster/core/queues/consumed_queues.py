@@ -21,6 +21,7 @@ from quaymaster.core.partition.receipts import (
     visibility_error,
     was_finished_by,
 )
+from quaymaster.core.partition.slices import Slices, Turn, Work
 from quaymaster.core.queues.applied_queues import (
     BY_RECEIVE,
     CHANGE,
@@ -139,6 +140,14 @@ class ConsumedQueues(AppliedQueues):
         outcome = TakenOutcome(partition.receipt_epoch(proposal.epoch), found, dead_letters, unfinished)
         # Else a later leader, which does not know of it, gives another delivery the same number.
         return outcome, Wait.COMMIT if is_fifo or definition.is_exactly_once else Wait.NOTHING
+
+    def _begin_work(
+        self, partition: Partition, slices: Slices, messages: int, turn: Turn
+    ) -> tuple[Decided | Work, Wait]:
+        """Begin what takes turns with so many messages; what is done at once has its outcome."""
+        work = Work(self.family_of(partition.definition.queue_id), slices, is_decided=False)
+        self.unfinished.begin(work, messages, turn)
+        return work.outcome or work, Wait.COMMIT
 
     def _set_aside(self, partition: Partition, messages: list[tuple[int, int]], now_ms: int) -> list[Taken]:
         """Have messages, as (sequence, delivery count), wait for the decision that takes them out of the queue."""

@@ -167,9 +167,9 @@ class DefinedQueues(AppliedQueues):
         """Raise NotNow while messages that were completed here have outputs under way: they would be lost."""
         for each in (queue_id, *self._groups_of(queue_id)):
             for partition in self._here(each):
-                if partition.moves is not None and partition.moves.outputs_under_way:
+                if partition.outputs_under_way:
                     raise NotNow(
-                        f"{partition.moves.outputs_under_way} messages that completions sent from this queue have not "
+                        f"{partition.outputs_under_way} messages that completions sent from this queue have not "
                         "arrived yet. Try again."
                     )
 
@@ -182,11 +182,7 @@ class DefinedQueues(AppliedQueues):
             sends=partition.sends,
             deletions=partition.deletions,
             table_version=self.definitions[command.queue_id].table_version,
-            outputs=sum(
-                one.moves.outputs_under_way
-                for one in (partition, *partition.groups.values())
-                if one.moves is not None
-            ),
+            outputs=sum(one.outputs_under_way for one in (partition, *partition.groups.values())),
         )
         return outcome, Wait.COMMIT
 

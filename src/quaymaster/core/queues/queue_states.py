@@ -312,7 +312,7 @@ class QueueStates(DefinedQueues, ClaimedQueues):
     def _check_room_for_ids(self, partition: Partition, command: Send, now_ms: int) -> None:
         """Raise OverLimit where deduplication ids of a long window would be more than may be kept."""
         dedups = [message.dedup for message in command.messages if message.dedup is not None]
-        if not partition.is_sealed and not partition.ids.has_room(dedups, now_ms):
+        if not partition.ids.has_room(dedups, now_ms):
             raise OverLimit(
                 f"Of the messages of the last {partition.definition.dedup_window_ms // 1000} seconds, as many "
                 f"deduplication ids are kept as may be: {self.id_limits.dedup_ids_max}."
@@ -422,11 +422,8 @@ class QueueStates(DefinedQueues, ClaimedQueues):
     def _begin_commit(
         self, partition: Partition, slices: Slices, stages: list[Stage], turn: Turn
     ) -> tuple[Decided | Work, Wait]:
-        family = self.family_of(partition.definition.queue_id)
-        work = Work(family, self._committed(partition, slices), is_decided=False)
-        messages = sum(stage.count for stage in stages)
-        self.unfinished.begin(work, messages * (1 + len(partition.groups)), turn)
-        return work.outcome or work, Wait.COMMIT
+        messages = sum(stage.count for stage in stages) * (1 + len(partition.groups))
+        return self._begin_work(partition, self._committed(partition, slices), messages, turn)
 
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)

@@ -105,8 +105,8 @@ def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
     """Return what the outcome of a repeated command says of the command.
 
     A message that duplicates itself was stored by the first attempt, and so was a transaction found committed, or a
-    completion found done. A
-    changed visibility may be refused because the first attempt changed it: whether it did is unknown.
+    completion found done. A changed visibility may be refused because the first attempt changed it: whether it did is
+    unknown.
     """
     if isinstance(outcome, SendOutcome) and isinstance(command, Send):
         results = [
