@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from harness.load import Answer, SQSConnection
 from harness.process import Environment, ProcessFailed, QuaymasterProcess
-from harness.running_cell import RunningCell
+from harness.running_cell import PREFIX, RunningCell
 from harness.waiting import PATIENCE_S
+
+from quaymaster.metadata.store.rows import QueueRows
 
 EXIT_UNUSABLE = 3
 
@@ -103,6 +106,29 @@ class CellClient(Client):
     def create(self, queue: str, **attributes: str) -> None:
         """Create a queue, as soon as a journal of the cell takes new ones: it may just have been started."""
         self.connection.call_until_answered("CreateQueue", {"QueueName": queue, "Attributes": attributes})
+
+
+def kill_leaders(cell: RunningCell) -> None:
+    """Kill -9 the leader of each journal, one after the other, and start it again."""
+    for at in range(len(cell.wait_until_whole()["journals"])):
+        leader = cell[cell.wait_until_whole()["journals"][at]["leader"]]
+        leader.kill9()
+        leader.start()
+
+
+def journals_of(cell: RunningCell, *queues: str) -> set[int]:
+    """Return the journals of queues of one partition."""
+    account_id = cell.environment("frontend-1").account_id
+
+    async def found() -> set[int]:
+        store = cell.etcd.store(PREFIX)
+        try:
+            rows = [await QueueRows(store).find(account_id, queue) for queue in queues]
+        finally:
+            await store.close()
+        return {row.partitions[0].journal_id for row in rows if row is not None}
+
+    return asyncio.run(found())
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections import Counter
@@ -14,12 +13,10 @@ import pytest
 from harness.forked_programs import run_program
 from harness.load import Answer
 from harness.process import QuaymasterProcess
-from harness.running_cell import PREFIX, RunningCell
+from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
-from quaymaster.metadata.store.rows import QueueRows
-
-from .support import CellClient, Client, bodies, running, running_thread
+from .support import CellClient, Client, bodies, journals_of, kill_leaders, running, running_thread
 
 COUNT = 240
 CONSUMERS = 3
@@ -92,24 +89,10 @@ class Consumer:
         return self._client.call("CompleteMessages", SOURCE, ReceiptHandles=[handle], Messages=messages)
 
 
-def take_in_order(client: Client, queue: str) -> list[str]:
-    """Receive and delete until nothing comes; return the bodies as they came."""
-    taken: list[str] = []
-    while True:
-        answer = client.call("ReceiveMessage", queue, MaxNumberOfMessages=10, VisibilityTimeout=60)
-        assert answer.status == 200, answer
-        messages = answer.fields.get("Messages") or []
-        if not messages:
-            return taken
-        for message in messages:
-            taken.append(message["Body"])
-            assert client.call("DeleteMessage", queue, ReceiptHandle=message["ReceiptHandle"]).status == 200
-
-
 def check_results(client: Client, done: Counter[str]) -> None:
     """Each message was completed once, and what that sent is there once, and in order."""
     results = client.take_all(TARGET)
-    steps = take_in_order(client, STEPS)
+    steps = [body for _, body in client.take_all_by_origin(STEPS)]
 
     assert results == sorted(bodies(COUNT))
     assert max(done.values()) == 1
@@ -151,24 +134,6 @@ def test_each_message_has_one_result_though_the_server_is_killed_and_a_target_is
         client.close()
 
 
-def kill_leaders(cell: RunningCell) -> None:
-    """Kill -9 the leader of each journal, one after the other, and start it again."""
-    for at in range(len(cell.wait_until_whole()["journals"])):
-        leader = cell[cell.wait_until_whole()["journals"][at]["leader"]]
-        leader.kill9()
-        leader.start()
-
-
-async def journals_of(cell: RunningCell, account_id: str) -> set[int]:
-    """Return the journals of the queues."""
-    store = cell.etcd.store(PREFIX)
-    try:
-        found = [await QueueRows(store).find(account_id, name) for name in (SOURCE, TARGET)]
-        return {queue.partitions[0].journal_id for queue in found if queue is not None}
-    finally:
-        await store.close()
-
-
 @pytest.mark.timeout(600)
 def test_each_message_has_one_result_though_leaders_of_both_journals_are_killed(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
@@ -178,7 +143,7 @@ def test_each_message_has_one_result_though_leaders_of_both_journals_are_killed(
         client.create(SOURCE)
         client.create(TARGET)
         client.create(STEPS, **BY_GROUP)
-        assert len(asyncio.run(journals_of(cell, cell.environment("frontend-1").account_id))) == 2
+        assert len(journals_of(cell, SOURCE, TARGET)) == 2
         client.send(SOURCE, bodies(COUNT))
         with ExitStack() as stack:
             for number in range(CONSUMERS):

@@ -17,7 +17,7 @@ from harness.process import QuaymasterProcess
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
-from .support import CellClient, Client, bodies, running
+from .support import CellClient, Client, bodies, kill_leaders, running
 from .test_partitions import partitions
 from .test_workers import with_workers, workers_of
 
@@ -71,10 +71,7 @@ class Cell:
         return CellClient(self.cell)
 
     def kill(self) -> None:
-        for at in range(len(self.cell.wait_until_whole()["journals"])):
-            leader = self.cell[self.cell.wait_until_whole()["journals"][at]["leader"]]
-            leader.kill9()
-            leader.start()
+        kill_leaders(self.cell)
         self.cell.wait_until_whole()
 
 

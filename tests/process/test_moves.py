@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.load import Answer
-from harness.running_cell import PREFIX, RunningCell
+from harness.running_cell import RunningCell
 from harness.waiting import PATIENCE_S, eventually
 
-from quaymaster.metadata.store.rows import QueueRows
-
-from .support import CellClient, bodies, running_thread
+from .support import CellClient, bodies, journals_of, kill_leaders, running_thread
 
 ROLES = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 1}
 SOURCE, TARGET = "ash", "birch"
@@ -60,24 +57,6 @@ def in_all(client: CellClient, queue: str) -> int:
     return sum(int(value) for name, value in found.items() if name.startswith("ApproximateNumberOf"))
 
 
-async def journals_of(cell: RunningCell, account_id: str) -> list[int]:
-    """Return which journal each of the queues is in."""
-    store = cell.etcd.store(PREFIX)
-    try:
-        found = [await QueueRows(store).find(account_id, name) for name in (SOURCE, TARGET)]
-        return [queue.partitions[0].journal_id for queue in found if queue is not None]
-    finally:
-        await store.close()
-
-
-def kill_leaders(cell: RunningCell) -> None:
-    """Kill -9 the leader of each journal, one after the other, and start it again."""
-    for at in range(len(cell.wait_until_whole()["journals"])):
-        leader = cell[cell.wait_until_whole()["journals"][at]["leader"]]
-        leader.kill9()
-        leader.start()
-
-
 @pytest.mark.timeout(400)
 def test_every_message_is_moved_once_though_leaders_of_both_journals_are_killed(tmp_path: Path) -> None:
     all_bodies = bodies(COUNT)
@@ -90,7 +69,7 @@ def test_every_message_is_moved_once_though_leaders_of_both_journals_are_killed(
         policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 1}}'
         ask(client, "SetQueueAttributes", SOURCE, Attributes={"RedrivePolicy": policy})
         sent = dict(zip(client.send(SOURCE, all_bodies), all_bodies, strict=True))
-        assert len(set(asyncio.run(journals_of(cell, arn.split(":")[4])))) == 2
+        assert len(journals_of(cell, SOURCE, TARGET)) == 2
 
         wearer = Wearer(other)
         with running_thread(wearer.run, wearer.stop):

@@ -14,7 +14,7 @@ from pyspark_quaymaster.client import Patience, TransactionKey
 from pyspark_quaymaster.credentials import Endpoint
 from pyspark_quaymaster.errors import RequestRefused
 
-from .support import CellClient, Client, bodies
+from .support import CellClient, Client, bodies, kill_leaders
 
 COUNT = 1_200
 CALL = 300
@@ -126,18 +126,11 @@ def test_what_is_committed_is_there_once_though_leaders_are_killed_between_any_t
         sink = Sink(cell.environment("frontend-1"), "orders")
         batches = [bodies(CALL, text) for text in "abcde"[:count]]
 
-        def kill_leaders() -> None:
-            """Kill the leader of each journal, one after the other."""
-            for at in range(len(cell.wait_until_whole()["journals"])):
-                leader = cell[cell.wait_until_whole()["journals"][at]["leader"]]
-                leader.kill9()
-                leader.start()
-
         for number, batch in enumerate(batches):
             sink.stage(number, "task-0", batch)
-            kill_leaders()
+            kill_leaders(cell)
             assert sink.commit(number, ("task-0", CALL))[0] == CALL
-            kill_leaders()
+            kill_leaders(cell)
             assert sink.commit(number, ("task-0", CALL)) == (CALL, True)
 
         cell.wait_until_whole()
