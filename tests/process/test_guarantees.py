@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from harness.process import QuaymasterProcess
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
-from .support import CellClient, Client, bodies, kill_leaders, running
+from .support import CellClient, Client, bodies, kill_leaders, running, running_thread
 from .test_partitions import partitions
 from .test_workers import with_workers, workers_of
 
@@ -113,29 +113,21 @@ class Consumers:
         self._finishes = finishes
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._failures: list[Exception] = []
-        self._threads = [threading.Thread(target=self._run) for _ in range(CONSUMERS)]
+        self._threads = ExitStack()
 
     def __enter__(self) -> Consumers:
-        for thread in self._threads:
-            thread.start()
+        for _ in range(CONSUMERS):
+            self._threads.enter_context(running_thread(self._run, self._is_over.set))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-        for failure in self._failures:
-            raise failure
+        self._threads.close()
 
     def _run(self) -> None:
-        try:
-            client = self._service.connect()
-            while not self._is_over.is_set():
-                client = self._take(client)
-            client.close()
-        except Exception as failure:
-            self._failures.append(failure)
+        client = self._service.connect()
+        while not self._is_over.is_set():
+            client = self._take(client)
+        client.close()
 
     def _take(self, client: Client) -> Client:
         answer = client.call(
