@@ -28,7 +28,6 @@ class Answered(NamedTuple):
 
     status: int | None = 200
     body: bytes = b""
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 class WebhookReceiver:
@@ -70,8 +69,6 @@ class WebhookReceiver:
                     self.close_connection = True
                     return
                 self.send_response(answered.status)
-                for name, value in answered.headers:
-                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(answered.body)))
                 self.end_headers()
                 self.wfile.write(answered.body)

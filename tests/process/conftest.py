@@ -1,12 +1,14 @@
-"""Clients that are closed with their test, and the server's log under a test that failed."""
+"""Clients and a receiver that are closed with their test, and the server's log under a test that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from harness.process import QuaymasterProcess
+from harness.webhooks import WebhookReceiver
 
 from .support import Client
 
@@ -31,6 +33,13 @@ def connect() -> Iterator[Connect]:
     for client in clients:
         client.close()
     _logs.clear()
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    """A receiver of what is pushed, and of what alerts tell."""
+    with closing(WebhookReceiver()) as found:
+        yield found
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.cookiejar import CookieJar
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -23,46 +22,11 @@ from botocore.exceptions import ClientError
 from harness.mail_server import MailPost, mail_server
 from harness.process import Environment, QuaymasterProcess, free_port
 from harness.waiting import PATIENCE_S, eventually
+from harness.webhooks import WebhookReceiver
 from standardwebhooks import Webhook
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
-
-
-class Receiver:
-    """A web server that notes what is posted to it."""
-
-    def __init__(self) -> None:
-        self.posts: list[tuple[str, dict[str, str], bytes]] = []
-        posts = self.posts
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                posts.append((self.path, dict(self.headers), body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        """Stop."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -173,7 +137,7 @@ def alarm(name: str, *actions: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertmanager(
-    tmp_path: Path, receiver: Receiver, post: MailPost
+    tmp_path: Path, receiver: WebhookReceiver, post: MailPost
 ) -> None:
     settings = {
         "alertmanager_url": f"{receiver.url}/am",
@@ -200,23 +164,23 @@ def test_a_queue_that_fills_is_told_to_a_queue_a_webhook_an_address_and_alertman
         assert len(got) == 1
         body = json.loads(got[0]["Body"])
         assert (body["AlarmName"], body["NewStateValue"]) == ("orders-wait", "ALARM")
-        [(_, headers, raw)] = eventually(lambda: [one for one in receiver.posts if one[0] == "/hook"])
-        lower = {name.lower(): value for name, value in headers.items()}
-        assert Webhook(secret).verify(raw, lower)["TransitionId"] == body["TransitionId"]
+        [told_hook] = eventually(lambda: [told for told in receiver.posts if told.path == "/hook"])
+        verified = Webhook(secret).verify(told_hook.body, told_hook.headers)
+        assert verified["TransitionId"] == body["TransitionId"]
         mail = eventually(lambda: post.mails[1:])[0]
         assert mail.message["Subject"] == "ALARM: orders-wait"
         [found] = cloudwatch.describe_alarms()["MetricAlarms"]
         assert found["StateValue"] == "ALARM"
 
         def names() -> set[str]:
-            posted = [json.loads(raw) for path, _, raw in receiver.posts if path == "/am/api/v2/alerts"]
+            posted = [json.loads(told.body) for told in receiver.posts if told.path == "/am/api/v2/alerts"]
             return {alert["labels"]["alertname"] for alerts in posted for alert in alerts}
 
         eventually(lambda: {"QuaymasterWatchdog", "orders-wait"} <= names())
 
 
 def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
-    tmp_path: Path, receiver: Receiver
+    tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
     with serving(tmp_path / "data", outbound_networks="10.0.0.0/8") as process:
         _, cloudwatch = clients(process.env())
@@ -235,10 +199,10 @@ def test_a_webhook_at_a_private_address_or_at_the_server_itself_is_never_called(
         assert run("destination", "test", "own")["outcome"] == "failed"
         assert run("destination", "test", "other")["outcome"] == "delivered"
 
-    assert [path for path, _, _ in receiver.posts] == ["/hook"]
+    assert [told.path for told in receiver.posts] == ["/hook"]
 
 
-def test_commands_make_list_test_and_delete_alerts(tmp_path: Path, receiver: Receiver) -> None:
+def test_commands_make_list_test_and_delete_alerts(tmp_path: Path, receiver: WebhookReceiver) -> None:
     with serving(tmp_path / "data") as process:
         _, cloudwatch = clients(process.env())
         run = Commands(process.data)
@@ -249,7 +213,7 @@ def test_commands_make_list_test_and_delete_alerts(tmp_path: Path, receiver: Rec
 
         assert [alarm["AlarmName"] for alarm in run("list")["alerts"]] == ["dead", "old"]
         run("test", "old")
-        eventually(lambda: [one for one in receiver.posts if one[0] == "/hook"])
+        eventually(lambda: [told for told in receiver.posts if told.path == "/hook"])
         eventually(lambda: run("history", "old")["history"][0]["HistoryItemType"] == "Action")
         assert [one["name"] for one in run("destination", "list")["destinations"]] == ["hook"]
         run("delete", "old", "dead")

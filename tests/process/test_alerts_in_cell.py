@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
+from harness.webhooks import WebhookReceiver
 
-from process.test_alerts import ACCOUNT, REGION, Commands, Receiver, alarm, answers, clients, hook_arn
+from process.test_alerts import ACCOUNT, REGION, Commands, alarm, answers, clients, hook_arn
 
 ROLES = {"broker": 1, "metadata": 1, "manager": 1, "frontend": 1, "console": 2}
 TOLD = f"arn:aws:sqs:{REGION}:{ACCOUNT}:told"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 class Told:
@@ -50,7 +40,7 @@ class Told:
         return self.take() == states
 
 
-def test_each_console_tells_while_the_other_is_killed(tmp_path: Path, receiver: Receiver) -> None:
+def test_each_console_tells_while_the_other_is_killed(tmp_path: Path, receiver: WebhookReceiver) -> None:
     with RunningCell.started(tmp_path, ROLES, settings={"replicas": "1"}) as cell:
         sqs, cloudwatch = clients(cell.environment())
         told, run = Told(sqs), Commands(cell["frontend-1"].data)
@@ -69,12 +59,12 @@ def test_each_console_tells_while_the_other_is_killed(tmp_path: Path, receiver: 
             eventually(partial(told.has, states))
             cell[killed].start()
 
-        posted = [json.loads(raw) for path, _, raw in receiver.posts if path == "/hook"]
+        posted = [json.loads(post.body) for post in receiver.posts if post.path == "/hook"]
         assert {one["TransitionId"] for one in posted} == {transition for transition, _ in told.transitions}
 
 
 def test_queue_of_a_cell_that_fills_is_told_once_by_one_of_two_consoles(
-    tmp_path: Path, receiver: Receiver
+    tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
     with RunningCell.started(tmp_path, ROLES, settings={"replicas": "1"}) as cell:
         sqs, cloudwatch = clients(cell.environment())
@@ -87,7 +77,7 @@ def test_queue_of_a_cell_that_fills_is_told_once_by_one_of_two_consoles(
         sqs.send_message(QueueUrl=orders, MessageBody="hello")
 
         eventually(partial(told.has, ["ALARM"]))
-        hooks = eventually(lambda: [raw for path, _, raw in receiver.posts if path == "/hook"])
+        hooks = eventually(lambda: [post.body for post in receiver.posts if post.path == "/hook"])
         assert Counter(json.loads(raw)["TransitionId"] for raw in hooks) == Counter(told.transitions[0][:1])
         [found] = cloudwatch.describe_alarms()["MetricAlarms"]
         assert found["StateValue"] == "ALARM"

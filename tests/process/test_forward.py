@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import Answered, Post, WebhookReceiver
@@ -20,15 +19,6 @@ from process.support import bodies, running
 from quaymaster.protocol.webhooks.signing import secret_text
 
 SECRET = secret_text(bytes(range(32)))
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    found = WebhookReceiver()
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from harness.process import free_port
 from harness.waiting import eventually
+from harness.webhooks import WebhookReceiver
 
-from process.test_alerts import Receiver, serving
+from process.test_alerts import serving
 from quaymaster.core.alerts.prometheus_rules import render_alertmanager, render_rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,22 +52,13 @@ def running(log: Path, *command: str) -> Iterator[None]:
             child.wait()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def told(receiver: Receiver, path: str) -> list[dict[str, Any]]:
+def told(receiver: WebhookReceiver, path: str) -> list[dict[str, Any]]:
     """Return the alerts that Alertmanager told at a path."""
-    posts = [json.loads(body) for at, _, body in receiver.posts if at == path]
+    posts = [json.loads(post.body) for post in receiver.posts if post.path == path]
     return [alert for post in posts for alert in post["alerts"]]
 
 
-def is_told(receiver: Receiver, path: str, name: str, **labels: str) -> bool:
+def is_told(receiver: WebhookReceiver, path: str, name: str, **labels: str) -> bool:
     """Tell whether Alertmanager told of an alert that has these labels and a runbook."""
     return any(
         alert["status"] == "firing"
@@ -79,7 +71,7 @@ def is_told(receiver: Receiver, path: str, name: str, **labels: str) -> bool:
 
 @pytest.mark.slow
 def test_operators_are_told_by_prometheus_and_by_the_console_through_alertmanager(
-    tmp_path: Path, receiver: Receiver
+    tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
     prometheus, alertmanager = program("prometheus"), program("prometheus-alertmanager")
     tried = subprocess.run([*with_own_share(alertmanager), "--version"], capture_output=True, check=False)

@@ -7,11 +7,9 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
-import pytest
 from harness.forked_programs import run_program
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S, eventually
@@ -22,15 +20,6 @@ from process.conftest import Connect
 from process.support import Client, bodies, running
 
 QUICK = '{"minBackoffSeconds":1,"maxBackoffSeconds":2}'
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    found = WebhookReceiver()
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def pushed_to(receiver: WebhookReceiver, **more: str) -> dict[str, str]:

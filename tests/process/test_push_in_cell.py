@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
-import pytest
 from harness.running_cell import CELL, RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import WebhookReceiver
@@ -20,15 +18,6 @@ from process.test_push import Held, pushed_to, state_of
 from quaymaster.net.certificates import CertificateAuthority
 
 QUEUES = [f"orders-{number}" for number in range(6)]
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    found = WebhookReceiver()
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def owned(process: RoleProcess) -> float:

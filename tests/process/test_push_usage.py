@@ -15,8 +15,9 @@ from process.test_usage import read_usage
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_each_call_is_a_record_with_its_status_and_what_was_deleted(tmp_path: Path, workers: int) -> None:
-    receiver = WebhookReceiver()
+def test_each_call_is_a_record_with_its_status_and_what_was_deleted(
+    tmp_path: Path, receiver: WebhookReceiver, workers: int
+) -> None:
     refused: list[bytes] = []
 
     def answer(post: Post) -> Answered:
@@ -27,19 +28,16 @@ def test_each_call_is_a_record_with_its_status_and_what_was_deleted(tmp_path: Pa
 
     receiver.answer = answer
     settings = {"workers": str(workers)} if workers > 1 else {}
-    try:
-        with running(QuaymasterProcess(tmp_path / "data", settings=settings)) as process:
-            client = Client(process)
-            retry = '{"minBackoffSeconds":1,"maxBackoffSeconds":1}'
-            client.create("orders", PushEndpoint=f"{receiver.url}/hook", PushRetryPolicy=retry)
-            client.send("orders", bodies(10))
-            eventually(lambda: client.counts("orders") == 0)
-            client.close()
-            process.restart()
+    with running(QuaymasterProcess(tmp_path / "data", settings=settings)) as process:
+        client = Client(process)
+        retry = '{"minBackoffSeconds":1,"maxBackoffSeconds":1}'
+        client.create("orders", PushEndpoint=f"{receiver.url}/hook", PushRetryPolicy=retry)
+        client.send("orders", bodies(10))
+        eventually(lambda: client.counts("orders") == 0)
+        client.close()
+        process.restart()
 
-            records = [record for block in read_usage(process) for record in block.records()]
-    finally:
-        receiver.close()
+        records = [record for block in read_usage(process) for record in block.records()]
 
     pushes = [record for record in records if record.action == "Push"]
     assert Counter((record.http_status, record.error_code) for record in pushes) == {

@@ -114,33 +114,31 @@ def test_what_clients_sent_and_deleted_is_what_both_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("retention", ["Delete", "Log"])
-def test_what_was_pushed_and_deleted_is_what_both_say(tmp_path: Path, retention: str) -> None:
-    receiver = WebhookReceiver()
+def test_what_was_pushed_and_deleted_is_what_both_say(
+    tmp_path: Path, receiver: WebhookReceiver, retention: str
+) -> None:
     answers = iter([Answered(503), Answered(422)])
     receiver.answer = lambda post: next(answers, Answered())
     process = QuaymasterProcess(tmp_path / "data", settings={"usage_sync_ms": str(SYNC_MS)})
-    try:
-        with running(process):
-            client = Client(process)
-            retry = '{"minBackoffSeconds":1,"maxBackoffSeconds":1}'
-            client.create(
-                "orders",
-                PushEndpoint=f"{receiver.url}/hook",
-                PushFormat="Lambda",
-                PushBatchSize="5",
-                PushRetryPolicy=retry,
-                RetentionMode=retention,
-            )
-            client.send("orders", [f"body {number}" for number in range(23)])
-            consumed = "orders@push" if retention == "Log" else "orders"
-            eventually(lambda: len(receiver.posts) > 2 and client.counts(consumed) == 0)
-            client.close()
-            process.restart()
+    with running(process):
+        client = Client(process)
+        retry = '{"minBackoffSeconds":1,"maxBackoffSeconds":1}'
+        client.create(
+            "orders",
+            PushEndpoint=f"{receiver.url}/hook",
+            PushFormat="Lambda",
+            PushBatchSize="5",
+            PushRetryPolicy=retry,
+            RetentionMode=retention,
+        )
+        client.send("orders", [f"body {number}" for number in range(23)])
+        consumed = "orders@push" if retention == "Log" else "orders"
+        eventually(lambda: len(receiver.posts) > 2 and client.counts(consumed) == 0)
+        client.close()
+        process.restart()
 
-            counts = read_broker_counts(process.data)
-            found = compare(process, tmp_path, counts)
-    finally:
-        receiver.close()
+        counts = read_broker_counts(process.data)
+        found = compare(process, tmp_path, counts)
 
     by_name = {count.queue_name: count for count in counts}
     assert (by_name["orders"].sends, by_name[consumed].deletions) == (23, 23)
