@@ -1,14 +1,26 @@
-"""A request of CloudWatch to a front end, whatever comes of it."""
+"""What processes tell of themselves: their metrics; and a request of CloudWatch, whatever comes of it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from urllib.request import ProxyHandler, build_opener
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from .process import Environment
+from .process import Environment, QuaymasterProcess
+from .running_cell import RoleProcess
+from .waiting import PATIENCE_S
+
+
+def families_of(process: QuaymasterProcess | RoleProcess) -> list[Metric]:
+    """Return the metrics of the admin port."""
+    address = f"http://127.0.0.1:{process.admin_port}/metrics"
+    with build_opener(ProxyHandler({})).open(address, timeout=PATIENCE_S) as answer:
+        return list(text_string_to_metric_families(answer.read().decode()))
 
 
 def ask_for_metrics(environment: Environment) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from harness.load import SQSConnection
-from harness.monitoring import ask_for_metrics
+from harness.monitoring import ask_for_metrics, families_of
 from harness.running_cell import CELL, RoleProcess, RunningCell
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import WebhookReceiver
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import find_connection
@@ -69,13 +66,6 @@ def push(connection: SQSConnection, receiver: WebhookReceiver) -> None:
     url = connection.call_until_answered("CreateQueue", pushed).fields["QueueUrl"]
     connection.call_until_answered("SendMessage", {"QueueUrl": url, "MessageBody": "job"})
     eventually(lambda: receiver.posts)
-
-
-def families_of(process: RoleProcess) -> list[Metric]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    address = f"http://127.0.0.1:{process.admin_port}/metrics"
-    with opener.open(address, timeout=PATIENCE_S) as answer:
-        return list(text_string_to_metric_families(answer.read().decode()))
 
 
 def scrape(process: RoleProcess) -> dict[str, float]:

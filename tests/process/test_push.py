@@ -8,13 +8,13 @@ import signal
 import threading
 from collections import Counter
 from pathlib import Path
-from urllib.request import urlopen
 
 from harness.forked_programs import run_program
+from harness.monitoring import families_of
 from harness.process import QuaymasterProcess
+from harness.running_cell import RoleProcess
 from harness.waiting import PATIENCE_S, eventually
 from harness.webhooks import Answered, Post, WebhookReceiver
-from prometheus_client.parser import text_string_to_metric_families
 
 from process.conftest import Connect
 from process.support import Client, bodies, running
@@ -33,13 +33,11 @@ def state_of(client: Client, queue: str) -> str:
     return state
 
 
-def metric(process: QuaymasterProcess, name: str, **labels: str) -> float:
+def metric(process: QuaymasterProcess | RoleProcess, name: str, **labels: str) -> float:
     """Return the sum of the samples of the admin port's metrics that have these labels, perhaps among others."""
-    with urlopen(f"{process.admin_url}/metrics", timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
     return sum(
         sample.value
-        for family in text_string_to_metric_families(text)
+        for family in families_of(process)
         for sample in family.samples
         if sample.name == f"quaymaster_push_{name}" and labels.items() <= sample.labels.items()
     )

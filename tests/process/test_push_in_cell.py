@@ -6,30 +6,16 @@ import os
 import signal
 import threading
 from pathlib import Path
-from urllib.request import urlopen
 
-from harness.running_cell import CELL, RoleProcess, RunningCell
-from harness.waiting import PATIENCE_S, eventually
+from harness.running_cell import CELL, RunningCell
+from harness.waiting import eventually
 from harness.webhooks import WebhookReceiver
-from prometheus_client.parser import text_string_to_metric_families
 
 from process.support import CellClient, bodies
-from process.test_push import Held, pushed_to, state_of
+from process.test_push import Held, metric, pushed_to, state_of
 from quaymaster.net.certificates import CertificateAuthority
 
 QUEUES = [f"orders-{number}" for number in range(6)]
-
-
-def owned(process: RoleProcess) -> float:
-    """Return how many queues a pusher pushes."""
-    with urlopen(f"http://127.0.0.1:{process.admin_port}/metrics", timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "quaymaster_push_queues"
-    )
 
 
 def test_queues_go_to_another_pusher_when_theirs_is_killed_or_stopped(
@@ -59,8 +45,8 @@ def test_queues_go_to_another_pusher_when_theirs_is_killed_or_stopped(
         send_all()
         eventually(all_pushed)
         assert set(receiver.ids) == set(sent)
-        eventually(lambda: owned(first) + owned(second) == len(QUEUES))
-        eventually(lambda: owned(first) > 0 < owned(second))
+        eventually(lambda: metric(first, "queues") + metric(second, "queues") == len(QUEUES))
+        eventually(lambda: metric(first, "queues") > 0 < metric(second, "queues"))
         eventually(lambda: {state_of(client, queue) for queue in QUEUES} == {"active"})
 
         held = Held(receiver)
@@ -68,22 +54,22 @@ def test_queues_go_to_another_pusher_when_theirs_is_killed_or_stopped(
         eventually(lambda: len(receiver.posts) > len(sent) - len(QUEUES) * 5)
         first.kill9()  # with calls under way
         held.release()
-        eventually(lambda: owned(second) == len(QUEUES))
+        eventually(lambda: metric(second, "queues") == len(QUEUES))
         eventually(all_pushed)
 
         first.launch()
         first.wait_until_ready()
-        eventually(lambda: owned(first) + owned(second) == len(QUEUES))
+        eventually(lambda: metric(first, "queues") + metric(second, "queues") == len(QUEUES))
         held = Held(receiver)
         send_all()
         assert second.child is not None
         os.kill(second.child.pid, signal.SIGSTOP)
-        eventually(lambda: owned(first) == len(QUEUES))
+        eventually(lambda: metric(first, "queues") == len(QUEUES))
         threading.Event().wait(10.0)  # what it had received is visible again, and another's by then
         held.release()
         eventually(all_pushed)
         os.kill(second.child.pid, signal.SIGCONT)
-        eventually(lambda: owned(first) + owned(second) == len(QUEUES))
+        eventually(lambda: metric(first, "queues") + metric(second, "queues") == len(QUEUES))
         send_all()
         eventually(all_pushed)
 
