@@ -12,7 +12,14 @@ from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.log_tail import LOG_START, Position
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.structures.index import ChunkKeeper, MemoryChunks
-from quaymaster.core.values.commands import Command, Decided, InternalCommand, NewMessage
+from quaymaster.core.values.commands import (
+    Command,
+    Decided,
+    InternalCommand,
+    NewMessage,
+    Receipt,
+    TakenOutcome,
+)
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
@@ -91,6 +98,12 @@ def message(
         retry=retry,
         may_be_retry=may_be_retry,
     )
+
+
+def receipts_of(outcome: Decided) -> list[Receipt]:
+    """Return the receipts of what a Receive has taken."""
+    assert isinstance(outcome, TakenOutcome)
+    return [Receipt(taken.sequence, outcome.epoch, taken.delivery_count) for taken in outcome.taken]
 
 
 def replay(

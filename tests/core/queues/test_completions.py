@@ -10,6 +10,7 @@ from harness.replica_host import (
     identity,
     message,
     queue,
+    receipts_of,
     records_of,
     replay,
     snapshot_of,
@@ -82,9 +83,7 @@ def host_with(*queues: QueueDefinition) -> Host:
 
 
 def received(host: Host, queue_id: int, count: int = 1, timeout_ms: int = 30_000) -> list[Receipt]:
-    outcome = host.ask(Receive(queue_id, 0, count, timeout_ms))
-    assert isinstance(outcome, TakenOutcome)
-    return [Receipt(taken.sequence, outcome.epoch, taken.delivery_count) for taken in outcome.taken]
+    return receipts_of(host.ask(Receive(queue_id, 0, count, timeout_ms)))
 
 
 def output(

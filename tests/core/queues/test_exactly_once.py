@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from harness.replica_host import Host, arn, message, queue, replay, snapshot_of
+from harness.replica_host import Host, arn, message, queue, receipts_of, replay, snapshot_of
 
 from quaymaster.core.partition.partition_snapshots import STATE_VERSION, load_partition, state_version_min
 from quaymaster.core.structures.index import MemoryChunks
@@ -44,8 +44,7 @@ def started(name: str = "jobs", **attributes: object) -> Host:
 
 
 def receive(host: Host, queue_id: int = JOBS, *, count: int = 1) -> list[Receipt]:
-    outcome = cast(TakenOutcome, host.ask(Receive(queue_id, 0, count)))
-    return [Receipt(taken.sequence, outcome.epoch, taken.delivery_count) for taken in outcome.taken]
+    return receipts_of(host.ask(Receive(queue_id, 0, count)))
 
 
 def delete(host: Host, *receipts: Receipt, queue_id: int = JOBS) -> list[str]:

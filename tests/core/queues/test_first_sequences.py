@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from harness.replica_host import RETRY_WINDOW_MS, Host, identity, message, queue, replay, snapshot_of
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    identity,
+    message,
+    queue,
+    receipts_of,
+    replay,
+    snapshot_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +39,6 @@ from quaymaster.core.values.commands import (
     SetQueue,
     StageCount,
     StageMessages,
-    TakenOutcome,
 )
 from quaymaster.core.values.partition_tables import SEQUENCE_SPAN
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
@@ -128,9 +136,9 @@ def acted(pair: Pair, name: str, acts: list[tuple[str, int, int]]) -> None:
                 pair.ask(StageMessages(JOBS, 0, "sink", at, "0", 0, some))
                 pair.ask(CommitTransaction(JOBS, 0, "sink", at, [StageCount("0", len(some))]))
             case "receive":
-                outcome = pair.ask(Receive(JOBS, 0, 1 + number, 5_000 * number), after_ms=after_ms)
-                assert isinstance(outcome, TakenOutcome)
-                taken += [Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.taken]
+                taken += receipts_of(
+                    pair.ask(Receive(JOBS, 0, 1 + number, 5_000 * number), after_ms=after_ms)
+                )
             case "delete":
                 pair.ask(*(Delete(JOBS, 0, receipts) for receipts in of_both), after_ms=after_ms)
             case "hide":
@@ -171,9 +179,7 @@ def test_index_chunks_are_written_and_found_whatever_the_first_sequence_is() -> 
             host.ask(Send(JOBS, 0, some))
     assert all(host.partition(JOBS).index.chunk_numbers() for host in pair.hosts)
 
-    outcome = pair.ask(Receive(JOBS, 0, 10))
-    assert isinstance(outcome, TakenOutcome)
-    some_receipts = [Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.taken[::2]]
+    some_receipts = receipts_of(pair.ask(Receive(JOBS, 0, 10)))[::2]
     pair.ask(*(Delete(JOBS, 0, [moved(each, shift) for each in some_receipts]) for shift in (0, SHIFT)))
 
     pair.ask(*(Peek(JOBS, 0, 1 + shift, 10) for shift in (0, SHIFT)))

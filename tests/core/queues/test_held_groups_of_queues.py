@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from harness.replica_host import Host, message, queue
+from harness.replica_host import Host, message, queue, receipts_of
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.fifo_order import FIFOOrder
@@ -23,7 +23,6 @@ from quaymaster.core.values.commands import (
     StartMoveTask,
     TakeForMove,
     TakenForTask,
-    TakenOutcome,
 )
 from quaymaster.core.values.partition_tables import (
     entries_to_move,
@@ -68,9 +67,7 @@ def holds_of(partition: Partition) -> HeldGroups | None:
 
 
 def received(host: Host, number: int) -> list[Receipt]:
-    outcome = host.ask(Receive(STEPS, number, 10))
-    assert isinstance(outcome, TakenOutcome)
-    return [Receipt(taken.sequence, taken.delivery_count, outcome.epoch) for taken in outcome.taken]
+    return receipts_of(host.ask(Receive(STEPS, number, 10)))
 
 
 def ask(host: Host, number: int, groups: list[int], parent: int = 0) -> list[int]:

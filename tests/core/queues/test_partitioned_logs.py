@@ -6,7 +6,17 @@ from array import array
 from itertools import permutations
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, far_queue, message, queue, replay, snapshot_of
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    arn,
+    far_queue,
+    message,
+    queue,
+    receipts_of,
+    replay,
+    snapshot_of,
+)
 
 from quaymaster.core.partition.expiry import find_expired, is_over_size
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
@@ -29,7 +39,6 @@ from quaymaster.core.values.commands import (
     MoveMessage,
     PartitionOutcome,
     Purge,
-    Receipt,
     Receive,
     ResetGroup,
     Send,
@@ -328,11 +337,7 @@ def test_a_group_of_a_fifo_log_that_begins_anew_is_held_until_older_partitions_a
         return freed
 
     assert receive(host, A, 1) == []
-    outcome = host.ask(Receive(A, 0, 10))
-    assert isinstance(outcome, TakenOutcome)
-    host.ask(
-        Delete(A, 0, [Receipt(one.sequence, one.delivery_count, outcome.epoch) for one in outcome.taken])
-    )
+    host.ask(Delete(A, 0, receipts_of(host.ask(Receive(A, 0, 10)))))
     assert ask() == [steps]
     assert receive(host, A, 1) == [FIRST]
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness.replica_host import ACCOUNT, Host, arn, identity, message, queue, replay, snapshot_of
+from harness.replica_host import (
+    ACCOUNT,
+    Host,
+    arn,
+    identity,
+    message,
+    queue,
+    receipts_of,
+    replay,
+    snapshot_of,
+)
 
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.partition.partition_snapshots import load_partition
@@ -123,10 +133,6 @@ def receive(
 def sequences(outcome: Decided) -> list[int]:
     assert isinstance(outcome, TakenOutcome)
     return [taken.sequence for taken in outcome.taken]
-
-
-def receipts(outcome: TakenOutcome) -> list[Receipt]:
-    return [Receipt(taken.sequence, outcome.epoch, taken.delivery_count) for taken in outcome.taken]
 
 
 def errors(outcome: Decided) -> list[Exception | None]:
@@ -252,7 +258,7 @@ def test_fifo_message_has_the_queues_delay_only() -> None:
 def test_deduplication_id_is_stored_once_within_five_minutes(host: Host) -> None:
     (first,) = send(host, STEPS, message(1, group=1, dedup=b"d" * 16))
     assert isinstance(first, SendResult)
-    delete(host, STEPS, *receipts(receive(host, STEPS)))
+    delete(host, STEPS, *receipts_of(receive(host, STEPS)))
 
     (again,) = send(host, STEPS, message(2, group=1, dedup=b"d" * 16), after_ms=299_999)
     assert isinstance(again, Duplicate)
@@ -415,7 +421,7 @@ def test_repeated_attempt_gives_the_same_messages_hidden_anew(host: Host) -> Non
         (t.sequence, t.delivery_count, t.first_receive_ms) for t in first.taken
     ]
     assert counts(host, STEPS, after_ms=9_950) == (2, 2, 0)
-    assert delete(host, STEPS, *receipts(first)) == [None, None]
+    assert delete(host, STEPS, *receipts_of(first)) == [None, None]
     same_after_replay(host)
 
 
@@ -425,7 +431,7 @@ def test_repeated_attempt_that_asks_for_fewer_messages_gets_the_first_of_them(ho
 
     again = receive(host, STEPS, 2, attempt=ATTEMPT, after_ms=1_000)
 
-    assert receipts(again) == receipts(first)[:2]
+    assert receipts_of(again) == receipts_of(first)[:2]
     assert counts(host, STEPS) == (0, 4, 0)
     same_after_replay(host)
 
@@ -437,9 +443,9 @@ def test_attempt_is_not_repeated_once_its_messages_changed(host: Host, how: str)
 
     after_ms = 0
     if how == "deleted":
-        delete(host, STEPS, receipts(first)[0])
+        delete(host, STEPS, receipts_of(first)[0])
     elif how == "changed":
-        hide(host, STEPS, receipts(first)[0], 60_000)
+        hide(host, STEPS, receipts_of(first)[0], 60_000)
     else:
         after_ms = 400_000 if how == "expired" else 300_000
 
@@ -469,13 +475,13 @@ def test_fifo_receive_behaves_as_the_service_does(host: Host) -> None:
 
     first = receive(host, STEPS)
     assert sequences(first) == [1, 3, 4, 2]
-    hide(host, STEPS, receipts(first)[0], 0)
+    hide(host, STEPS, receipts_of(first)[0], 0)
     again = receive(host, STEPS)
     assert sequences(again) == [1]  # alone: the others are in flight
-    delete(host, STEPS, *receipts(again))
+    delete(host, STEPS, *receipts_of(again))
     send(host, STEPS, message(9, group=1))
     assert sequences(receive(host, STEPS)) == []
-    delete(host, STEPS, *receipts(first)[1:])
+    delete(host, STEPS, *receipts_of(first)[1:])
     assert sequences(receive(host, STEPS)) == [5]
     same_after_replay(host)
 
@@ -485,7 +491,7 @@ def test_fifo_receive_behaves_as_the_service_does(host: Host) -> None:
 
 def test_delete_is_idempotent_and_old_receipts_delete_on_a_standard_queue(host: Host) -> None:
     send(host, JOBS, message(1))
-    old = receipts(receive(host, JOBS, timeout_ms=1_000))[0]
+    old = receipts_of(receive(host, JOBS, timeout_ms=1_000))[0]
     receive(host, JOBS, after_ms=1_000)
 
     assert delete(host, JOBS, old, old) == [None, None]
@@ -499,7 +505,7 @@ def test_delete_is_idempotent_and_old_receipts_delete_on_a_standard_queue(host: 
 def test_timeout_of_a_fifo_queue_is_over_to_the_millisecond(host: Host, way: str) -> None:
     host.now_ms = host.now_ms // 50 * 50 + 1
     send(host, STEPS, message(1, group=1))
-    receipt = receipts(receive(host, STEPS, timeout_ms=1_000 if way == "received" else 30_000))[0]
+    receipt = receipts_of(receive(host, STEPS, timeout_ms=1_000 if way == "received" else 30_000))[0]
     if way == "hidden":
         assert hide(host, STEPS, receipt, 1_000) is None
 
@@ -512,12 +518,12 @@ def test_timeout_of_a_fifo_queue_is_over_to_the_millisecond(host: Host, way: str
 
 def test_expired_receipt_does_not_delete_on_a_fifo_queue(host: Host) -> None:
     send(host, STEPS, message(1, group=1))
-    old = receipts(receive(host, STEPS, timeout_ms=1_000))[0]
+    old = receipts_of(receive(host, STEPS, timeout_ms=1_000))[0]
 
     (error,) = delete(host, STEPS, old, after_ms=1_000)
     assert isinstance(error, InvalidParameterValue)
     assert "The receipt handle has expired." in error.message
-    new = receipts(receive(host, STEPS))[0]
+    new = receipts_of(receive(host, STEPS))[0]
     found = delete(host, STEPS, old, new, old)
     assert [type(error) for error in found] == [InvalidParameterValue, type(None), InvalidParameterValue]
     assert delete(host, STEPS, new) == [None]
@@ -533,7 +539,7 @@ def test_receipt_of_another_epoch_is_not_the_holder_on_a_fifo_queue(host: Host) 
 
 def test_visibility_is_changed_by_old_receipts_on_a_standard_queue(host: Host) -> None:
     send(host, JOBS, message(1))
-    old = receipts(receive(host, JOBS, timeout_ms=1_000))[0]
+    old = receipts_of(receive(host, JOBS, timeout_ms=1_000))[0]
 
     assert hide(host, JOBS, old, 5_000, after_ms=2_000) is None
     assert counts(host, JOBS) == (0, 1, 0)
@@ -545,7 +551,7 @@ def test_visibility_is_changed_by_old_receipts_on_a_standard_queue(host: Host) -
 
 def test_visibility_of_a_deleted_message_cannot_be_changed(host: Host) -> None:
     send(host, JOBS, message(1))
-    receipt = receipts(receive(host, JOBS))[0]
+    receipt = receipts_of(receive(host, JOBS))[0]
     delete(host, JOBS, receipt)
 
     error = hide(host, JOBS, receipt, 5_000)
@@ -556,7 +562,7 @@ def test_visibility_of_a_deleted_message_cannot_be_changed(host: Host) -> None:
 
 def test_message_is_hidden_for_twelve_hours_at_most(host: Host) -> None:
     send(host, JOBS, message(1))
-    receipt = receipts(receive(host, JOBS))[0]
+    receipt = receipts_of(receive(host, JOBS))[0]
 
     assert hide(host, JOBS, receipt, 43_200_000, after_ms=999) is None
     error = hide(host, JOBS, receipt, 43_200_000, after_ms=1)
@@ -567,7 +573,7 @@ def test_message_is_hidden_for_twelve_hours_at_most(host: Host) -> None:
 
 def test_one_batch_may_hide_some_and_fail_for_others(host: Host) -> None:
     send(host, JOBS, message(1))
-    receipt = receipts(receive(host, JOBS))[0]
+    receipt = receipts_of(receive(host, JOBS))[0]
 
     outcome = host.ask(ChangeVisibility(JOBS, 0, [receipt, Receipt(9, 1, 1)], [5_000, 5_000]))
 
@@ -678,7 +684,7 @@ def test_dead_letter_goes_back_when_it_cannot_be_moved() -> None:
 def test_dead_letter_that_was_deleted_meanwhile_is_not_moved() -> None:
     host = dead_letter_host()
     send(host, JOBS, message(1))
-    receipt = receipts(receive(host, JOBS, timeout_ms=0))[0]
+    receipt = receipts_of(receive(host, JOBS, timeout_ms=0))[0]
     (letter,) = receive(host, JOBS).dead_letters
 
     assert isinstance(hide(host, JOBS, receipt, 5_000), InvalidParameterValue)
@@ -903,7 +909,7 @@ def test_sweep_deletes_expired_messages_in_flight_too_and_their_delete_succeeds(
     host = started(MessageRetentionPeriod=60)
     host.partition(STEPS).watched = True
     send(host, STEPS, message(1, group=1))
-    receipt = receipts(receive(host, STEPS, timeout_ms=600_000))[0]
+    receipt = receipts_of(receive(host, STEPS, timeout_ms=600_000))[0]
     send(host, STEPS, message(2, group=1), after_ms=60_000)
     host.awake.clear()
 
@@ -1024,7 +1030,7 @@ def peek(host: Host, start: int, count_max: int) -> tuple[list[tuple[int, str, i
 
 def test_peek_shows_every_state_and_changes_nothing(host: Host) -> None:
     send(host, JOBS, *(message(number) for number in range(4)), message(5, delay_ms=5_000))
-    delete(host, JOBS, receipts(receive(host, JOBS, 2))[0])
+    delete(host, JOBS, receipts_of(receive(host, JOBS, 2))[0])
     receive(host, JOBS, 1, timeout_ms=0)
     before = host.states.state_hash(host.now_ms)
 
@@ -1096,7 +1102,7 @@ def test_new_attributes_and_deletion_wake_those_who_wait(host: Host) -> None:
 def test_only_records_with_a_message_somebody_may_ask_for_are_live(host: Host) -> None:
     send(host, JOBS, message(1), message(2))
     send(host, DEAD, message(3))
-    delete(host, JOBS, receipts(receive(host, JOBS, 1))[0])
+    delete(host, JOBS, receipts_of(receive(host, JOBS, 1))[0])
     (taken,) = take_for_task(host, DEAD, JOBS)
     move(host, taken, new_id=identity(9))
     host.ask(ForgetQueue(STEPS))
@@ -1157,11 +1163,11 @@ def test_hiding_and_deleting_wake_those_who_may_get_something(host: Host, queue_
     host.partition(queue_id).watched = True
     host.awake.clear()
 
-    hide(host, queue_id, receipts(first)[0], 0)
+    hide(host, queue_id, receipts_of(first)[0], 0)
     assert host.awake == [host.partition(queue_id)]
     again = receive(host, queue_id, 1)
     host.awake.clear()
-    delete(host, queue_id, *receipts(again))
+    delete(host, queue_id, *receipts_of(again))
     assert bool(host.awake) == (queue_id == STEPS)
 
 
@@ -1171,7 +1177,7 @@ def test_hiding_and_deleting_wake_those_who_may_get_something(host: Host, queue_
 def test_records_for_queues_that_are_gone_are_skipped(host: Host) -> None:
     send(host, JOBS, message(1))
     send(host, DEAD, message(2))
-    first = receipts(receive(host, JOBS))[0]
+    first = receipts_of(receive(host, JOBS))[0]
     hide(host, JOBS, first, 5_000)
     delete(host, JOBS, first)
     (taken,) = take_for_task(host, DEAD, JOBS)
@@ -1195,7 +1201,7 @@ def test_records_for_queues_that_are_gone_are_skipped(host: Host) -> None:
 def test_replay_of_what_was_applied_changes_nothing(host: Host) -> None:
     send(host, JOBS, message(1))
     send(host, STEPS, message(1, group=1))
-    delete(host, JOBS, receipts(receive(host, JOBS))[0])
+    delete(host, JOBS, receipts_of(receive(host, JOBS))[0])
     receive(host, STEPS, attempt=ATTEMPT)
     states = host.replayed()
 

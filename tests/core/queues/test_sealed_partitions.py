@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.replica_host import Host, arn, identity, message, queue
+from harness.replica_host import Host, arn, identity, message, queue, receipts_of
 from pyroaring import BitMap
 
 from core.queues.test_partitions import DEAD, HERE, JOBS, TASK, Saved, assert_same, split, spread, started
@@ -78,9 +78,7 @@ def send(host: Host, *messages: NewMessage, number: int = 0, after_ms: int = 0) 
 
 
 def received(host: Host, number: int = 0, *, table_version: int = ANY_TABLE) -> list[Receipt]:
-    outcome = host.ask(Receive(JOBS, number, 10, table_version=table_version))
-    assert isinstance(outcome, TakenOutcome)
-    return [Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.taken]
+    return receipts_of(host.ask(Receive(JOBS, number, 10, table_version=table_version)))
 
 
 def state_of(host: Host, number: int = 0, after_ms: int = 0) -> PartitionOutcome:
