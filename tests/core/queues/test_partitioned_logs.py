@@ -18,13 +18,13 @@ from harness.replica_host import (
     snapshot_of,
 )
 
+from core.queues.test_partitions import assert_same, new_states, numbers
 from quaymaster.core.partition.expiry import find_expired, is_over_size
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures import log_sizes
 from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.commands import (
     AskGroups,
     AskPartition,
@@ -91,8 +91,7 @@ def split(host: Host, *journals: int) -> QueueDefinition:
 
 
 def host_of(definition: QueueDefinition, *groups: QueueDefinition, journal_id: int = HERE) -> Host:
-    states = QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS, journal_id=journal_id)
-    host = Host(states=states)
+    host = Host(states=new_states(journal_id))
     for each in (definition, *groups):
         host.ask(SetQueue(each, journal_id))
     return host
@@ -114,19 +113,10 @@ def bounds(host: Host, queue_id: int, number: int) -> tuple[int, int]:
     return outcome.earliest, outcome.end
 
 
-def numbers(states: QueueStates, queue_id: int) -> list[int]:
-    return [partition.number for partition in states.partitions_of(queue_id)]
-
-
 def is_empty(host: Host, number: int) -> bool:
     outcome = host.ask(AskPartition(LOG, number))
     assert isinstance(outcome, PartitionOutcome)
     return outcome.is_empty
-
-
-def assert_same(host: Host, states: QueueStates) -> None:
-    assert states.definitions == host.states.definitions
-    assert states.state_hash(host.now_ms) == host.states.state_hash(host.now_ms)
 
 
 Saved = tuple[QueueDefinition, int, int, bytes]
@@ -151,7 +141,7 @@ def restarted(host: Host, *snapshots: Saved) -> QueueStates:
 
 def replayed(host: Host) -> QueueStates:
     journal_id = host.states.journal_id
-    states = QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS, journal_id=journal_id)
+    states = new_states(journal_id)
     return replay(host.batches, states=states)
 
 
