@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import snapshot_pieces
+from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.effects import PersistPromise
 from quaymaster.core.replication.journal import JournalReplica
@@ -21,9 +22,16 @@ from quaymaster.core.values.commands import (
     TakenOutcome,
 )
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.messages import encode_message_head, join_payload
+from quaymaster.core.values.messages import encode_message_head, join_payload, message_id_of, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
-from quaymaster.core.values.records import Batch, RecordRow, check_batch, decode_header, iterate_rows
+from quaymaster.core.values.records import (
+    Batch,
+    RecordRow,
+    RecordType,
+    check_batch,
+    decode_header,
+    iterate_rows,
+)
 
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000
@@ -98,6 +106,11 @@ def message(
         retry=retry,
         may_be_retry=may_be_retry,
     )
+
+
+def number_in(flags: int, payload: bytes | memoryview) -> int:
+    """Return the number of a message by its payload, as it is sent and stored."""
+    return int.from_bytes(message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :]), "big")
 
 
 def receipts_of(outcome: Decided) -> list[Receipt]:
@@ -220,6 +233,11 @@ class Host:
                     if row.offset == offset:
                         return row, payload
         raise AssertionError(f"there is no record at offset {offset}")
+
+    def number_at(self, offset: int) -> int:
+        """Return the number of the message that a record holds."""
+        row, payload = self.payload(offset)
+        return number_in(row.flags, payload[MOVE_HEAD_BYTES:] if row.type == RecordType.MOVE else payload)
 
     def replayed(self) -> QueueStates:
         """Return the state that a replay of every batch gives."""

@@ -29,6 +29,7 @@ from harness.replica_host import (
     arn,
     identity,
     message,
+    number_in,
     queue,
     records_of,
     replay,
@@ -64,7 +65,7 @@ from quaymaster.core.values.commands import (
     SetQueue,
     TakenOutcome,
 )
-from quaymaster.core.values.messages import message_id_of, prefix_bytes, split_prefix
+from quaymaster.core.values.messages import split_prefix
 from quaymaster.core.values.partition_tables import (
     split_ranges,
     taking,
@@ -515,7 +516,7 @@ class CompletionsWorld:
                 for sequence in range(partition.head, partition.next_sequence):
                     row, payload = journal.host.payload(partition.index.offset_and_sent_ms(sequence)[0])
                     sent = payload[MOVE_HEAD_BYTES:] if row.type == RecordType.MOVE else payload
-                    number = int.from_bytes(message_id_of(sent[prefix_bytes(row.flags & 7) :]), "big")
+                    number = number_in(row.flags, sent)
                     group, dedup, _ = split_prefix(row.flags, sent)
                     yield Place(key >> 16, partition.number, number, group, dedup)
 
@@ -535,7 +536,7 @@ class CompletionsWorld:
             sequences.update(deletion.sequence for deletion in head.deletions)
             for at, output in enumerate(outputs_of(payload)):
                 sent = output.payload
-                number = int.from_bytes(message_id_of(sent[prefix_bytes(output.flags) :]), "big")
+                number = number_in(output.flags, sent)
                 expected[number] = row.offset, at
                 dedup = split_prefix(output.flags, sent)[1]
                 is_dropped = output.place.queue_id == B and self.is_b_deleted
@@ -568,4 +569,4 @@ class CompletionsWorld:
 
 def _numbers_of(command: Complete) -> Iterator[int]:
     for output in command.outputs:
-        yield int.from_bytes(message_id_of(output.payload[prefix_bytes(output.flags) :]), "big")
+        yield number_in(output.flags, output.payload)

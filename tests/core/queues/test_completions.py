@@ -23,7 +23,7 @@ from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.receipts import EXPIRED
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.queues import completions
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.completions import GONE, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.id_limits import IdLimits
@@ -58,7 +58,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.messages import message_id_of, prefix_bytes
+from quaymaster.core.values.messages import message_id_of
 from quaymaster.core.values.partition_tables import split_ranges, with_children, with_children_open
 from quaymaster.core.values.queue_definitions import (
     KEY_MAX,
@@ -141,13 +141,11 @@ def carry(source: Host, target: Host, target_key: int, queue_id: int = A) -> Mov
 def numbers_in(host: Host, queue_id: int, number: int = 0) -> list[int]:
     """Return which messages a partition has, in their order."""
     partition: Partition = host.states.partition(queue_id, number)
-    found: list[int] = []
-    for sequence in range(partition.head, partition.next_sequence):
-        if partition.is_live(sequence):
-            row, payload = host.payload(partition.index.offset_and_sent_ms(sequence)[0])
-            sent = payload[MOVE_HEAD_BYTES:] if row.type == RecordType.MOVE else payload
-            found.append(int.from_bytes(message_id_of(sent[prefix_bytes(row.flags & 7) :]), "big"))
-    return found
+    return [
+        host.number_at(partition.index.offset_and_sent_ms(sequence)[0])
+        for sequence in range(partition.head, partition.next_sequence)
+        if partition.is_live(sequence)
+    ]
 
 
 def under_way(host: Host, queue_id: int = A) -> int:

@@ -18,7 +18,7 @@ from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, 
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, parts_of_key
+from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.fifo_order import FIFOOrder
@@ -43,7 +43,6 @@ from quaymaster.core.values.commands import (
     TakenOutcome,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.messages import message_id_of, prefix_bytes
 from quaymaster.core.values.partition_tables import (
     entries_to_split,
     entry_of,
@@ -58,7 +57,6 @@ from quaymaster.core.values.queue_definitions import (
     one_partition,
     replace_definition,
 )
-from quaymaster.core.values.records import RecordType
 
 pytestmark = pytest.mark.uncovered
 
@@ -268,7 +266,7 @@ class World:
             if not isinstance(answer, TakenOutcome):
                 return
             for taken in answer.taken:
-                number = self._number_of(journal.host, taken.offset)
+                number = journal.host.number_at(taken.offset)
                 self._check(number, entry.number)
                 if journal.incarnation != incarnation or self.random.random() < 0.1:
                     continue  # the consumer forgets it until its time is over
@@ -277,12 +275,6 @@ class World:
 
         journal.host.now_ms += 1_000
         journal.ask(Receive(DEAD, entry.number, self.random.randint(1, 3), 5_000), received)
-
-    def _number_of(self, host: Host, offset: int) -> int:
-        row, payload = host.payload(offset)
-        if row.type == RecordType.MOVE:
-            payload = payload[MOVE_HEAD_BYTES:]
-        return int.from_bytes(message_id_of(payload[prefix_bytes(row.flags & 7) :]), "big")
 
     def _check(self, number: int, partition: int) -> None:
         """No other partition has an older message of the group, nor is one on its way, nor was a newer one given."""
@@ -307,7 +299,7 @@ class World:
                 for sequence in range(partition.head, partition.next_sequence):
                     if partition.is_live(sequence):
                         offset = partition.index.offset_and_sent_ms(sequence)[0]
-                        number = self._number_of(journal.host, offset)
+                        number = journal.host.number_at(offset)
                         where = partition.number if key >> 16 == DEAD else -1
                         # On its way it is in both.
                         found[number] = max(found.get(number, -1), where)

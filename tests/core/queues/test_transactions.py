@@ -15,6 +15,7 @@ from harness.replica_host import (
     Host,
     identity,
     message,
+    number_in,
     queue,
     records_of,
     replay,
@@ -69,7 +70,6 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.messages import message_id_of, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.records import RecordRow, RecordType
 
@@ -138,15 +138,7 @@ def receive(host: Host, queue_id: int = QUEUE) -> list[int]:
         assert isinstance(outcome, TakenOutcome)
         if not outcome.taken:
             return numbers
-        numbers += [number_of(host, taken.offset) for taken in outcome.taken]
-
-
-def number_of(host: Host, offset: int) -> int:
-    return number_in(*host.payload(offset))
-
-
-def number_in(row: RecordRow, payload: bytes) -> int:
-    return int.from_bytes(message_id_of(payload[prefix_bytes(row.flags & 7) :]), "big")
+        numbers += [host.number_at(taken.offset) for taken in outcome.taken]
 
 
 def copy_of(partition: Partition, states: QueueStates) -> Partition:
@@ -487,7 +479,7 @@ def test_a_duplicate_in_a_transaction_counts_as_sent_and_gets_no_number() -> Non
 
     outcome = host.ask(Receive(QUEUE, 0, 10))
     assert isinstance(outcome, TakenOutcome)
-    assert [(taken.sequence, number_of(host, taken.offset)) for taken in outcome.taken] == [
+    assert [(taken.sequence, host.number_at(taken.offset)) for taken in outcome.taken] == [
         (1, 3),
         (2, 1),
         (3, 2),
@@ -496,7 +488,7 @@ def test_a_duplicate_in_a_transaction_counts_as_sent_and_gets_no_number() -> Non
         (6, 6),
     ]
     assert_restarts_the_same(host)
-    kept = [number_of(host, row.offset) for row in staged_rows(host) if host.states.is_live(row)]
+    kept = [host.number_at(row.offset) for row in staged_rows(host) if host.states.is_live(row)]
     assert kept == [1, 2, 4, 5, 6]
 
 
@@ -1000,7 +992,7 @@ def _compare_any_history(kind: str, steps: list[tuple[str, int, int, int]], cut:
     assert partition.next_sequence == len(order) + 1
     for sequence in range(partition.head, partition.next_sequence):
         row, payload = host.payload(partition.index.entry(sequence).offset)
-        assert number_in(row, payload) == order[sequence - 1]
+        assert number_in(row.flags, payload) == order[sequence - 1]
         assert find_message(partition, row)[0] == sequence
     live = {
         row.offset
