@@ -39,7 +39,6 @@ from quaymaster.core.values.commands import (
     EntriesOutcome,
     PartitionOutcome,
     QueueCounts,
-    Receipt,
     Receive,
     ReceiveOutcome,
     Send,
@@ -68,6 +67,7 @@ from quaymaster.core.values.partition_tables import (
     without,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from sim.clients import receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received, Sent
 from sim.queue_checker import Delivery
@@ -512,8 +512,7 @@ def _deleted(client: Client, partition: int, found: list[Delivery]) -> Script:
     checker = client.cell.partition_checker
     for delivery in found:
         checker.delete_asked(delivery.number)
-    receipts = [Receipt(each.sequence, each.epoch, each.delivery_count) for each in found]
-    outcome = yield Delete(CHANGING, partition, receipts)
+    outcome = yield Delete(CHANGING, partition, receipts_of(found))
     if isinstance(outcome, EntriesOutcome):
         for delivery, error in zip(found, outcome.errors, strict=True):
             if error is None:

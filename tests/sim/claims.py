@@ -25,14 +25,13 @@ from quaymaster.core.values.commands import (
     Peek,
     PeekedOffsets,
     ReadClaim,
-    Receipt,
     Receive,
     ReleaseClaims,
     Settle,
     SettledOutcome,
 )
 from quaymaster.core.values.errors import ClaimIsSettled, ClaimTakenOver, NotNow
-from sim.clients import Client, Script, Wish
+from sim.clients import Client, Script, Wish, receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received
 from sim.queue_checker import QueueKind
@@ -241,8 +240,7 @@ def rival(client: Client, queue: QueueKind) -> Script:
         if cell.is_sending and random.random() < 0.5:
             continue  # it comes back, and its claim is broken
         cell.queue_checker.delete_asked([delivery.number for delivery in found])
-        receipts = [Receipt(one.sequence, one.epoch, one.delivery_count) for one in found]
-        yield Delete(queue.queue_id, 0, receipts)
+        yield Delete(queue.queue_id, 0, receipts_of(found))
 
 
 def answer_of(decided: ClaimedOutcome) -> ClaimOutcome:

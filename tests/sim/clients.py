@@ -257,7 +257,7 @@ def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: floa
             timeout_ms = random.choice((0, 1_000, 8_000))
             for delivery in found:
                 checker.visibility_asked(delivery.number)
-            yield ChangeVisibility(queue.queue_id, 0, _receipts(found), [timeout_ms] * len(found))
+            yield ChangeVisibility(queue.queue_id, 0, receipts_of(found), [timeout_ms] * len(found))
             for delivery in found:
                 checker.visibility_asked(delivery.number)
             if timeout_ms == 0:
@@ -266,7 +266,7 @@ def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: floa
         if is_careless and random.random() < 0.3:
             found = random.sample(found, random.randint(1, len(found)))
         checker.delete_asked([delivery.number for delivery in found])
-        outcome = yield Delete(queue.queue_id, 0, _receipts(found))
+        outcome = yield Delete(queue.queue_id, 0, receipts_of(found))
         if isinstance(outcome, EntriesOutcome):
             for delivery, error in zip(found, outcome.errors, strict=True):
                 if error is None or client.attempts == 1:
@@ -275,7 +275,8 @@ def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: floa
                     )
 
 
-def _receipts(found: list[Delivery]) -> list[Receipt]:
+def receipts_of(found: list[Delivery]) -> list[Receipt]:
+    """Return the receipts of what was delivered."""
     return [Receipt(delivery.sequence, delivery.epoch, delivery.delivery_count) for delivery in found]
 
 

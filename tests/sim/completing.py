@@ -24,10 +24,10 @@ from quaymaster.core.values.commands import (
     Output,
     PartitionOutcome,
     QueueCounts,
-    Receipt,
     Receive,
     Send,
 )
+from sim.clients import receipts_of
 from sim.kernel import MS, Violation
 from sim.messages import Received, Sent
 from sim.queue_checker import Delivery, QueueKind
@@ -243,11 +243,10 @@ def complete(client: Client, queue: QueueKind, *, carelessness: float) -> Script
             targets = [random.choice(TARGETS) for _ in range(random.randint(1, 3))]
             outputs = [(target.queue_id, cell.next_number()) for target in targets]
             attempt = checker.asked(queue, delivery, outputs, cell.kernel.now_us)
-            receipt = Receipt(delivery.sequence, delivery.epoch, delivery.delivery_count)
             sent = [
                 _output(cell, target, number) for target, (_, number) in zip(targets, outputs, strict=True)
             ]
-            answer = yield Complete(queue.queue_id, 0, [receipt], sent, outputs[0][1])
+            answer = yield Complete(queue.queue_id, 0, receipts_of([delivery]), sent, outputs[0][1])
             if not isinstance(answer, CompleteOutcome):
                 continue
             if answer.errors == [None]:
@@ -276,8 +275,7 @@ def take(client: Client, queue: QueueKind) -> Script:
             continue
         found = outcome.deliveries
         checker.arrived(queue, found)
-        receipts = [Receipt(each.sequence, each.epoch, each.delivery_count) for each in found]
-        yield Delete(queue.queue_id, 0, receipts)
+        yield Delete(queue.queue_id, 0, receipts_of(found))
 
 
 def watch_outputs(client: Client) -> Script:

@@ -25,7 +25,6 @@ from quaymaster.core.values.commands import (
     EntriesOutcome,
     InternalCommand,
     Outcome,
-    Receipt,
     Receive,
     ReceiveOutcome,
     ResetGroup,
@@ -33,7 +32,7 @@ from quaymaster.core.values.commands import (
     TakenOutcome,
 )
 from sim import queue_checker
-from sim.clients import produce
+from sim.clients import produce, receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received
 from sim.queue_checker import QueueKind
@@ -219,18 +218,18 @@ def finish(client: Client, queue: QueueKind, *, carelessness: float) -> Script:
             if judge is not None:
                 for delivery in found:
                     judge.visibility_asked(delivery.number)
-            yield ChangeVisibility(queue_id, 0, _receipts(found), [random.choice((0, 1_000))] * len(found))
+            yield ChangeVisibility(queue_id, 0, receipts_of(found), [random.choice((0, 1_000))] * len(found))
         if is_careless and random.random() < 0.3:
             continue
         yield random.randint(0, 2 * queue.visibility_timeout_ms * MS if is_careless else 50 * MS)
         if judge is not None:
             judge.delete_asked([delivery.number for delivery in found])
-        told = yield Delete(queue_id, 0, _receipts(found))
+        told = yield Delete(queue_id, 0, receipts_of(found))
         if isinstance(told, EntriesOutcome):
             _note(client, queue, found, told)
             if random.random() < 0.3:
                 yield random.randint(0, AGAIN_MAX_US if cell.is_sending and random.random() < 0.2 else SECOND)
-                again = yield Delete(queue_id, 0, _receipts(found))
+                again = yield Delete(queue_id, 0, receipts_of(found))
                 if isinstance(again, EntriesOutcome):
                     for delivery, error in zip(found, again.errors, strict=True):
                         checker.finished(queue_id, delivery, is_told=error is None, now_us=cell.kernel.now_us)
@@ -244,10 +243,6 @@ def _note(
         cell.guarantee_checker.finished(queue.queue_id, delivery, is_told=error is None, now_us=now_us)
         if not is_judged_here_alone(queue):
             cell.queue_checker.delete_answered(queue.queue_id, delivery, is_done=error is None, now_us=now_us)
-
-
-def _receipts(found: list[queue_checker.Delivery]) -> list[Receipt]:
-    return [Receipt(delivery.sequence, delivery.epoch, delivery.delivery_count) for delivery in found]
 
 
 def reset(client: Client, group: QueueKind) -> Script:

@@ -25,12 +25,12 @@ from quaymaster.core.values.commands import (
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    Receipt,
     Receive,
     Send,
     StartMoveTask,
 )
 from quaymaster.core.values.errors import NotNow
+from sim.clients import receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received, Sent
 from sim.queue_checker import Delivery, QueueKind
@@ -219,7 +219,7 @@ def fail(client: Client, queue: QueueKind) -> Script:
             continue
         found = outcome.deliveries
         checker.delivered(queue.queue_id, found, asked_us=asked_us, now_us=cell.kernel.now_us)
-        receipts = [Receipt(each.sequence, each.epoch, each.delivery_count) for each in found]
+        receipts = receipts_of(found)
         if cell.redrivers_left and random.random() < 0.97:
             if random.random() < 0.4:
                 yield ChangeVisibility(queue.queue_id, 0, receipts, [0] * len(found))
