@@ -35,6 +35,7 @@ from sim import queue_checker
 from sim.clients import produce, receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received
+from sim.moves import Records
 from sim.queue_checker import QueueKind
 
 if TYPE_CHECKING:
@@ -277,21 +278,17 @@ def start_clients(cell: Cell) -> None:
 # Receives of AtMostOnce queues, as the product makes them
 
 
-class _Records:
-    """As much of `RecordBodies` as these receives need."""
+class _BodiesRead(Records):
+    """As much of `RecordBodies` as these receives need: some are read from a disk, and much may happen until then."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._random = replica.cell.kernel.random_for(f"bodies of {replica.member}")
 
     def read(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
         is_cold = self._random.random() < COLD_READS
         wait_s = self._random.uniform(0, COLD_READ_S) if is_cold else 0.0
-        self._replica.host.loop.call_later(wait_s, self._finish, offsets, finish)
-
-    def _finish(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
-        found = {offset: self._replica.find_record(offset) for offset in offsets}
-        finish({offset: record for offset, record in found.items() if record is not None})
+        self._replica.host.loop.call_later(wait_s, lambda: finish(self.found(offsets)))
 
 
 class GivenOnce:
@@ -300,10 +297,9 @@ class GivenOnce:
     def __init__(self, replica: Replica, number_of: Callable[..., int]) -> None:
         self._replica = replica
         self._number_of = number_of
-        self._decided_ms = 0
         self._receives = replica.cell.bugs.variant(ConsumingReceives)(
             replica.host.loop,
-            cast("RecordBodies", _Records(replica)),
+            cast("RecordBodies", _BodiesRead(replica)),
             submit=self._submit,
             delivery_of=self._delivery_of,
             reply_later=lambda reply, outcome: reply(outcome),

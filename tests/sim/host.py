@@ -267,19 +267,18 @@ class Host:
         source = self.replicas.get(self.cell.journal_of(command.source_queue_id))
         if source is not None:
             source.checker.on_sent_away(source, command)
-        answer: asyncio.Future[object] = self.loop.create_future()
-        self._asked += 1
-        self._waiting[self._asked] = answer
-        self._network.send(self.name, name, TakeMoved(self._asked, journal, command))
-        self._kernel.after(ANSWER_MS * MS, self._expire, self.starts, self._asked)
-        return await answer
+        return await self._ask(name, lambda number: TakeMoved(number, journal, command))
 
     async def ask_about_groups(self, name: str, journal: int, command: AskGroups) -> object:
         """Ask a journal's leader which groups an older partition has; raises NotNow when it does not answer."""
+        return await self._ask(name, lambda number: AskLeft(number, journal, command))
+
+    async def _ask(self, name: str, numbered: Callable[[int], TakeMoved | AskLeft]) -> object:
+        """Ask a broker, and wait for its answer; raises NotNow when none comes."""
         answer: asyncio.Future[object] = self.loop.create_future()
         self._asked += 1
         self._waiting[self._asked] = answer
-        self._network.send(self.name, name, AskLeft(self._asked, journal, command))
+        self._network.send(self.name, name, numbered(self._asked))
         self._kernel.after(ANSWER_MS * MS, self._expire, self.starts, self._asked)
         return await answer
 

@@ -16,7 +16,15 @@ from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import DeadLetter, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands import (
+    AskGroups,
+    DeadLetter,
+    GroupsOutcome,
+    InternalCommand,
+    MoveBegun,
+    MoveIn,
+    MoveInOutcome,
+)
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.formats import CellFormat
 from sim.kernel import Violation
@@ -47,21 +55,23 @@ class _Files:
         self.journal_id = journal_id
 
 
-class _Records:
+class Records:
     """As much of `RecordBodies` as moving needs."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
     async def of(self, offsets: list[int]) -> dict[int, Body]:
-        return self._found(offsets)
+        """Return those that are there."""
+        return self.found(offsets)
 
-    def _found(self, offsets: list[int]) -> dict[int, Body]:
+    def found(self, offsets: list[int]) -> dict[int, Body]:
+        """Return those that are there."""
         found = {offset: self._replica.find_record(offset) for offset in offsets}
         return {offset: record for offset, record in found.items() if record is not None}
 
 
-class _RecordsOnDisk(_Records):
+class _RecordsOnDisk(Records):
     """Those that are read: much may happen until then."""
 
     def __init__(self, replica: Replica) -> None:
@@ -70,12 +80,12 @@ class _RecordsOnDisk(_Records):
 
     def read(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
         self._replica.host.loop.call_later(
-            self._random.uniform(0, READ_MAX_S), lambda: finish(self._found(offsets))
+            self._random.uniform(0, READ_MAX_S), lambda: finish(self.found(offsets))
         )
 
     async def of(self, offsets: list[int]) -> dict[int, Body]:
         await asyncio.sleep(self._random.uniform(0, READ_MAX_S))
-        return self._found(offsets)
+        return self.found(offsets)
 
 
 class MovesHost:
@@ -84,7 +94,7 @@ class MovesHost:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self.files = _Files(replica.journal_id)
-        self.records = _Records(replica)
+        self.records = Records(replica)
 
     @property
     def replica(self) -> JournalReplica:
@@ -122,18 +132,27 @@ class _TasksHost(MovesHost):
 
 
 class Carrier:
-    """See `MoveCarrier`: the way of one host to the leaders of other journals."""
+    """See `MoveCarrier` and `GroupCarrier`: the way of one host to the leaders of other journals."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """See `MoveCarrier`."""
+        leader = self._leader_of(journal_id)
+        return cast("MoveInOutcome", await self._host.ask_to_take(leader, journal_id, command))
+
+    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
+        """See `GroupCarrier`."""
+        leader = self._leader_of(journal_id)
+        return cast("GroupsOutcome", await self._host.ask_about_groups(leader, journal_id, command))
+
+    def _leader_of(self, journal_id: int) -> str:
+        """Return the broker that leads a journal, as far as this host knows."""
         known = self._host.configurations.get(journal_id)
         if known is None:
             raise NotLeader
-        name = broker_of(known[0].leader)
-        return cast("MoveInOutcome", await self._host.ask_to_take(name, journal_id, command))
+        return broker_of(known[0].leader)
 
 
 class Moves:

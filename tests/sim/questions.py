@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
-from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import AskGroups, GroupsOutcome
-from quaymaster.core.values.errors import CallerError, NotLeader, NotNow
-from sim.moves import MovesHost
+from quaymaster.core.values.commands import AskGroups
+from quaymaster.core.values.errors import CallerError, NotNow
+from sim.moves import Carrier, MovesHost
 
 if TYPE_CHECKING:
     from quaymaster.broker.replica.replica import ReplicaHost
-    from sim.host import Host
     from sim.replica import Replica
 
 CHANGED_S = 0.05
@@ -46,20 +44,6 @@ class _QuestionsHost(MovesHost):
         return changed
 
 
-class _Carrier:
-    """The way of one host to the leaders of other journals."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    async def groups_left(self, journal_id: int, command: AskGroups) -> GroupsOutcome:
-        known = self._host.configurations.get(journal_id)
-        if known is None:
-            raise NotLeader
-        name = broker_of(known[0].leader)
-        return cast("GroupsOutcome", await self._host.ask_about_groups(name, journal_id, command))
-
-
 class Questions:
     """What `broker/replica/group_questions` does for one replica."""
 
@@ -68,7 +52,7 @@ class Questions:
         host = cast("ReplicaHost", _QuestionsHost(replica))
         self._answers = GroupAnswers(host)
         self._questions = replica.cell.bugs.variant(GroupQuestions)(
-            host, self._answers, _Carrier(replica.host)
+            host, self._answers, Carrier(replica.host)
         )
         self._is_leading = False
 
