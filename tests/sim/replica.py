@@ -435,18 +435,13 @@ class Replica:
         if log.end.end - self._snapshot_at >= self.cell.faults.snapshot_records and self.may_take_snapshot():
             self._take_snapshot()
         is_put_back = False
-        if self._moves is not None and self.journal.is_leading != self._was_leading:
+        is_followed = self._moves is not None or (self._given_once is not None and self._tasks is None)
+        if is_followed and self.journal.is_leading != self._was_leading:
             self._was_leading = self.journal.is_leading
-            # Before anything is decided: who begins to lead sends all that is leaving, for that is committed.
-            self._moves.leads(self._was_leading)
+            if self._moves is not None:
+                # Before anything is decided: who begins to lead sends all that is leaving, for that is committed.
+                self._moves.leads(self._was_leading)
             is_put_back = self._was_leading and self._put_back_undecided()
-        elif (
-            self._given_once is not None
-            and self._tasks is None
-            and self.journal.is_leading != self._was_leading
-        ):
-            self._was_leading = self.journal.is_leading
-            is_put_back = self.journal.is_leading and self._put_back_undecided()
         if self._questions is not None:
             self._questions.look()
         if self._tasks is not None:
