@@ -18,6 +18,7 @@ def test_cells_keep_their_rules_while_partitions_change(seed: int) -> None:
     cell.run()
 
     assert cell.partition_checker.changes > 0, "nothing was tried"
+    assert cell.partition_checker.judged_empty > 0, "no answer was empty"
 
 
 def test_one_deduplication_id_is_one_message_while_partitions_change() -> None:
@@ -28,6 +29,7 @@ def test_one_deduplication_id_is_one_message_while_partitions_change() -> None:
     cell.run()
 
     assert cell.partition_checker.changes > 0, "nothing was tried"
+    assert cell.partition_checker.judged_empty > 0, "no answer was empty"
 
 
 def test_cells_keep_the_order_of_groups_while_partitions_change() -> None:
