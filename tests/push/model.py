@@ -49,8 +49,6 @@ class ModelMessage:
     group: str | None
     count: int = 0
     hidden_until_ms: int = 0
-    receives_lost: int = 0
-    """How often its receiver could not try it, or was not told of it."""
     is_deleted: bool = False
     is_dead: bool = False
 

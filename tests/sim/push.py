@@ -125,13 +125,6 @@ BUGS: Final[Mapping[str, type[QueueFlow]]] = {
     "begins-late": BeginsLate,
     "deletes-unasked": DeletesUnasked,
 }
-CAUGHT_BY: Final[Mapping[str, int]] = {
-    "receives-untried": 0,
-    "next-before-deleted": 0,
-    "begins-late": 0,
-    "deletes-unasked": 0,
-}
-"""For each planted bug a seed that catches it."""
 
 
 # What the checker knows
@@ -172,7 +165,6 @@ class CheckedQueue:
     """Messages that the endpoint took."""
     acknowledged: set[int] = field(default_factory=set)
     """Messages whose deletion some pusher was told of, while no other one had them."""
-    most_calls: int = 0
 
 
 class Endpoint:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sim.kernel import Violation
-from sim.push import CAUGHT_BY, run_seed
+from sim.push import BUGS, run_seed
 
 RUNS = int(os.environ.get("SOAK_RUNS", "15"))
 SEEDS_TRIED = 30
@@ -29,9 +29,9 @@ def test_pushers_keep_their_rules_under_faults() -> None:
     assert kills > 0
 
 
-@pytest.mark.parametrize("bug", CAUGHT_BY)
-def test_a_planted_bug_is_caught_within_few_seeds_of_the_kept_one(bug: str) -> None:
-    for seed in range(CAUGHT_BY[bug], CAUGHT_BY[bug] + SEEDS_TRIED):
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught_within_few_seeds(bug: str) -> None:
+    for seed in range(SEEDS_TRIED):
         try:
             run_seed(seed, bug)
         except Violation:
