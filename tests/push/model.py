@@ -244,6 +244,20 @@ class ModelEndpoint:
             self.under_way -= 1
 
 
+def answering(answer: ModelAnswer) -> ModelEndpoint:
+    """Return an endpoint that answers each call with this."""
+    return ModelEndpoint(lambda call: answer)
+
+
+def raising(error: Exception) -> ModelEndpoint:
+    """Return an endpoint of which each call fails."""
+
+    def answer(call: ModelCall) -> ModelAnswer:
+        raise error
+
+    return ModelEndpoint(answer)
+
+
 class AllowedEndpoint:
     """Verifies whatever it is asked about."""
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from ipaddress import ip_network
-from socket import AF_INET, AddressFamily
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.abc import AbstractResolver, ResolveResult
-from harness.web_servers import web_server
+from harness.web_servers import MadeUpNames, web_server
 
 from push.model import PLAN
 from quaymaster.net.outbound.address_rules import AddressRules
@@ -23,24 +21,10 @@ PUBLIC = "93.184.215.14"
 RULES = AddressRules(())
 
 
-class Rebinding(AbstractResolver):
-    """A name that is public when it is looked up first, and leads to this machine from then on."""
-
-    def __init__(self) -> None:
-        self.answers = [PUBLIC]
-
-    async def resolve(self, host: str, port: int = 0, family: AddressFamily = AF_INET) -> list[ResolveResult]:
-        address = self.answers.pop() if self.answers else "127.0.0.1"
-        return [{"hostname": host, "host": address, "port": port, "family": AF_INET, "proto": 0, "flags": 0}]
-
-    async def close(self) -> None:
-        """There is nothing."""
-
-
 class ChecksName:
     """The planted bug `checks-name`: what a name leads to is judged before the call, and looked up again for it."""
 
-    def __init__(self, resolver: Rebinding) -> None:
+    def __init__(self, resolver: MadeUpNames) -> None:
         self._resolver = resolver
         self._client = OutboundClient(rules=None, resolver=resolver)
 
@@ -62,7 +46,8 @@ async def allow(request: web.BaseRequest) -> web.StreamResponse:
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_name_that_turns_private_is_not_called(is_planted: bool) -> None:
     async def scenario() -> None:
-        resolver = Rebinding()
+        # It is public when it is looked up first, and leads to this machine from then on.
+        resolver = MadeUpNames({"hook.example.com": [[PUBLIC], ["127.0.0.1"]]})
         client: Any = ChecksName(resolver)
         if not is_planted:
             await resolver.resolve("hook.example.com", 443)  # as the bug does

@@ -7,7 +7,7 @@ import json
 import pytest
 from harness.replica_host import queue
 
-from push.model import ModelAnswer, ModelCall, ModelEndpoint, run
+from push.model import ModelAnswer, ModelEndpoint, answering, raising, run
 from quaymaster.core.push.calls import PushSecrets
 from quaymaster.core.push.states import TriedEndpoint
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
@@ -35,17 +35,6 @@ async def tried(
     checks = EndpointChecks(client, None, origin)
     test = EndpointTest(checks, secrets, region="eu-central-1", wall_ms=lambda: NOW_MS)
     return await test.call(definition)
-
-
-def answering(answer: ModelAnswer) -> ModelEndpoint:
-    return ModelEndpoint(lambda call: answer)
-
-
-def raising(error: Exception) -> ModelEndpoint:
-    def answer(call: ModelCall) -> ModelAnswer:
-        raise error
-
-    return ModelEndpoint(answer)
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from push.model import PLAN, ModelAnswer, ModelCall, ModelEndpoint, run
+from push.model import PLAN, ModelAnswer, ModelEndpoint, answering, raising, run
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
 from quaymaster.push.verification import EndpointChecks
 
 ORIGIN = "push.example.com"
-
-
-def answering(answer: ModelAnswer) -> ModelEndpoint:
-    return ModelEndpoint(lambda call: answer)
-
-
-def raising(error: Exception) -> ModelEndpoint:
-    def answer(call: ModelCall) -> ModelAnswer:
-        raise error
-
-    return ModelEndpoint(answer)
-
-
 REFUSED = OutboundRefused("the address may not be called")
 FAILED = OutboundFailed("no connection")
 ALLOWED = ModelAnswer(200, {"webhook-allowed-origin": "*"})

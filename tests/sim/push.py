@@ -42,6 +42,7 @@ from push.model import (
     no_secrets,
     now_ms,
     number_of,
+    pushed,
 )
 
 from quaymaster.coordination.interface import Compare, Coordination, Event, KeyValue, Listing, Put
@@ -225,12 +226,7 @@ class Consumer(ModelConsumer):
             raise Timeout
         self._pusher.world.may_stop(self._pusher)
         await self._way_back()
-        return [
-            PushedMessage(
-                f"m{one.number}", f"m{one.number}", "handle", "body", "md5", 0, one.count, one.group
-            )
-            for one in found
-        ]
+        return [pushed(one) for one in found]
 
     async def delete(self, queue: QueueDefinition, messages: Sequence[PushedMessage]) -> Deleted:
         checked = self._queues[queue.queue_id]
