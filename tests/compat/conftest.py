@@ -16,7 +16,7 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 from botocore.exceptions import ClientError
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint, HTTPAnswer
+from harness.sqs import Endpoint, HTTPAnswer, endpoint_of
 from harness.waiting import PATIENCE_S, eventually
 
 from .support import cloudwatch_of, unique
@@ -25,14 +25,6 @@ StartServer = Callable[..., Endpoint]
 MakeQueue = Callable[..., str]
 
 _running: list[QuaymasterProcess] = []
-
-
-def endpoint_of(process: QuaymasterProcess) -> Endpoint:
-    """Return how to reach a started process with its first account's key."""
-    env = process.env()
-    return Endpoint(
-        process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-    )
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -12,7 +12,7 @@ import pytest
 from botocore import auth
 from botocore.credentials import Credentials
 from harness.process import QuaymasterProcess
-from harness.sqs import FORM_TYPE, JSON_TYPE, Endpoint, HTTPAnswer
+from harness.sqs import FORM_TYPE, JSON_TYPE, Endpoint, HTTPAnswer, endpoint_of
 
 from .conftest import StartServer
 from .support import receive_one, refused, send
@@ -288,13 +288,10 @@ def test_keys_stay_the_same_over_a_restart(start_process: Any) -> None:
 
 def test_secret_is_not_in_the_log(start_process: Any) -> None:
     process: QuaymasterProcess = start_process(log_level="debug")
-    env = process.env()
-    server = Endpoint(
-        process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-    )
+    server = endpoint_of(process)
 
     server.client().create_queue(QueueName="quiet")
     process.stop()
 
     # The first start prints how to use its key; what follows in the log must not repeat the secret.
-    assert process.log().count(env.secret_access_key) <= 1
+    assert process.log().count(server.secret_access_key) <= 1

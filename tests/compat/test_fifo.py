@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint
+from harness.sqs import Endpoint, endpoint_of
 
-from .conftest import MakeQueue, endpoint_of
+from .conftest import MakeQueue
 from .support import (
     attributes_of,
     bodies,

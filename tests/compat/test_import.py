@@ -16,13 +16,11 @@ from typing import Any
 
 import pytest
 from harness.process import QuaymasterProcess, free_port
-from harness.sqs import Endpoint
+from harness.sqs import Endpoint, endpoint_of, take_messages
 from harness.waiting import PATIENCE_S
 from moto.server import ThreadedMotoServer
 
 from bench.servers import SERVERS, Running, Unavailable
-
-from .conftest import endpoint_of
 
 pytestmark = pytest.mark.timeout(900)  # the first run fetches packages
 
@@ -96,27 +94,12 @@ def test_queues_and_messages_of_another_service_are_here_once(
     assert attributes["VisibilityTimeout"] == "77"
     assert json.loads(attributes["RedrivePolicy"])["deadLetterTargetArn"].endswith(":000000000000:dead")
     assert here.list_queue_tags(QueueUrl=url)["Tags"] == {"team": "x"}
-    arrived = take(here, url)
+    arrived = take_messages(here, url)
     assert {each["Attributes"]["OriginMessageId"]: each["Body"] for each in arrived} == sent
     assert len(arrived) == COUNT
     assert arrived[0]["MessageAttributes"] == colour
-    in_order = take(here, here.get_queue_url(QueueName="first.fifo")["QueueUrl"])
+    in_order = take_messages(here, here.get_queue_url(QueueName="first.fifo")["QueueUrl"])
     for group in range(3):
         bodies = [each["Body"] for each in in_order if each["Attributes"]["MessageGroupId"] == f"g{group}"]
         assert bodies == [f"grün-{number:03}" for number in range(group, COUNT, 3)]
     assert run_import(other, target, tmp_path / "state")["imported"] == 0
-
-
-def take(sqs: Any, url: str) -> list[Any]:
-    """Receive and delete all messages of a queue; return them."""
-    taken: list[Any] = []
-    while messages := sqs.receive_message(
-        QueueUrl=url,
-        MaxNumberOfMessages=10,
-        AttributeNames=["All", "OriginMessageId"],
-        MessageAttributeNames=["All"],
-    ).get("Messages"):
-        taken += messages
-        for message in messages:
-            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-    return taken

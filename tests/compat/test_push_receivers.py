@@ -13,18 +13,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from harness.process import QuaymasterProcess, free_port
-from harness.sqs import Endpoint
+from harness.sqs import endpoint_of
 from harness.waiting import PATIENCE_S, eventually
 
-from .conftest import endpoint_of
 from .foreign import build, cached, fetch_or_skip, program_or_skip
-from .support import LOOPBACK_ONLY
+from .support import LOOPBACK_ONLY, counts_of
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a language may have to fetch packages
 
@@ -100,22 +98,16 @@ def post(url: str, headers: dict[str, str]) -> int:
     return status
 
 
-def count(endpoint: Endpoint, url: str) -> int:
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    found: dict[str, Any] = endpoint.client().get_queue_attributes(QueueUrl=url, AttributeNames=names)
-    return sum(int(found["Attributes"][name]) for name in names)
-
-
 @pytest.mark.parametrize("receiver", [in_python, in_node, in_go])
 def test_an_example_takes_each_message_once_and_no_forged_one(
     receiver: Receiver, tmp_path: Path, start_process: Callable[..., QuaymasterProcess]
 ) -> None:
     command = receiver(tmp_path)
     server = start_process()
-    endpoint, port = endpoint_of(server), free_port()
+    port = free_port()
     retry = '{"minBackoffSeconds":1,"maxBackoffSeconds":1}'
     pushed = {"PushEndpoint": f"http://127.0.0.1:{port}/orders", "PushRetryPolicy": retry}
-    client = endpoint.client()
+    client = endpoint_of(server).client()
     url = client.create_queue(QueueName="orders", Attributes=pushed)["QueueUrl"]
     secret = quaymaster(server, "queue", "push", "show", "orders", "--secret")
     texts = ['{"order": 17}', "größer", "[1, 2]"]
@@ -123,10 +115,10 @@ def test_an_example_takes_each_message_once_and_no_forged_one(
     sent = [client.send_message(QueueUrl=url, MessageBody=text)["MessageId"] for text in texts]
     output = tmp_path / "printed"
     with receiving(command, port, secret, output):
-        eventually(lambda: count(endpoint, url) == 0)
+        eventually(lambda: sum(counts_of(client, url)) == 0)
         rotated = quaymaster(server, "queue", "push", "rotate", "orders")
         sent.append(client.send_message(QueueUrl=url, MessageBody="signed by both")["MessageId"])
-        eventually(lambda: count(endpoint, url) == 0)
+        eventually(lambda: sum(counts_of(client, url)) == 0)
         forged = {"Content-Type": "application/json", "ce-id": "forged", "webhook-id": "forged"}
         signed = {**forged, "webhook-timestamp": "1700000000", "webhook-signature": "v1,bm8="}
         assert [post(f"http://127.0.0.1:{port}/", headers) for headers in (forged, signed)] == [401, 401]
@@ -135,4 +127,4 @@ def test_an_example_takes_each_message_once_and_no_forged_one(
     assert printed == dict(zip(sent, [{"order": 17}, "größer", [1, 2], "signed by both"], strict=True))
     with receiving(command, port, rotated, output):
         client.send_message(QueueUrl=url, MessageBody="with the new secret")
-        eventually(lambda: count(endpoint, url) == 0)
+        eventually(lambda: sum(counts_of(client, url)) == 0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from harness.operators import operate
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint
+from harness.sqs import endpoint_of
 
 from .support import attributes_of, bodies, receive_one, refused, send, unique
 
@@ -41,17 +41,14 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoAccounts]:
     process = QuaymasterProcess(tmp_path_factory.mktemp("policies") / "data")
     process.start()
     try:
-        env = process.env()
-        first = Endpoint(
-            process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-        )
+        first = endpoint_of(process)
         made = operate(process, "POST", "accounts", {"name": "other"})
         second = first._replace(
             account_id=made["account_id"],
             access_key_id=made["access_key_id"],
             secret_access_key=made["secret_access_key"],
         )
-        yield TwoAccounts(process, first.client(), env.account_id, second.client(), made["account_id"])
+        yield TwoAccounts(process, first.client(), first.account_id, second.client(), made["account_id"])
     finally:
         process.stop()
 
@@ -223,10 +220,7 @@ def test_another_account_reads_a_log_that_allows_it(accounts: TwoAccounts) -> No
 
 def test_with_owner_only_policies_are_not_evaluated(start_process: Any) -> None:
     process = start_process(policy_evaluation="owner-only")
-    env = process.env()
-    client = Endpoint(
-        process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-    ).client()
+    client = endpoint_of(process).client()
     deny = json.dumps({"Statement": {"Effect": "Deny", "Principal": "*", "Action": "*"}})
     url = client.create_queue(QueueName="jobs", Attributes={"Policy": deny})["QueueUrl"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from harness.process import QuaymasterProcess
-from harness.sqs import JSON_TYPE
+from harness.sqs import JSON_TYPE, endpoint_of
 from harness.waiting import PATIENCE_S
 
 from quaymaster.settings import load_settings
 
-from .conftest import MakeQueue, endpoint_of
+from .conftest import MakeQueue
 from .support import (
     attributes_of,
     bodies,

@@ -14,7 +14,7 @@ import struct
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import boto3
@@ -22,6 +22,9 @@ from botocore.auth import SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
+
+if TYPE_CHECKING:
+    from .process import QuaymasterProcess
 
 JSON_TYPE = "application/x-amz-json-1.0"
 FORM_TYPE = "application/x-www-form-urlencoded; charset=utf-8"
@@ -241,6 +244,29 @@ class Endpoint(NamedTuple):
         return send_http(
             self.host, "POST", path, headers={**signed, **(unsigned_headers or {})}, body=content
         )
+
+
+def endpoint_of(process: QuaymasterProcess) -> Endpoint:
+    """Return how to reach a started process with its first account's key."""
+    env = process.env()
+    return Endpoint(
+        process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
+    )
+
+
+def take_messages(sqs: Any, url: str) -> list[Any]:
+    """Receive and delete all messages of a queue; return them, with all that they have."""
+    taken: list[Any] = []
+    while messages := sqs.receive_message(
+        QueueUrl=url,
+        MaxNumberOfMessages=10,
+        AttributeNames=["All", "OriginMessageId"],
+        MessageAttributeNames=["All"],
+    ).get("Messages"):
+        taken += messages
+        for message in messages:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return taken
 
 
 def send_http(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint
+from harness.sqs import endpoint_of
 from harness.waiting import PATIENCE_S
 
 from quaymaster_pipeline.archive.tables import MESSAGES
@@ -26,11 +26,7 @@ def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Pat
     process = QuaymasterProcess(tmp_path / "data", settings={"authentication": "signed"})
     process.start()
     try:
-        env = process.env()
-        endpoint = Endpoint(
-            process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-        )
-        client: Any = endpoint.client()
+        client: Any = endpoint_of(process).client()
         # A byte is kept, and what is in front of it up to 8 MiB: the first messages should be gone at once.
         attributes = {"RetentionMode": "Log", "RetentionBytes": "1", "RetentionPins": "archive"}
         url = client.create_queue(QueueName="events", Attributes=attributes)["QueueUrl"]

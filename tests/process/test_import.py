@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from harness.between import Between, PassingCall
 from harness.process import QuaymasterProcess
-from harness.sqs import Endpoint
+from harness.sqs import Endpoint, endpoint_of, take_messages
 from harness.waiting import PATIENCE_S, eventually
 
 COUNT = 60
@@ -72,17 +72,7 @@ class Place(NamedTuple):
 
     def take(self, name: str) -> list[Any]:
         """Receive and delete all messages; return them."""
-        taken: list[Any] = []
-        url = self.url(name)
-        while True:
-            messages = self.sqs.receive_message(
-                QueueUrl=url, MaxNumberOfMessages=10, AttributeNames=["All", "OriginMessageId"]
-            ).get("Messages", [])
-            if not messages:
-                return taken
-            taken += messages
-            for message in messages:
-                self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return take_messages(self.sqs, self.url(name))
 
 
 def by_origin(messages: list[Any]) -> dict[str, str]:
@@ -103,10 +93,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Pl
                 settings={"queue_name_reuse_s": "0", "purge_interval_s": "0", **settings},
             )
             process.start()
-            env = process.env()
-            endpoint = Endpoint(
-                process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
-            )
+            endpoint = endpoint_of(process)
             started.append(Place(process, endpoint, endpoint.client()))
         yield started[0], started[1]
     finally:
