@@ -66,6 +66,7 @@ class World:
             request=request,
             queue=None,
             debtors=(),
+            others=(),
         )
         self.limits.charge(call)
 
