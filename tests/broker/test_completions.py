@@ -42,8 +42,8 @@ def output(number: int, *, key_id: int = 1, queue_id: int = B, filling: bytes = 
     return Output(queue_id, 0, 0, number, arn(f"queue-{queue_id}"), payload, flags)
 
 
-async def complete(tester: BrokerTester, receipts: list[Receipt], *outputs: Output, digest: int = 7) -> None:
-    outcome = await tester.ask(Complete(A, 0, receipts, list(outputs), digest))
+async def complete(tester: BrokerTester, receipts: list[Receipt], *outputs: Output) -> None:
+    outcome = await tester.ask(Complete(A, 0, receipts, list(outputs), 7))
     assert outcome == CompleteOutcome([None] * len(receipts))
 
 
@@ -67,8 +67,7 @@ async def wait_for(tester: BrokerTester, count: int, queue_id: int = B) -> list[
 
 
 def under_way(tester: BrokerTester) -> int:
-    moves = tester.broker.host.replica.queues.partition(A, 0).moves
-    return moves.outputs_under_way if moves is not None else 0
+    return tester.broker.host.replica.queues.outputs_under_way
 
 
 async def until_settled(tester: BrokerTester) -> None:

@@ -59,8 +59,7 @@ async def complete(cell: TwoJournals, receipt: Receipt, *outputs: Output) -> Non
 
 def under_way(cell: TwoJournals) -> int:
     leader = cell.leader_of(SOURCE_JOURNAL)
-    moves = leader.host.replica.queues.partition(ORDERS, 0).moves if leader is not None else None
-    return moves.outputs_under_way if moves is not None else 0
+    return leader.host.replica.queues.outputs_under_way if leader is not None else 0
 
 
 def test_outputs_arrive_once_and_in_order_while_both_journals_change_their_leaders(tmp_path: Path) -> None:

@@ -112,8 +112,7 @@ class Leader:
     @property
     def outputs_under_way(self) -> int:
         """How many outputs are not settled."""
-        moves = self.core.partition(JOBS).moves
-        return moves.outputs_under_way if moves is not None else 0
+        return self.core.states.outputs_under_way
 
     async def of(self, offsets: list[int]) -> dict[int, Body]:
         found: dict[int, Body] = {}
