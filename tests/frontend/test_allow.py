@@ -404,11 +404,10 @@ def test_nothing_is_let_through_by_a_front_end_that_hears_nothing(action: Action
         cut_off.allow(call_of(action, name_for(action)))
 
 
-def sending(*handles: str, account_id: str = OURS) -> Any:
-    """Return a call for a message that completes others, as far as `allow` looks at it."""
-    (handle,) = handles
+def sending(handle: str) -> Any:
+    """Return a call for a message that completes another, as far as `allow` looks at it."""
     attributes = {COMPLETES: MessageAttributeValue("String", handle)}
-    call = call_of(ACTIONS["SendMessage"], "jobs", account_id=account_id)
+    call = call_of(ACTIONS["SendMessage"], "jobs")
     call.given = SendMessageRequest(f"http://localhost/{OURS}/jobs", "x", MessageAttributes=attributes)
     return call
 

@@ -140,9 +140,7 @@ def test_a_wait_that_is_over_has_nothing() -> None:
     run(scenario())
 
 
-def test_what_was_kept_for_too_long_or_is_too_much_is_visible_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_kept_for_too_long_or_is_too_much_is_visible_again() -> None:
     async def scenario() -> None:
         consumer, service = consuming(
             lambda action, given: {"Messages": [RECEIVED] * given.get("MaxNumberOfMessages", 0)}, batch_size=3

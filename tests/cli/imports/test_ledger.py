@@ -16,8 +16,8 @@ def open_ledger(path: Path, **given: str) -> Ledger:
     return Ledger(path, **{"source": "there", "target": "here", **given})
 
 
-def begin(ledger: Ledger, *identities: bytes, queue: str = "orders") -> int:
-    return ledger.begin(queue, "sink", identities, [each.hex() for each in identities], 17)
+def begin(ledger: Ledger, *identities: bytes) -> int:
+    return ledger.begin("orders", "sink", identities, [each.hex() for each in identities], 17)
 
 
 def test_a_new_message_is_its_receivers_until_it_is_released(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def call(endpoint: Endpoint, verdict: Verdict, now_ms: int = 0, retry_after_ms: 
     endpoint.end(endpoint.begin(), judged(verdict, retry_after_ms), now_ms, is_probe=is_probe)
 
 
-def call_together(endpoint: Endpoint, verdicts: list[Verdict], now_ms: int = 0) -> None:
+def call_together(endpoint: Endpoint, verdicts: list[Verdict]) -> None:
     numbers = [endpoint.begin() for _ in verdicts]
     for number, verdict in zip(numbers, verdicts, strict=True):
-        endpoint.end(number, judged(verdict), now_ms)
+        endpoint.end(number, judged(verdict), 0)
 
 
 def shut_endpoint() -> Endpoint:

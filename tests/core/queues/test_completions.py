@@ -86,14 +86,12 @@ def received(host: Host, queue_id: int, count: int = 1, timeout_ms: int = 30_000
     return receipts_of(host.ask(Receive(queue_id, 0, count, timeout_ms)))
 
 
-def output(
-    new: NewMessage, queue_id: int = B, partition: int = 0, journal: int = HERE, key: int = 0
-) -> Output:
+def output(new: NewMessage, queue_id: int = B, partition: int = 0, journal: int = HERE) -> Output:
     return Output(
         queue_id,
         partition,
         journal,
-        key or new.group or int.from_bytes(new.message_id[8:], "big"),
+        new.group or int.from_bytes(new.message_id[8:], "big"),
         arn(NAMES.get(queue_id, "other")),
         new.payload,
         new.flags,
@@ -148,8 +146,8 @@ def numbers_in(host: Host, queue_id: int, number: int = 0) -> list[int]:
     ]
 
 
-def under_way(host: Host, queue_id: int = A) -> int:
-    moves = host.partition(queue_id).moves
+def under_way(host: Host) -> int:
+    moves = host.partition(A).moves
     assert (moves is None or not moves.outputs_under_way) or host.states.outputs_under_way
     return moves.outputs_under_way if moves is not None else 0
 

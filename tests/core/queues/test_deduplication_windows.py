@@ -51,10 +51,8 @@ HOUR_MS = 3_600_000
 ID, OTHER = b"d" * 16, b"e" * 16
 
 
-def jobs(
-    name: str = "jobs", window_s: int = 300, *, revision: int = 1, guarantee: str = "ExactlyOnce"
-) -> QueueDefinition:
-    attributes = {"DeliveryGuarantee": guarantee}
+def jobs(name: str = "jobs", window_s: int = 300, *, revision: int = 1) -> QueueDefinition:
+    attributes = {"DeliveryGuarantee": "ExactlyOnce"}
     if window_s != 300:
         attributes["DeduplicationWindowSeconds"] = str(window_s)
     return queue(JOBS, name, revision=revision, attributes=attributes)
