@@ -11,4 +11,4 @@ def test_calls_latency_and_idle_queues_are_measured() -> None:
     assert len(cases) == len(CASES) + 3
     assert all(case["messages_per_s"] > 0 for case in cases[: len(CASES)])
     assert cases[len(CASES)]["p99_ms"] >= cases[len(CASES)]["p50_ms"] > 0
-    assert cases[-1]["cpu_percent"] >= 0
+    assert {"cpu_percent", "mib_more"} <= cases[-1].keys()
