@@ -111,11 +111,12 @@ def test_what_is_wrong_with_a_message_says_which_it_is() -> None:
             check_output(3, CompleteMessagesRequestEntry("b", **given), queue(1, "b"))
 
 
-def identity_of(handles: list[str], queue_id: int = 2, **given: Any) -> CompletionId:
+def identity_of(
+    handles: list[str], queue_id: int = 2, *, attributes_md5: bytes | None = None, **given: Any
+) -> CompletionId:
     identity = CompletionId(handles)
-    identity.add(
-        queue_id, CompleteMessagesRequestEntry("b", "x", **given), b"md5-of-the-body-", given.pop("_", None)
-    )
+    entry = CompleteMessagesRequestEntry("b", "x", **given)
+    identity.add(queue_id, entry, b"md5-of-the-body-", attributes_md5)
     return identity
 
 
@@ -148,7 +149,6 @@ def test_another_receipt_or_content_is_another_completion() -> None:
             ),
         )
     }
-    with_attributes = CompletionId(["one"])
-    with_attributes.add(2, CompleteMessagesRequestEntry("b", "x"), b"md5-of-the-body-", b"md5-of-attribute")
+    with_attributes = identity_of(["one"], attributes_md5=b"md5-of-attribute")
 
     assert len(digests | {with_attributes.digest()}) == 10
