@@ -57,6 +57,7 @@ from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queue_registry import QueueRegistry
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.server import HTTPLimits, HTTPServer
+from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 from quaymaster.settings import Settings, load_settings
@@ -542,9 +543,11 @@ class Client:
     async def json(
         self, action: str, given: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send an action as AWS JSON."""
+        """Send an action as AWS JSON: one of Quaymaster's own as that, and what is not known as one of SQS."""
+        known = ACTIONS.get(action)
+        is_own = known is not None and known.service == "quaymaster"
         every = {
-            "x-amz-target": f"AmazonSQS.{action}",
+            "x-amz-target": f"{'Quaymaster' if is_own else 'AmazonSQS'}.{action}",
             "content-type": "application/x-amz-json-1.0",
             **(headers or {}),
         }

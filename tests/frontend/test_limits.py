@@ -113,9 +113,6 @@ def test_a_batch_is_one_request_of_its_single_action_and_other_actions_have_thei
     limited(test)
 
 
-OURS = {"x-amz-target": "Quaymaster.CompleteMessages"}
-
-
 def test_a_completion_is_charged_to_each_queue_that_it_sends_to_or_deletes_from() -> None:
     async def test(service: Service, clock: Clock) -> None:
         await service.add_queue("results")
@@ -132,8 +129,8 @@ def test_a_completion_is_charged_to_each_queue_that_it_sends_to_or_deletes_from(
         received = (await service.client.json("ReceiveMessage", asked)).json["Messages"]
         handles = [message["ReceiptHandle"] for message in received]
 
-        first = await service.client.json("CompleteMessages", completed(handles[0]), OURS)
-        second = await service.client.json("CompleteMessages", completed(handles[1]), OURS)
+        first = await service.client.json("CompleteMessages", completed(handles[0]))
+        second = await service.client.json("CompleteMessages", completed(handles[1]))
 
         assert first.status == 200, first.body
         assert_throttled(second, f"account={ACCOUNT}; queue=results; action=SendMessage; requests=1")

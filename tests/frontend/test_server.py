@@ -822,8 +822,7 @@ def test_more_queue_actions_than_allowed_at_once_are_told_to_come_back() -> None
 
 
 async def describe_log(service: Service) -> Answer:
-    target = {"x-amz-target": "Quaymaster.DescribeLog"}
-    return await service.client.json("DescribeLog", {"QueueUrl": "log"}, target)
+    return await service.client.json("DescribeLog", {"QueueUrl": "log"})
 
 
 def test_readers_of_logs_and_actions_on_queues_have_budgets_of_their_own() -> None:

@@ -5,7 +5,6 @@ Nor does what it does again and again."""
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +30,6 @@ from quaymaster.metadata.store.rows import (
     encode_row,
     id_text,
 )
-from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
 from quaymaster.protocol.actions.table import ACTIONS
 
 THEIRS = "111111111111"
@@ -145,9 +143,7 @@ async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
         fields["SourceArn"] = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{fields['SourceArn']}"
     if ACTIONS[action].service == "sts":
         return await service.client.sts(action, fields)
-    prefix = TARGET_PREFIXES[ACTIONS[action].service].decode()
-    headers = {"x-amz-target": f"{prefix}{action}", "content-type": "application/x-amz-json-1.0"}
-    return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
+    return await service.client.json(action, fields)
 
 
 async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:

@@ -27,8 +27,7 @@ class User:
     async def ask(self, action: str, **given: Any) -> Answer:
         if "QueueUrl" in given:
             given["QueueUrl"] = self.client.url(given["QueueUrl"])
-        headers = {"x-amz-target": f"AmazonSQS.{action}", "content-type": "application/x-amz-json-1.0"}
-        return await self.client.request("POST", "/", headers, json.dumps(given).encode())
+        return await self.client.json(action, given)
 
     async def send(self) -> Answer:
         return await self.ask("SendMessage", QueueUrl="jobs", MessageBody="hello")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,8 +35,7 @@ async def ask(service: Service, action: str, **given: Any) -> Answer:
         fields |= {"Partition": 0, "ClaimId": 1}
         if action != "ReadClaim":
             fields["Owner"] = "driver-1"
-    headers = {"x-amz-target": f"Quaymaster.{action}", "content-type": "application/x-amz-json-1.0"}
-    return await service.client.request("POST", "/", headers, json.dumps(fields | given).encode())
+    return await service.client.json(action, fields | given)
 
 
 async def send(service: Service, *bodies: str) -> None:

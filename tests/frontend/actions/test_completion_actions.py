@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from typing import Any
 
 import pytest
@@ -78,8 +77,7 @@ async def complete(
             {**message, "QueueUrl": service.client.url(message["QueueUrl"])} for message in messages
         ],
     }
-    headers = {"x-amz-target": "Quaymaster.CompleteMessages", "content-type": "application/x-amz-json-1.0"}
-    return await service.client.request("POST", "/", headers, json.dumps(given).encode())
+    return await service.client.json("CompleteMessages", given)
 
 
 def to(queue: str, body: str, **given: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import importlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,7 @@ from quaymaster.protocol.rpc.metadata_messages import TagQueue
 
 async def ask(service: Service, action: str, **given: Any) -> Answer:
     fields = {"QueueUrl": service.client.url("log"), **given}
-    headers = {"x-amz-target": f"Quaymaster.{action}", "content-type": "application/x-amz-json-1.0"}
-    return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
+    return await service.client.json(action, fields)
 
 
 async def fetch(service: Service, start: int, stop: int = 1 << 40, **given: Any) -> Answer:

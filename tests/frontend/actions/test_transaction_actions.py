@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from quaymaster.core.values.messages import prefix_bytes, split_prefix
 
 async def ask(service: Service, action: str, **given: Any) -> Answer:
     fields = {"QueueUrl": service.client.url("orders"), "SinkId": "sink", "BatchId": 1, **given}
-    headers = {"x-amz-target": f"Quaymaster.{action}", "content-type": "application/x-amz-json-1.0"}
-    return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
+    return await service.client.json(action, fields)
 
 
 async def stage(service: Service, *bodies: str, first: int = 0, name: str = "0/1", **given: Any) -> Answer:
