@@ -37,7 +37,7 @@ def test_cell_shows_what_processes_use_and_how_far_followers_are_behind() -> Non
             PresenceRow("frontend", "f1", "1", address="127.0.0.1:3", admin="127.0.0.1:4"),
         ]
         await store.transaction([], [Put(row.key, msgspec.msgpack.encode(row)) for row in rows])
-        state = CellState(store, table, "eu1", "a")
+        state = CellState(store, table, "eu1", "a", is_one_host=True)
         told: list[PresenceRow] = []
         state.on_front_end = told.append
         looking = asyncio.create_task(state.look_for_ever())
@@ -64,6 +64,25 @@ def test_cell_shows_what_processes_use_and_how_far_followers_are_behind() -> Non
         }
         assert charts_of(state, "broker", "b1") is not None
         assert charts_of(state, "manager", "m1") is None
+
+    asyncio.run(run())
+
+
+def test_a_console_asks_no_loopback_address_of_another_host() -> None:
+    async def run() -> None:
+        store = MemoryCoordination()
+        rows = [
+            PresenceRow("broker", "b1", "1", admin="127.0.0.1:2"),
+            PresenceRow("broker", "b2", "1", admin="10.0.0.2:2"),
+        ]
+        await store.transaction([], [Put(row.key, msgspec.msgpack.encode(row)) for row in rows])
+        state = CellState(store, LeaderTable(), "eu1", "a")
+        looking = asyncio.create_task(state.look_for_ever())
+        await until(lambda: len(state.now().processes) == 2)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+        assert set(state._places()) == {ProcessName("broker", "b2")}
 
     asyncio.run(run())
 

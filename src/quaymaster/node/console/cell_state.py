@@ -25,6 +25,7 @@ from quaymaster.core.monitoring.process_metrics import SAMPLE_MS
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE
+from quaymaster.settings import parse_endpoint
 
 LOOK_S: Final = 5.0
 SERVER: Final = ProcessName("server", "server")
@@ -44,11 +45,15 @@ class CellView(Protocol):
 class CellState:
     """The state of a cell: `look_for_ever` is to run."""
 
-    def __init__(self, store: Coordination, table: LeaderTable, name: str, zone: str) -> None:
+    def __init__(
+        self, store: Coordination, table: LeaderTable, name: str, zone: str, *, is_one_host: bool = False
+    ) -> None:
+        """`is_one_host`: all processes are on this one's, and its loopback addresses are theirs."""
         self._store = store
         self._table = table
         self._name = name
         self._zone = zone
+        self._is_one_host = is_one_host
         self._alive: list[PresenceRow] = []
         self._at_ms: int | None = None
         self.on_front_end: Callable[[PresenceRow], None] = lambda row: None
@@ -76,7 +81,8 @@ class CellState:
         return {
             ProcessName(row.role, row.node): APIPlace(f"http://{row.admin}")
             for row in self._alive
-            if row.admin  # programs of before did not tell theirs
+            # Programs of before did not tell theirs; a loopback address of another host is somebody else's here.
+            if row.admin and (self._is_one_host or not parse_endpoint(row.admin).is_loopback)
         }
 
     def now(self) -> CellNow:

@@ -63,7 +63,7 @@ from quaymaster.protocol.rpc.console_calls import (
     encode_queue_metrics,
 )
 from quaymaster.protocol.rpc.monitoring_calls import MONITORING, decode_call, encode_answer
-from quaymaster.settings import Address, Settings
+from quaymaster.settings import Address, Settings, parse_endpoint
 
 DIRECTORY: Final = "console"
 """In a server's data directory."""
@@ -128,7 +128,8 @@ async def start_console(node: Node, cell: Membership) -> None:
     leaders, table = await _all_leaders(node, transport, cell.store)
     sqs = APIPlace(settings.public_url or f"http://{settings.listen}")
     admin = APIPlace(f"http://{settings.admin_listen}")
-    state = CellState(cell.store, table, settings.cell, settings.zone)
+    is_one_host = parse_endpoint(settings.console_rpc_address).is_loopback
+    state = CellState(cell.store, table, settings.cell, settings.zone, is_one_host=is_one_host)
     console = await _start(
         node,
         Surroundings(
