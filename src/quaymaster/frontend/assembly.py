@@ -26,6 +26,7 @@ from quaymaster.frontend.actions.sts_actions import IssuerService, SessionServic
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admin.api import AdminAPI
+from quaymaster.frontend.admin.push_admin import PushStateService
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
@@ -89,12 +90,6 @@ class KnowsPartitions(Protocol):
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
-class HasPushStates(Protocol):
-    """How calls to the endpoints of queues go."""
-
-    def of(self, queue: QueueDefinition) -> str: ...
-
-
 class Metadata(Protocol):
     """What a front end asks of the metadata service; all but `queues` answers from memory."""
 
@@ -108,7 +103,7 @@ class Metadata(Protocol):
     def limits(self) -> HasLimits: ...
 
     @property
-    def push_states(self) -> HasPushStates: ...
+    def push_states(self) -> PushStateService: ...
 
     @property
     def limit_owners(self) -> Owners | None: ...

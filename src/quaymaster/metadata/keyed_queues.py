@@ -169,17 +169,17 @@ class KeyedQueues:
             try:
                 made = await self._queues.change(replace(request, data_key=data_key, push_secret=push_secret))
             except DataKeyStale:
-                if data_key is not None:
+                if data_key is not None or is_pushed:
                     await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                if data_key is not None:
                     self._data_keys.drop_ids()  # or the store that set them aside has gone back
-                elif is_pushed:
-                    await self._mirror.refresh(MASTER_KEY)
                 data_key = await self._data_keys.new_data_key()
                 continue
-            if push_secret is not None:
-                await self._see_secret(made)
             headers = attributes.get(PUSH_HEADERS.name)
-            if headers and not await self._push_secrets.has_headers(made, headers):
-                raise QueueNameExists(PUSH_HEADERS.name)  # a queue that was there has other ones
+            if headers:
+                if not await self._push_secrets.has_headers(made, headers):
+                    raise QueueNameExists(PUSH_HEADERS.name)  # a queue that was there has other ones
+            elif push_secret is not None:
+                await self._see_secret(made)
             return made
         raise Overloaded

@@ -24,6 +24,7 @@ from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
+from quaymaster.protocol.push.handshake import HANDSHAKE_GOOD_FOR_S
 from quaymaster.push.parts import MadeCall, MakesCalls, PushParts
 from quaymaster.push.sending import Answered, send
 
@@ -39,7 +40,7 @@ ROOM_LOOK_MS: Final = 1_000
 """How often it is looked whether other queues leave room, if nothing tells so before."""
 LEASE_LOOK_MS: Final = 100
 """How often it is looked whether this process may receive again."""
-VERIFIED_MS: Final = 86_400_000
+VERIFIED_MS: Final = HANDSHAKE_GOOD_FOR_S * 1_000
 """An endpoint is asked again after so long whether it wants calls."""
 VERIFY_MS_MIN: Final = 1_000
 VERIFY_MS_MAX: Final = 60_000

@@ -14,10 +14,11 @@ import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from quaymaster.core.push.calls import NOTHING_DELETED, Deleted, PushedMessage
+from quaymaster.core.push.calls import Deleted, PushedMessage
 from quaymaster.core.push.queue_flow import BEGINS_WITHIN_MS, HIDDEN_MORE_MS
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -80,7 +81,7 @@ class SQSConsumer:
         left = kept[len(given) :]
         # Once their time is over another consumer may have them, and would see them come back too early.
         if left and age_ms < self._hidden_ms - HIDDEN_MORE_MS:
-            await self.hide(queue, left, [0] * len(left))
+            await self._hide(left, [0] * len(left))
         return given
 
     async def wait(self, queue: QueueDefinition, wait_ms: int) -> bool:
@@ -97,12 +98,15 @@ class SQSConsumer:
             {"Id": str(at), "ReceiptHandle": message.receipt_handle} for at, message in enumerate(messages)
         ]
         answer = await self._batch("DeleteMessageBatch", entries)
-        return Deleted(len(answer.get("Successful") or ())) if entries else NOTHING_DELETED
+        return Deleted(len(answer.get("Successful") or ()))
 
     async def hide(
         self, queue: QueueDefinition, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]
     ) -> None:
         """Hide messages that were received for other times."""
+        await self._hide(messages, timeouts_ms)
+
+    async def _hide(self, messages: Sequence[PushedMessage], timeouts_ms: Sequence[int]) -> None:
         await self._batch(
             "ChangeMessageVisibilityBatch",
             [
@@ -119,14 +123,8 @@ class SQSConsumer:
         """Let others have what a wait has received, if that can be done now."""
         kept, self._kept = self._kept, []
         if kept:
-            entries = [
-                {"Id": str(at), "ReceiptHandle": message.receipt_handle, "VisibilityTimeout": 0}
-                for at, message in enumerate(kept)
-            ]
-            try:
-                await self._batch("ChangeMessageVisibilityBatch", entries)
-            except (CallerError, NotNow):
-                return  # they come back when their time is over
+            with suppress(CallerError, NotNow):  # they come back when their time is over
+                await self._hide(kept, [0] * len(kept))
 
     async def _receive(self, count: int, hidden_ms: int, *, wait_s: int) -> list[PushedMessage]:
         asked = {

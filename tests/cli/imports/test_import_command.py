@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from harness.command_line import ACCESS_KEY_ID, SECRET, PlayedServer, Result, Run
 
-from quaymaster.cli.imports.command import SETTLED_FOR_MS
 from quaymaster.cli.imports.ledger import Known, Ledger
+from quaymaster.core.partition.staged_messages import SINK_KEPT_MS
 
 IDENTITY = b"i" * 16
 ARN = "arn:aws:sqs:eu-west-1:111122223333:orders"
@@ -73,7 +73,7 @@ def test_a_batch_that_is_left_is_settled_before_anything_is_received(
 def test_after_7_days_people_decide_what_became_of_a_batch(
     imported: Any, state: Any, there: PlayedServer, server: PlayedServer, settle: str, known: Known
 ) -> None:
-    leave_a_batch(state, now_ms() - SETTLED_FOR_MS)
+    leave_a_batch(state, now_ms() - SINK_KEPT_MS)
 
     refused = imported()
     decided = imported("--settle", settle)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 STATE_FILE = Path("quaymaster-import.sqlite")
 FOLLOWED_IDLE_S = 300.0
-SETTLED_FOR_MS = 7 * 86_400_000
-"""So long a queue knows the last batch of a sink."""
 NOTED_EVERY_S = 60.0
 """How often progress is told where there is no terminal for a bar."""
 
@@ -278,15 +276,16 @@ def _settle_batches(
 ) -> None:
     """See through what an earlier import left: each batch is here, or can never be."""
     from quaymaster.cli.imports.transfer import close_batch
+    from quaymaster.core.partition.staged_messages import SINK_KEPT_MS
 
     for batch in ledger.unsettled():
-        if time.time_ns() // 1_000_000 - batch.begun_ms < SETTLED_FOR_MS:
+        if time.time_ns() // 1_000_000 - batch.begun_ms < SINK_KEPT_MS:
             is_committed = close_batch(
                 here, here.queue_url(batch.queue), batch.sink, batch.id, lambda _: time.sleep(1)
             )
         elif settle is None:
             raise CommandRefused(
-                f"An import left a batch for {batch.queue} {SETTLED_FOR_MS // 86_400_000} days ago or longer, and the "
+                f"An import left a batch for {batch.queue} {SINK_KEPT_MS // 86_400_000} days ago or longer, and the "
                 "queue does not remember any more whether it has it. Look whether messages with these "
                 "OriginMessageIds came, then say --settle committed or --settle not: "
                 + " ".join(batch.message_ids)

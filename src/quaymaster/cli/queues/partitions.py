@@ -205,22 +205,18 @@ class _Queue:
                 note(f"Partition {number} is given up.")
                 return
             note(f"New {_named(begun['children'])} for the keys of partition {number}.")
-            while (state := self._state_of(number)) == "open":
-                if not self._is_listed(begun["children"]):
+            while True:
+                states = {row["number"]: row["state"] for row in self.partitions()}
+                state = states.get(number, "drained")  # it is not listed any more
+                if state != "open":
+                    break
+                if not states.keys() >= set(begun["children"]):
                     raise CommandRefused(f"The change was given up. {self.given_up}")
                 if time.monotonic() > deadline_s:
                     raise NoServer(f"Partition {number} is not sealed yet. Say it again later.")
                 time.sleep(LOOK_INTERVAL_S)
             if state == "drained":
                 return
-
-    def _state_of(self, number: int) -> str:
-        """Return the state of a partition; drained of one that is not listed any more."""
-        states = {row["number"]: str(row["state"]) for row in self.partitions()}
-        return states.get(number, "drained")
-
-    def _is_listed(self, numbers: list[int]) -> bool:
-        return {row["number"] for row in self.partitions()} >= set(numbers)
 
     def change(
         self, operation: str, members: Mapping[str, Any], wait_seconds: float, *, cancel: bool

@@ -10,7 +10,7 @@ has the same digest and the same message ids, so its answer is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quaymaster.core.spread.sends import key_of
 from quaymaster.core.values.commands import (
@@ -24,7 +24,13 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, NotNow
 from quaymaster.core.values.partition_tables import taking
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.message_actions import hex_or_none, partition_of, quoting, uuid_text
+from quaymaster.frontend.actions.message_actions import (
+    RenderSent,
+    hex_or_none,
+    partition_of,
+    quoting,
+    uuid_text,
+)
 from quaymaster.frontend.actions.message_preparation import MessagePreparation, Prepared, SentMessage
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
@@ -41,10 +47,6 @@ from quaymaster.protocol.sqs.receipts import ReceiptHandles
 SentOutput = tuple[AnySend, QueueDefinition, CheckedMessage]
 """What was sent, its queue, its body in UTF-8 and its size."""
 Entry = shapes.SendMessageBatchRequestEntry
-RenderSent = Callable[
-    [Call, QueueDefinition, list[Prepared], list[shapes.BatchResultErrorEntry], Outcome],
-    shapes.SendMessageBatchResult,
-]
 
 
 class _Batch:

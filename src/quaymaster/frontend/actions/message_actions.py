@@ -84,6 +84,13 @@ def sequence_number_text(sequence: int) -> str:
     return str(SEQUENCE_NUMBER_BASE + sequence)
 
 
+RenderSent = Callable[
+    [Call, QueueDefinition, list[Prepared], list[shapes.BatchResultErrorEntry], Outcome],
+    shapes.SendMessageBatchResult,
+]
+"""Answers a batch, of which some entries may have failed before anything was sent."""
+
+
 class SendsCompletions(Protocol):
     """Sends messages that complete others: `completion_actions`."""
 
@@ -93,10 +100,7 @@ class SendsCompletions(Protocol):
         self,
         call: Call,
         given: shapes.SendMessageBatchRequest,
-        render_sent: Callable[
-            [Call, QueueDefinition, list[Prepared], list[shapes.BatchResultErrorEntry], Outcome],
-            shapes.SendMessageBatchResult,
-        ],
+        render_sent: RenderSent,
     ) -> None: ...
 
 

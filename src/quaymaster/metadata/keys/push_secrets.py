@@ -21,6 +21,7 @@ import msgspec
 
 from quaymaster.coordination.interface import Put, RevisionMismatch
 from quaymaster.core.push.calls import NO_SECRETS, PushSecrets
+from quaymaster.core.values.attribute_rules import PUSHED
 from quaymaster.core.values.attributes import PUSH_ENDPOINT, PUSH_HEADERS
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY, CellFormat
@@ -145,7 +146,7 @@ class PushSecretKeys:
 
         UnsupportedOperation: the queue never had an endpoint.
         """
-        self._cell_format.require(DELIVERY, "Queues can be pushed")
+        self._cell_format.require(DELIVERY, PUSHED)
         suffix = id_text(queue.queue_id)
         purpose = push_key_purpose(queue.account_id, queue.name)
         for _ in range(ATTEMPTS_MAX):

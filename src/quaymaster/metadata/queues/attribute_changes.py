@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.coordination.push_rows import pushed_key
-from quaymaster.core.values.attribute_rules import change_attributes, require_delivery, says_push
+from quaymaster.core.values.attribute_rules import PUSHED, change_attributes, require_delivery, says_push
 from quaymaster.core.values.attributes import POLICY, PUSH_ENDPOINT
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY
@@ -64,7 +64,7 @@ class AttributeChanges:
             changed = change_attributes(arn, current.attributes, changes)
             require_delivery(changed, queues.options.cell_format)
             if says_push(changes):
-                queues.options.cell_format.require(DELIVERY, "Queues can be pushed")
+                queues.options.cell_format.require(DELIVERY, PUSHED)
             check_stays_by_group(current, changed)
             target = check_given_target(queues, arn, changed, changes)
             if target is not None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
-from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, says_push, spelled
+from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, spelled
 from quaymaster.core.values.attributes import (
     GROUP_START,
     LOG,
@@ -100,8 +100,6 @@ class Creation:
                 DELIVERY if is_log else PARTITIONS, "Queues with ReplicationMode=Peers can be created"
             )
         require_delivery(attributes, queues.options.cell_format)
-        if says_push(attributes):
-            queues.options.cell_format.require(DELIVERY, "Queues can be pushed")
         asked = spelled(attributes, request.attributes)
         suffix = f"{account_id}/{name}"
         async with queues.only_one(suffix):
@@ -170,9 +168,9 @@ class Creation:
         )
         if changed is None:
             return definition
-        if request.data_key is not None and changed.startswith((MASTER_KEY, DATA_KEYS)):
-            raise DataKeyStale
-        if request.push_secret is not None and changed == MASTER_KEY:
+        if (request.data_key is not None and changed.startswith((MASTER_KEY, DATA_KEYS))) or (
+            request.push_secret is not None and changed == MASTER_KEY
+        ):
             raise DataKeyStale
         return None
 

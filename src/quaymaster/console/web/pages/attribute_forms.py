@@ -96,9 +96,7 @@ def _field(attribute: Attribute[Any]) -> AttributeField:
 _FIELDS: Final = {
     attribute.name: _field(attribute)
     for attribute in ATTRIBUTES.values()
-    if isinstance(attribute, Attribute)
-    and attribute.name not in ELSEWHERE
-    and not attribute.name.startswith(PUSH_PREFIX)
+    if isinstance(attribute, Attribute) and attribute.name not in ELSEWHERE
 }
 
 

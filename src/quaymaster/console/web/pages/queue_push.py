@@ -77,8 +77,6 @@ async def act(call: PageCall) -> Response:
             asked = {"QueueUrl": queue_url(queue), "Attributes": changed}
             await call.api.sqs(call.caller, "SetQueueAttributes", asked)
     except APIError as error:
-        if error.status >= 500:
-            raise
         return await _show(call, queue, refused_field(error, PUSH_FIELDS), 422)
     return call.redirect(f"{queue_path(queue)}/push", done="saved")
 
