@@ -353,9 +353,7 @@ def _why_open(tables: Warehouse, closed: Closed) -> str:
 @contextlib.contextmanager
 def _billing_errors() -> Iterator[None]:
     """What billing refuses ends the command with a sentence."""
-    from quaymaster_pipeline.billing.money import AmountTooLarge
-    from quaymaster_pipeline.billing.prices import NoPrice
-    from quaymaster_pipeline.billing.rating import BadUsage
+    from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
     from quaymaster_pipeline.billing.service import NothingToBill, NotIssued, PricesAreClosed, StoreDamaged
     from quaymaster_pipeline.warehouse.tables import WarehouseBusy
 
@@ -365,9 +363,7 @@ def _billing_errors() -> Iterator[None]:
         NotIssued,
         NothingToBill,
         PricesAreClosed,
-        NoPrice,
-        BadUsage,
-        AmountTooLarge,
+        *REFUSED_BY_PRICES,
         StoreDamaged,
     ) as error:
         raise CommandRefused(f"{error}.") from None

@@ -23,8 +23,6 @@ from quaymaster_pipeline.commands.warehouse import (
 if TYPE_CHECKING:
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
-DAY_US = 86_400_000_000
-
 Since = Annotated[
     str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
 ]
@@ -95,9 +93,11 @@ def _show_days(tables: Warehouse, given: UsageOptions, since_us: int, until_us: 
     from quaymaster_pipeline.billing.estimates import DayLine, usage_of_days
     from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES
     from quaymaster_pipeline.billing.store import BillingStore
+    from quaymaster_pipeline.warehouse.times import DAY_US, time_of_us
 
     book = BillingStore(tables).book() if given.costs else None
-    first, end = _day_of(since_us), datetime.date.max if until_us < 0 else _day_of(until_us + DAY_US - 1)
+    first = time_of_us(since_us).date()
+    end = datetime.date.max if until_us < 0 else time_of_us(until_us + DAY_US - 1).date()
     try:
         lines = usage_of_days(tables, first, end, account=given.account, queue=given.queue, book=book)
     except REFUSED_BY_PRICES as error:
@@ -111,10 +111,6 @@ def _show_days(tables: Warehouse, given: UsageOptions, since_us: int, until_us: 
     print_table(headers, [[getattr(line, name) for name in names] for line in lines])
     if not lines:
         note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
-
-
-def _day_of(time_us: int) -> datetime.date:
-    return datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC).date()
 
 
 def tell_expired_hours(tables: Warehouse, *, from_hour: str | None = None) -> bool:

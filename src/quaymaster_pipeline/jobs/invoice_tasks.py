@@ -38,11 +38,10 @@ from quaymaster_pipeline.billing.invoices import (
     issue,
     revised,
 )
-from quaymaster_pipeline.billing.money import AmountTooLarge
 from quaymaster_pipeline.billing.periods import Month
-from quaymaster_pipeline.billing.prices import NoPrice, PriceBook
+from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import CHARGES as CHARGE_SCHEMA
-from quaymaster_pipeline.billing.rating import USAGE, BadUsage, Totals, add_totals, rate_month
+from quaymaster_pipeline.billing.rating import REFUSED_BY_PRICES, USAGE, Totals, add_totals, rate_month
 from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing
 from quaymaster_pipeline.billing.service import (
     NothingToBill,
@@ -83,7 +82,7 @@ _EPOCH: Final = datetime.date(1970, 1, 1)
 _STANDING_COLUMNS: Final = (
     *("account_id", "state", "through_close", "billed_requests", "revision", "digest"),
 )
-REFUSED: Final = (NotIssued, NothingToBill, NoPrice, BadUsage, AmountTooLarge, StoreDamaged)
+REFUSED: Final = (NotIssued, NothingToBill, *REFUSED_BY_PRICES, StoreDamaged)
 """What makes an invoice impossible; the message says why."""
 
 Files = tuple[DataFile, ...]
