@@ -349,17 +349,12 @@ class ClaimHolder:
         self._thread.join(self._options.patience.request_timeout_s)
 
     def _run(self) -> None:
-        with Client(self._options.endpoint, self._options.patience) as client:
-            while not self._ended.wait(self._options.claim_timeout_s / 3):
-                try:
-                    self._extend(client)
-                except RequestRefused as error:
-                    if error.code == TAKEN_OVER:
-                        self.failure = _taken_over(self._options.consumer)
-                        return
-                    _log.warning("claims not held: %s", error)
-                except QuaymasterError as error:
-                    _log.warning("claims not held: %s", error)
+        patience = self._options.patience
+        # A journal that is away keeps no claims of others from being held in time.
+        patience = replace(patience, deadline_s=min(patience.deadline_s, self._options.claim_timeout_s / 6))
+        with Client(self._options.endpoint, patience) as client:
+            while self.failure is None and not self._ended.wait(self._options.claim_timeout_s / 3):
+                self._extend(client)
 
     def _extend(self, client: Client) -> None:
         with self._lock:
@@ -369,9 +364,16 @@ class ClaimHolder:
                 _log.warning("claim %d of %s is held no longer: 12 hours are over", claim.claim_id, claim.url)
                 self.forget(key, claim.claim_id)
                 continue
-            answer = client.claim_messages(
-                claim, count_max=0, known=0, timeout_s=self._options.claim_timeout_s
-            )
+            try:
+                answer = client.claim_messages(
+                    claim, count_max=0, known=0, timeout_s=self._options.claim_timeout_s
+                )
+            except QuaymasterError as error:
+                if isinstance(error, RequestRefused) and error.code == TAKEN_OVER:
+                    self.failure = _taken_over(self._options.consumer)
+                    return
+                _log.warning("claim %d of %s is not held: %s", claim.claim_id, claim.url, error)
+                continue  # others may be
             if answer.state != "held":
                 _log.warning("claim %d of %s is %s", claim.claim_id, claim.url, answer.state)
                 self.forget(key, claim.claim_id)

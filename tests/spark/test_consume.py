@@ -421,6 +421,26 @@ def test_thread_of_the_driver_holds_a_claim_that_is_read_for_long(server: Server
     assert left(server, queue) == (0, 5)
 
 
+def test_claims_are_held_though_the_queue_of_another_one_is_gone(server: Server) -> None:
+    queues = {server.endpoint.queue_url(queue): queue for queue in (make(server, 5), make(server, 5))}
+    played = Played(server, next(iter(queues.values())), claimTimeout="10s")
+    del played.options["queue"]
+    played.options["queues"] = ",".join(queues.values())
+    played.restart()
+    played.trigger()
+    holder = played.reader._holder
+    assert holder is not None
+    gone, kept = [claim.url for claim, _ in holder._claims.values()]  # in the order they are extended in
+    server.sqs.delete_queue(QueueUrl=gone)
+
+    def left_ms() -> int:
+        (consumer,) = call(server, "DescribeClaims", queues[kept])["Partitions"][0]["Consumers"]
+        return int(consumer["Claims"][0]["MillisecondsLeft"])
+
+    eventually(lambda: left_ms() < 8_000, "the deadline comes near")
+    eventually(lambda: left_ms() > 9_000, "the claim is held again")
+
+
 def test_thread_of_a_replaced_driver_ends_its_query(server: Server) -> None:
     queue = make(server, 5)
     played = Played(server, queue, claimTimeout="10s")
