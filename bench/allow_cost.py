@@ -15,20 +15,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from quaymaster.core.limits.limits import BYTES_MAX, REQUESTS_MAX, Limit, LimitName, LimitTable
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+from quaymaster.frontend.access.allow import Gate
+from quaymaster.frontend.access.authorization import Authorization
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
-from quaymaster.frontend.admission import Admission
-from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import Signed
-from quaymaster.frontend.authorization import Authorization
 from quaymaster.frontend.call import Call, PassTimes
+from quaymaster.frontend.callers.authentication import Signed
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.standing import Standing
 from quaymaster.frontend.cors import CORS
 from quaymaster.frontend.front_end_metrics import FrontEndMetrics
-from quaymaster.frontend.limits import Limits, monotonic_ms
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.refusals import Refusals
+from quaymaster.frontend.limits.admission import Admission
+from quaymaster.frontend.limits.limits import Limits, monotonic_ms
+from quaymaster.frontend.limits.refusals import Refusals
 from quaymaster.frontend.server import RequestIds
-from quaymaster.frontend.standing import Standing
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPRequest

@@ -34,10 +34,12 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.structures.id_limits import IdLimits
-from quaymaster.core.values.commands import Command, Delete, NewMessage, Receipt, Receive, Send, SetQueue
+from quaymaster.core.structures.ids.id_limits import IdLimits
+from quaymaster.core.values.commands.messages import Delete, NewMessage, Receipt, Receive, Send
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.messages import encode_message_head, hash_dedup, hash_group, join_payload
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.node.garbage import LOOK_INTERVAL_S, GarbageCollection
 

@@ -24,18 +24,12 @@ from bench import servers
 from bench.commit_turns import Leader, definition_of
 from bench.log_reads import Connection, cpu_s
 from bench.requests import Endpoint
-from quaymaster.core.structures.claims import MESSAGES_MAX
-from quaymaster.core.values.commands import (
-    Claim,
-    ClaimedOutcome,
-    ClaimOutcome,
-    Command,
-    CountMessages,
-    NewMessage,
-    Send,
-    SetQueue,
-    Settle,
-)
+from quaymaster.core.structures.orders.claims import MESSAGES_MAX
+from quaymaster.core.values.commands.claims import Claim, ClaimOutcome, Settle
+from quaymaster.core.values.commands.decided import ClaimedOutcome
+from quaymaster.core.values.commands.messages import CountMessages, NewMessage, Send
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.messages import encode_message_head, join_payload
 from quaymaster.protocol.logs.log_arrow import to_record_batch
 from quaymaster.protocol.logs.log_columns import parse_block

@@ -19,18 +19,14 @@ from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.log_tail import LOG_START
 from quaymaster.core.replication.replication import LogReplica
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    Command,
-    CommitTransaction,
-    NewMessage,
-    SetQueue,
-    StageCount,
-    StageMessages,
-)
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.messages import NewMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.transactions import CommitTransaction, StageCount, StageMessages
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.values.records import Batch, decode_header, iterate_rows
 
 KINDS = ("delays", "fifo", "duplicates", "plain", "log")

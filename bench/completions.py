@@ -28,16 +28,9 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
-    Command,
-    Complete,
-    Delete,
-    NewMessage,
-    Output,
-    Receipt,
-    Receive,
-    Send,
-)
+from quaymaster.core.values.commands.completions import Complete, Output
+from quaymaster.core.values.commands.messages import Delete, NewMessage, Receipt, Receive, Send
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.messages import encode_message_head, join_payload
 from quaymaster.monitoring.loop_watch import LoopWatch
 

@@ -28,11 +28,6 @@ from quaymaster.coordination.interface import Put
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.alerts.alerts import ALERTS, Alert, encode_alert_row, row_name
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_definitions import (
-    PartitionPlacement,
-    QueueDefinition,
-    encode_queue_definition,
-)
 from quaymaster.core.values.queue_metrics import (
     PAGE_ROWS_MAX,
     JournalCursor,
@@ -43,15 +38,20 @@ from quaymaster.core.values.queue_metrics import (
     encode_cursor,
     encode_page,
 )
+from quaymaster.core.values.queues.queue_definitions import (
+    PartitionPlacement,
+    QueueDefinition,
+    encode_queue_definition,
+)
 from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.net.console_key import make_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
-from quaymaster.node.console_child import COMMAND, ConsoleBrief
+from quaymaster.node.cell.transport import BROKER_ROLE
+from quaymaster.node.children.console_child import COMMAND, ConsoleBrief
 from quaymaster.node.data.stores import SQLITE_FILE
+from quaymaster.node.edge.sockets import CONSOLE_SOCKET, SERVER_SOCKET, unix_address
 from quaymaster.node.from_settings import plain_values
-from quaymaster.node.sockets import CONSOLE_SOCKET, SERVER_SOCKET, unix_address
-from quaymaster.node.transport import BROKER_ROLE
 from quaymaster.protocol.rpc.broker_calls import QUEUE_METRICS
 from quaymaster.protocol.rpc.console_calls import QUEUE_METRICS as SCRAPE
 from quaymaster.protocol.rpc.console_calls import decode_queue_metrics

@@ -29,7 +29,7 @@ from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.node import server_role
-from quaymaster.node.front_end_role import Behind, Served, serve_sqs
+from quaymaster.node.edge.front_end_role import Behind, Served, serve_sqs
 from quaymaster.node.node import Node
 from quaymaster.node.roles import SERVER, run_role
 from quaymaster.protocol.usage.usage_blocks import decode_header

@@ -22,8 +22,19 @@ import time
 from typing import Any
 
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values import commands
-from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.commands.messages import (
+    Delivery,
+    Done,
+    EntriesOutcome,
+    NewMessage,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SendResult,
+)
+from quaymaster.core.values.commands.partitions import AskMarks, MarksOutcome, SetQueue
+from quaymaster.core.values.queues.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end, spread_over, tables_of
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
@@ -65,14 +76,14 @@ class InstantBroker:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Any]] = []
-        self.last: commands.NewMessage | None = None
+        self.last: NewMessage | None = None
         self.sequence = 0
 
     def submit(self, command: Any, reply: Any) -> Pending:
-        if isinstance(command, commands.SetQueue):
-            asyncio.get_running_loop().call_soon(reply, commands.Done())
-        elif isinstance(command, commands.AskMarks):
-            asyncio.get_running_loop().call_soon(reply, commands.MarksOutcome(QueueMarks()))
+        if isinstance(command, SetQueue):
+            asyncio.get_running_loop().call_soon(reply, Done())
+        elif isinstance(command, AskMarks):
+            asyncio.get_running_loop().call_soon(reply, MarksOutcome(QueueMarks()))
         else:
             self.waiting.append((command, reply))
         return Pending()
@@ -83,19 +94,19 @@ class InstantBroker:
             reply(self._outcome(command))
 
     def _outcome(self, command: Any) -> Any:
-        if isinstance(command, commands.Send):
+        if isinstance(command, Send):
             results = []
             for message in command.messages:
                 self.sequence += 1
-                results.append(commands.SendResult(self.sequence, message.message_id))
+                results.append(SendResult(self.sequence, message.message_id))
                 self.last = message
-            return commands.SendOutcome(results)
-        if isinstance(command, commands.Receive):
+            return SendOutcome(results)
+        if isinstance(command, Receive):
             last = self.last
             assert last is not None
-            delivery = commands.Delivery(1, 1, 1, 1, RecordType.SEND, last.flags, last.payload)
-            return commands.ReceiveOutcome(1, [delivery] * command.count_max)
-        return commands.EntriesOutcome([None] * len(command.receipts))
+            delivery = Delivery(1, 1, 1, 1, RecordType.SEND, last.flags, last.payload)
+            return ReceiveOutcome(1, [delivery] * command.count_max)
+        return EntriesOutcome([None] * len(command.receipts))
 
 
 class MemoryTransport(asyncio.Transport):

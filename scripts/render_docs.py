@@ -17,8 +17,8 @@ from quaymaster.core.access.conditions import Comparing, Quantifier
 from quaymaster.core.access.keys import ALWAYS_THERE, THERE_FOR_ROLES, THERE_SOMETIMES
 from quaymaster.core.access.operators import OPERATORS, Operator
 from quaymaster.core.access.permissions import MONITORING_SERVICE
-from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, QueueKinds
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.core.values.queues.attributes import COMPUTED, SETTABLE, Attribute, QueueKinds
+from quaymaster.monitoring.metric_table import METRICS
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
 from quaymaster.protocol.actions.table import ACTIONS, Action, QueueState, Scope, UsageColumn
 from quaymaster.protocol.admin.openapi import make_document
@@ -106,7 +106,7 @@ _STATES: dict[QueueState, str] = {
 METRICS_HEAD = """\
 # Metrics
 
-<!-- Made by `make docs` from monitoring/metrics.py. -->
+<!-- Made by `make docs` from monitoring/metric_table.py. -->
 
 `GET /metrics` on the admin port, in Prometheus's text format. Counters start at zero with the process. Metrics of
 queues are sums of all queues: a scrape costs the same at any number of them.
@@ -271,7 +271,7 @@ def _target_of(action: Action) -> str:
 QUEUE_ATTRIBUTES_HEAD = """\
 # Queue attributes
 
-<!-- Made by `make docs` from core/values/attributes.py. -->
+<!-- Made by `make docs` from core/values/queues/attributes.py. -->
 
 CreateQueue, SetQueueAttributes, `quaymaster queue` and the file of declared queues ([`queues_file`](settings.md)) take
 them; GetQueueAttributes and `quaymaster queue show` return them. A consumer group has the attributes of its queue.

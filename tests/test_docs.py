@@ -20,8 +20,8 @@ from harness.table_specs import all_specs
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
 from quaymaster.cli.edge.layout import EdgeLayout
 from quaymaster.cli.shared.profile_files import PROFILE_VARIABLE
-from quaymaster.core.values.attributes import ATTRIBUTES
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.core.values.queues.attributes import ATTRIBUTES
+from quaymaster.monitoring.metric_table import METRICS
 from quaymaster.protocol.actions.table import QUERY_ACTIONS
 from quaymaster.protocol.admin.openapi import make_document
 from quaymaster.protocol.admin.operation import API as ADMIN_API

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.broker import broker
-from quaymaster.broker.replica import journal_service, message_moves, moves_out
+from quaymaster.broker.replica import journal_service
+from quaymaster.broker.replica.moves import message_moves, moves_out
 from quaymaster.broker.storage import writer
 from quaymaster.coordination import watched_prefix
 from quaymaster.coordination.stores import etcd

@@ -10,25 +10,17 @@ from harness.broker_support import BrokerTester, arn, define, message, number_of
 from harness.sim_disk import SimDisk
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica.message_moves import MessageMoves
+from quaymaster.broker.replica.moves.message_moves import MessageMoves
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
-    Complete,
-    CompleteOutcome,
-    DataKeysOutcome,
-    Delete,
-    ForgetQueue,
-    ListDataKeys,
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, Output
+from quaymaster.core.values.commands.messages import Delete, NewMessage, Peek, PeekOutcome, Receipt
+from quaymaster.core.values.commands.move_tasks import (
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    NewMessage,
-    Output,
-    Peek,
-    PeekOutcome,
-    Receipt,
     StartMoveTask,
 )
+from quaymaster.core.values.commands.partitions import DataKeysOutcome, ForgetQueue, ListDataKeys
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.messages import encode_message_head, join_payload
 

@@ -18,7 +18,7 @@ from quaymaster.broker.storage.segments import segment_name
 from quaymaster.coordination.cell_keys import JOURNAL_FLOORS, configuration_key
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages
+from quaymaster.core.values.commands.messages import CountMessages
 
 
 async def noted(store: MemoryCoordination, at_least: int) -> int:

@@ -27,13 +27,11 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica import replica as replica_module
 from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     CountMessages,
     Delete,
     Done,
-    ForgetQueue,
     Peek,
     Purge,
     QueueCounts,
@@ -41,8 +39,9 @@ from quaymaster.core.values.commands import (
     ReceiveOutcome,
     Send,
     SendOutcome,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import (
     DiskFull,
     JournalStopped,

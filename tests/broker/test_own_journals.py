@@ -18,25 +18,19 @@ from quaymaster.broker.own_journals import OwnJournals, list_journals
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import CountMessages, QueueCounts, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import (
     AskGroups,
     AskMarks,
-    Command,
-    CountMessages,
     GroupsOutcome,
     MarksOutcome,
-    MoveIn,
-    MoveInOutcome,
-    Outcome,
-    QueueCounts,
-    Receive,
-    ReceiveOutcome,
-    Send,
     SetQueue,
 )
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.net.routing.broker_client import ask
 
 SOURCE = msgspec.structs.replace(

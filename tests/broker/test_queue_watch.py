@@ -21,9 +21,9 @@ from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.broker.queue_watch import QueueWatch
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.leader_table import LeaderTable
-from quaymaster.core.values.commands import ForgetQueue, Receive, Send, SetQueue, Watch
+from quaymaster.core.values.commands.messages import Receive, Send, Watch
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import InternalFailure, NotNow, Overloaded, Unreachable
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.values.queue_metrics import (
     WATCHED_QUEUES_MAX,
     GonePartition,
@@ -32,6 +32,7 @@ from quaymaster.core.values.queue_metrics import (
     decode_cursor,
     encode_cursor,
 )
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.net.routing.broker_client import ask
 from quaymaster.net.routing.queue_metrics_client import AllLeaders, OneLeader, QueueMetricsClient
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer

@@ -18,9 +18,10 @@ from metadata.support import ACCOUNT, Clock, eventually
 
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.structures import touch_log
-from quaymaster.core.values.commands import Delete, NewMessage, StartMoveTask
+from quaymaster.core.values.commands.messages import Delete, NewMessage
+from quaymaster.core.values.commands.move_tasks import StartMoveTask
 from quaymaster.core.values.messages import MessageContent, decode_message, join_payload, split_payload
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.key_providers import FileKeyProvider

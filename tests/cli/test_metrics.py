@@ -15,10 +15,12 @@ from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from quaymaster.core.values.commands import Send, StageMessages
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.transactions import StageMessages
 from quaymaster.core.values.partition_tables import spread_table, without
-from quaymaster.core.values.queue_definitions import replace_definition
-from quaymaster.monitoring.metrics import METRICS, Sample
+from quaymaster.core.values.queues.queue_definitions import replace_definition
+from quaymaster.monitoring.metric_table import METRICS
+from quaymaster.monitoring.metrics import Sample
 from quaymaster.node.broker_metrics import journal_samples, unlisted_partitions
 
 NOT_HERE = {"quaymaster_certificate_expiry_timestamp_seconds", "quaymaster_monitoring_requests_total"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.waiting import eventually
 
-from quaymaster.core.structures.standard_order import BUSY_MIN_MS
+from quaymaster.core.structures.orders.standard_order import BUSY_MIN_MS
 
 from .conftest import MakeQueue
 from .support import bodies, counts_of, receive_all, receive_one, send

@@ -14,11 +14,6 @@ from quaymaster.console.queue_monitor import QueueMonitor
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import Unreachable
-from quaymaster.core.values.queue_definitions import (
-    PartitionPlacement,
-    QueueDefinition,
-    encode_queue_definition,
-)
 from quaymaster.core.values.queue_metrics import (
     JournalCursor,
     QueueMetricsPage,
@@ -26,6 +21,11 @@ from quaymaster.core.values.queue_metrics import (
     QueueMetricsRow,
     decode_cursor,
     encode_cursor,
+)
+from quaymaster.core.values.queues.queue_definitions import (
+    PartitionPlacement,
+    QueueDefinition,
+    encode_queue_definition,
 )
 from quaymaster.history.files import HistoryFiles
 from quaymaster.history.history import History

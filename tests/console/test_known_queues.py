@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from console.monitored import CUSTOMER, PREFIX, definition, monitored, until
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 
 def redrive(name: str) -> dict[str, str]:

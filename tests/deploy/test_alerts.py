@@ -22,7 +22,7 @@ from quaymaster.core.alerts.prometheus_rules import (
     rendered_files,
     runbook_url,
 )
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.monitoring.metric_table import METRICS
 from quaymaster_pipeline.checks.status import METRICS as PIPELINE_METRICS
 
 from .support import DEPLOY, ROOT

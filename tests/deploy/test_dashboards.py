@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from quaymaster.console.metric_text import render_queues
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.monitoring.metric_table import METRICS
 
 from .support import DEPLOY, ROOT
 

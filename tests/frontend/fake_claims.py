@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.claims import (
+    Claim,
+    ClaimConsumerView,
+    ClaimOutcome,
+    ClaimsOutcome,
+    ClaimView,
+    DescribeClaims,
+    ReadClaim,
+    ReleaseClaims,
+    ReleasedOutcome,
+    Settle,
+    SettledOutcome,
+)
+from quaymaster.core.values.commands.logs import FetchOutcome
 from quaymaster.core.values.errors import ClaimIsSettled, ClaimNotFound, ClaimTakenOver
 from quaymaster.core.values.messages import prefix_bytes
 
-ClaimCommand = (
-    commands.Claim | commands.ReadClaim | commands.Settle | commands.DescribeClaims | commands.ReleaseClaims
-)
-ClaimAnswer = (
-    commands.ClaimOutcome
-    | commands.FetchOutcome
-    | commands.SettledOutcome
-    | commands.ClaimsOutcome
-    | commands.ReleasedOutcome
-)
+ClaimCommand = Claim | ReadClaim | Settle | DescribeClaims | ReleaseClaims
+ClaimAnswer = ClaimOutcome | FetchOutcome | SettledOutcome | ClaimsOutcome | ReleasedOutcome
 
 
 class FakeClaims:
@@ -32,11 +37,11 @@ class FakeClaims:
     def answer(self, command: ClaimCommand, messages: dict[int, Any]) -> ClaimAnswer:
         """Answer a command; `messages` are all that the queue has."""
         match command:
-            case commands.Claim():
+            case Claim():
                 return self._claim(command, messages)
-            case commands.ReadClaim():
+            case ReadClaim():
                 return self._read(command, messages)
-            case commands.Settle():
+            case Settle():
                 self._check_owner(command)
                 gone = 0
                 for consumer, claim_id in list(self.open):
@@ -46,15 +51,15 @@ class FakeClaims:
                             gone += sum(messages.pop(sequence, None) is not None for sequence in sequences)
                 settled = max(self.settled.get(command.consumer, 0), command.claim_id)
                 self.settled[command.consumer] = settled
-                return commands.SettledOutcome(settled, gone)
-            case commands.DescribeClaims():
+                return SettledOutcome(settled, gone)
+            case DescribeClaims():
                 views = [
-                    commands.ClaimConsumerView(
+                    ClaimConsumerView(
                         name,
                         owner,
                         self.settled.get(name, 0),
                         [
-                            commands.ClaimView(claim_id, "held", len(sequences), 1_000)
+                            ClaimView(claim_id, "held", len(sequences), 1_000)
                             for (consumer, claim_id), sequences in self.open.items()
                             if consumer == name
                         ],
@@ -62,13 +67,13 @@ class FakeClaims:
                     for name, owner in self.owners.items()
                 ]
                 taken = {sequence for sequences in self.open.values() for sequence in sequences}
-                return commands.ClaimsOutcome(views, len(messages.keys() - taken))
-            case commands.ReleaseClaims(consumer=name):
+                return ClaimsOutcome(views, len(messages.keys() - taken))
+            case ReleaseClaims(consumer=name):
                 keys = [key for key in self.open if key[0] == name]
                 self.broken.update(keys)
-                return commands.ReleasedOutcome(sum(len(self.open[key]) for key in keys))
+                return ReleasedOutcome(sum(len(self.open[key]) for key in keys))
 
-    def _claim(self, command: commands.Claim, messages: dict[int, Any]) -> commands.ClaimOutcome:
+    def _claim(self, command: Claim, messages: dict[int, Any]) -> ClaimOutcome:
         self._check_owner(command)
         settled = self.settled.get(command.consumer, 0)
         if command.claim_id <= settled:
@@ -80,23 +85,21 @@ class FakeClaims:
         if new:
             self.open.setdefault(key, []).extend(new)
         if key not in self.open:
-            return commands.ClaimOutcome("none", 0)
+            return ClaimOutcome("none", 0)
         state = "broken" if key in self.broken else "growing" if command.count_max else "held"
-        return commands.ClaimOutcome(state, len(self.open[key]), len(new))
+        return ClaimOutcome(state, len(self.open[key]), len(new))
 
-    def _read(
-        self, command: commands.ReadClaim, messages: dict[int, Any]
-    ) -> commands.FetchOutcome | commands.ClaimOutcome:
+    def _read(self, command: ReadClaim, messages: dict[int, Any]) -> FetchOutcome | ClaimOutcome:
         key = command.consumer, command.claim_id
         if key not in self.open:
             raise ClaimNotFound(command.consumer, command.claim_id)
         claimed = self.open[key]
         sequences = claimed[command.start : command.stop]
         if key in self.broken or not messages.keys() >= set(sequences):
-            return commands.ClaimOutcome("broken", len(claimed))
+            return ClaimOutcome("broken", len(claimed))
         kept = [messages[sequence] for sequence in sequences]
         bodies = [one.new.payload[prefix_bytes(one.new.flags) :] for one in kept]
-        return commands.FetchOutcome(
+        return FetchOutcome(
             sequences,
             [one.sent_ms for one in kept],
             bodies if command.with_messages else [],
@@ -105,7 +108,7 @@ class FakeClaims:
             len(claimed),
         )
 
-    def _check_owner(self, command: commands.Claim | commands.Settle) -> None:
+    def _check_owner(self, command: Claim | Settle) -> None:
         owner = self.owners.setdefault(command.consumer, command.owner)
         if owner != command.owner and not command.takes:
             raise ClaimTakenOver(command.consumer)

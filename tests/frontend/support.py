@@ -23,14 +23,70 @@ from harness.waiting import PATIENCE_S
 from frontend.fake_claims import FakeClaims
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.values import commands
-from quaymaster.core.values.commands import (
-    RECEIPT_HANDLE_PLACEHOLDER,
-    Command,
-    Delivery,
-    Outcome,
-    Receipt,
+from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome
+from quaymaster.core.values.commands.logs import (
+    Fetch,
+    FetchOutcome,
+    FindOffset,
+    FoundOffset,
+    LogBounds,
+    LogBoundsOutcome,
+    ResetGroup,
+    SetGroupOffset,
 )
+from quaymaster.core.values.commands.messages import (
+    QUEUE_DEFAULT,
+    RECEIPT_HANDLE_PLACEHOLDER,
+    ChangeVisibility,
+    CountMessages,
+    Delete,
+    Delivery,
+    Done,
+    EntriesOutcome,
+    NewMessage,
+    Peek,
+    PeekedMessage,
+    PeekOutcome,
+    Purge,
+    QueueCounts,
+    Receipt,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SendResult,
+    Watch,
+    WatchOutcome,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    ListMoveTasks,
+    MoveTask,
+    MoveTasksOutcome,
+    StartMoveTask,
+)
+from quaymaster.core.values.commands.partitions import (
+    AskIds,
+    AskMarks,
+    AskPartition,
+    DataKeysOutcome,
+    ForgetQueue,
+    IdsOutcome,
+    ListDataKeys,
+    MarksOutcome,
+    PartitionOutcome,
+    SetQueue,
+)
+from quaymaster.core.values.commands.transactions import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
@@ -39,18 +95,18 @@ from quaymaster.core.values.errors import (
     StageNotFound,
 )
 from quaymaster.core.values.messages import decode_message, message_id_of, prefix_bytes, split_prefix
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.actions.monitoring_actions import AsksConsole
 from quaymaster.frontend.admin.admin import make_owner_api
 from quaymaster.frontend.assembly import make_front_end, make_opening_pool, spread_over, tables_of
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.callers.standing import Enforced
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
-from quaymaster.frontend.standing import Enforced
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.options import MetadataOptions
@@ -70,7 +126,7 @@ EPOCH = 3
 class FakeMessage:
     """A message as the fake broker keeps it."""
 
-    def __init__(self, sequence: int, new: commands.NewMessage, sent_ms: int) -> None:
+    def __init__(self, sequence: int, new: NewMessage, sent_ms: int) -> None:
         self.sequence = sequence
         self.new = new
         self.sent_ms = sent_ms
@@ -87,8 +143,8 @@ class FakeQueue:
         self.messages: dict[int, FakeMessage] = {}
         self.last_sequence = 0
         self.dedup: dict[bytes, tuple[int, bytes]] = {}
-        self.tasks: list[commands.MoveTask] = []
-        self.staged: dict[tuple[str, int], dict[str, list[commands.NewMessage]]] = {}
+        self.tasks: list[MoveTask] = []
+        self.staged: dict[tuple[str, int], dict[str, list[NewMessage]]] = {}
         self.committed: dict[str, int] = {}
         self.outputs_under_way = 0
         self.claims = FakeClaims()
@@ -126,7 +182,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.queues: dict[int, FakeQueue] = {}
         self.commands: list[Command] = []
-        self.parked: list[tuple[FakeSubmitted, commands.Receive]] = []
+        self.parked: list[tuple[FakeSubmitted, Receive]] = []
         self.failure: NotNow | None = None
         self.is_silent = False
         self.is_sought = False
@@ -157,14 +213,14 @@ class FakeBroker:
         except Exception as error:
             submitted.reply(error)
             return
-        if isinstance(command, commands.Receive) and command.wait_ms:
-            assert isinstance(outcome, commands.ReceiveOutcome)
+        if isinstance(command, Receive) and command.wait_ms:
+            assert isinstance(outcome, ReceiveOutcome)
             if not outcome.deliveries:
                 self.parked.append((submitted, command))
                 asyncio.get_running_loop().call_later(command.wait_ms / 1000, self._give_up, submitted)
                 return
         submitted.reply(outcome)
-        if isinstance(command, commands.Send):
+        if isinstance(command, Send):
             self._serve_parked()
 
     def _give_up(self, submitted: FakeSubmitted) -> None:
@@ -172,7 +228,7 @@ class FakeBroker:
             if waiting[0] is submitted:
                 self.parked.remove(waiting)
                 if not submitted.is_cancelled:
-                    submitted.reply(commands.ReceiveOutcome(EPOCH, []))
+                    submitted.reply(ReceiveOutcome(EPOCH, []))
 
     def _serve_parked(self) -> None:
         for waiting in list(self.parked):
@@ -187,87 +243,81 @@ class FakeBroker:
 
     def _carry_out(self, command: Command) -> Outcome:
         match command:
-            case commands.AskMarks():
-                return commands.MarksOutcome(QueueMarks(max(self.queues, default=0)))
-            case commands.SetQueue(definition):
+            case AskMarks():
+                return MarksOutcome(QueueMarks(max(self.queues, default=0)))
+            case SetQueue(definition):
                 log = self.queues.get(definition.group_of)
                 if log is not None and definition.queue_id not in self.queues:
                     self.queues[definition.queue_id] = group = FakeQueue(definition)
                     group.messages = {number: log.copy(number) for number in log.messages}
                 known = self.queues.setdefault(definition.queue_id, FakeQueue(definition))
                 known.definition = definition
-                return commands.Done()
-            case commands.ListDataKeys():
-                return commands.DataKeysOutcome([])
-            case commands.ForgetQueue(queue_id):
+                return Done()
+            case ListDataKeys():
+                return DataKeysOutcome([])
+            case ForgetQueue(queue_id):
                 self.queues.pop(queue_id, None)
-                return commands.Done()
-            case commands.Send():
+                return Done()
+            case Send():
                 return self._send(command)
-            case commands.Receive():
+            case Receive():
                 return self._receive(command)
-            case commands.Watch(queue_id):
+            case Watch(queue_id):
                 there = self._queue(queue_id).messages.values()
-                return commands.WatchOutcome(any(message.visible_ms <= now_ms() for message in there))
-            case commands.AskPartition(queue_id):
+                return WatchOutcome(any(message.visible_ms <= now_ms() for message in there))
+            case AskPartition(queue_id):
                 count = len(self._queue(queue_id).messages)
                 outputs = self._queue(queue_id).outputs_under_way
-                return commands.PartitionOutcome(None, not count, count, count, 0, 1, outputs)
-            case commands.AskIds():
-                return commands.IdsOutcome(b"", is_known=False)
-            case commands.Delete():
+                return PartitionOutcome(None, not count, count, count, 0, 1, outputs)
+            case AskIds():
+                return IdsOutcome(b"", is_known=False)
+            case Delete():
                 errors = [self._delete(command.queue_id, receipt) for receipt in command.receipts]
-                return commands.EntriesOutcome(errors)
-            case commands.Complete():
+                return EntriesOutcome(errors)
+            case Complete():
                 return self._complete(command)
-            case commands.ChangeVisibility():
+            case ChangeVisibility():
                 pairs = zip(command.receipts, command.visibility_timeouts_ms, strict=True)
-                return commands.EntriesOutcome([self._change(command.queue_id, *pair) for pair in pairs])
-            case commands.Purge(queue_id):
+                return EntriesOutcome([self._change(command.queue_id, *pair) for pair in pairs])
+            case Purge(queue_id):
                 self._queue(queue_id).messages.clear()
-                return commands.Done()
-            case commands.CountMessages(queue_id):
+                return Done()
+            case CountMessages(queue_id):
                 return self._counts(queue_id)
-            case commands.Peek():
+            case Peek():
                 return self._peek(command)
-            case commands.Fetch():
+            case Fetch():
                 return self._fetch(command)
-            case commands.LogBounds(queue_id):
-                return commands.LogBoundsOutcome(*self._bounds(queue_id))
-            case commands.FindOffset(queue_id, _, time_ms):
+            case LogBounds(queue_id):
+                return LogBoundsOutcome(*self._bounds(queue_id))
+            case FindOffset(queue_id, _, time_ms):
                 _, end = self._bounds(queue_id)
                 kept = self._queue(queue_id).messages.values()
                 later = [message.sequence for message in kept if message.sent_ms >= time_ms]
-                return commands.FoundOffset(min(later, default=end))
-            case commands.StartMoveTask():
+                return FoundOffset(min(later, default=end))
+            case StartMoveTask():
                 return self._start_task(command)
-            case commands.CancelMoveTask():
+            case CancelMoveTask():
                 task = next(t for t in self._queue(command.queue_id).tasks if t.task_id == command.task_id)
                 task.status = "CANCELLING"
-                return commands.MoveTasksOutcome([task])
-            case commands.ListMoveTasks(queue_id):
-                return commands.MoveTasksOutcome(list(reversed(self._queue(queue_id).tasks)))
-            case commands.SetGroupOffset():
+                return MoveTasksOutcome([task])
+            case ListMoveTasks(queue_id):
+                return MoveTasksOutcome(list(reversed(self._queue(queue_id).tasks)))
+            case SetGroupOffset():
                 messages = self._queue(command.queue_id).messages
                 for sequence in [number for number in messages if number < command.sequence]:
                     del messages[sequence]
-                return commands.Done()
-            case commands.StageMessages() | commands.CommitTransaction() | commands.AbortTransaction():
+                return Done()
+            case StageMessages() | CommitTransaction() | AbortTransaction():
                 return self._transact(command)
-            case (
-                commands.Claim()
-                | commands.ReadClaim()
-                | commands.Settle()
-                | commands.DescribeClaims()
-                | commands.ReleaseClaims()
-            ):
+            case Claim() | ReadClaim() | Settle() | DescribeClaims() | ReleaseClaims():
                 queue = self._queue(command.queue_id)
                 return queue.claims.answer(command, queue.messages)
-            case commands.ResetGroup(queue_id):
+            case ResetGroup(queue_id):
                 group = self._queue(queue_id)
                 log = self._queue(group.definition.group_of)
                 group.messages = {number: log.copy(number) for number in log.messages}
-                return commands.Done()
+                return Done()
 
     def _queue(self, queue_id: int) -> FakeQueue:
         queue = self.queues.get(queue_id)
@@ -275,14 +325,14 @@ class FakeBroker:
             raise QueueDoesNotExist
         return queue
 
-    def _send(self, command: commands.Send) -> commands.SendOutcome:
+    def _send(self, command: Send) -> SendOutcome:
         queue = self._queue(command.queue_id)
         results = []
         for new in command.messages:
             keys = [key for key in (new.dedup, new.retry if new.may_be_retry else None) if key is not None]
             known = next((queue.dedup[key] for key in keys if key in queue.dedup), None)
             if known is not None:
-                results.append(commands.SendResult(*known, duplicate=True))
+                results.append(SendResult(*known, duplicate=True))
                 continue
             queue.last_sequence += 1
             sequence = queue.last_sequence
@@ -295,56 +345,54 @@ class FakeBroker:
             for key in (new.dedup, new.retry):
                 if key is not None:
                     queue.dedup[key] = (sequence, new.message_id)
-            results.append(commands.SendResult(sequence, new.message_id))
-        return commands.SendOutcome(results)
+            results.append(SendResult(sequence, new.message_id))
+        return SendOutcome(results)
 
     def _send_stage(
         self,
         queue: FakeQueue,
-        command: commands.StageMessages,
-        stage: list[commands.NewMessage],
+        command: StageMessages,
+        stage: list[NewMessage],
         *,
         is_done: bool,
     ) -> Outcome:
         if is_done:
             is_asked_for = command.batch == queue.committed[command.sink]
-            return commands.StagedOutcome(len(command.messages) if is_asked_for else 0, is_committed=True)
-        self._send(commands.Send(command.queue_id, 0, stage))
+            return StagedOutcome(len(command.messages) if is_asked_for else 0, is_committed=True)
+        self._send(Send(command.queue_id, 0, stage))
         queue.committed[command.sink] = command.batch
-        return commands.StagedOutcome(len(stage), was_sent=True)
+        return StagedOutcome(len(stage), was_sent=True)
 
-    def _transact(
-        self, command: commands.StageMessages | commands.CommitTransaction | commands.AbortTransaction
-    ) -> Outcome:
+    def _transact(self, command: StageMessages | CommitTransaction | AbortTransaction) -> Outcome:
         queue = self._queue(command.queue_id)
         key = command.sink, command.batch
         is_done = command.batch <= queue.committed.get(command.sink, -1)
         match command:
-            case commands.StageMessages():
+            case StageMessages():
                 stage = queue.staged.setdefault(key, {}).setdefault(command.stage, [])
                 if not is_done:
                     stage += command.messages[len(stage) - command.first_index :]
                 if command.commit and not self.ignores_commits:
                     return self._send_stage(queue, command, stage, is_done=is_done)
-                return commands.StagedOutcome(0 if is_done else len(stage), is_done)
-            case commands.CommitTransaction():
+                return StagedOutcome(0 if is_done else len(stage), is_done)
+            case CommitTransaction():
                 stages = queue.staged.pop(key, {})
                 if is_done:
-                    return commands.CommittedOutcome(0, was_committed=True)
+                    return CommittedOutcome(0, was_committed=True)
                 for wanted in command.stages:
                     if len(stages.get(wanted.name, [])) != wanted.count:
                         raise StageNotFound(wanted.name, wanted.count, len(stages.get(wanted.name, [])))
                 messages = [message for wanted in command.stages for message in stages.get(wanted.name, [])]
-                self._send(commands.Send(command.queue_id, 0, messages))
+                self._send(Send(command.queue_id, 0, messages))
                 queue.committed[command.sink] = command.batch
-                return commands.CommittedOutcome(len(messages))
+                return CommittedOutcome(len(messages))
         queue.staged.pop(key, None)
-        return commands.AbortedOutcome(not is_done)
+        return AbortedOutcome(not is_done)
 
-    def _receive(self, command: commands.Receive) -> commands.ReceiveOutcome:
+    def _receive(self, command: Receive) -> ReceiveOutcome:
         queue = self._queue(command.queue_id)
         timeout_ms = command.visibility_timeout_ms
-        if timeout_ms == commands.QUEUE_DEFAULT:
+        if timeout_ms == QUEUE_DEFAULT:
             timeout_ms = queue.definition.visibility_timeout_ms
         deliveries: list[Delivery] = []
         for message in queue.messages.values():
@@ -366,7 +414,7 @@ class FakeBroker:
                     message.new.payload,
                 )
             )
-        return commands.ReceiveOutcome(EPOCH, deliveries)
+        return ReceiveOutcome(EPOCH, deliveries)
 
     def _delete(self, queue_id: int, receipt: Receipt) -> Exception | None:
         queue = self._queue(queue_id)
@@ -378,28 +426,26 @@ class FakeBroker:
         queue.messages.pop(receipt.sequence, None)
         return None
 
-    def _complete(self, command: commands.Complete) -> commands.CompleteOutcome:
+    def _complete(self, command: Complete) -> CompleteOutcome:
         queue = self._queue(command.queue_id)
         keys = [f"{command.digest}/{receipt.sequence}".encode() for receipt in command.receipts]
         if all(key in queue.dedup for key in keys):
-            return commands.CompleteOutcome([None] * len(keys), was_done=True)
+            return CompleteOutcome([None] * len(keys), was_done=True)
         gone = [receipt for receipt in command.receipts if receipt.sequence not in queue.messages]
         if gone:
             expired = InvalidParameterValue.of(
                 "ReceiptHandle", RECEIPT_HANDLE_PLACEHOLDER, "The receipt handle has expired."
             )
-            return commands.CompleteOutcome(
-                [expired if receipt in gone else None for receipt in command.receipts]
-            )
+            return CompleteOutcome([expired if receipt in gone else None for receipt in command.receipts])
         for receipt, key in zip(command.receipts, keys, strict=True):
             del queue.messages[receipt.sequence]
             queue.dedup[key] = receipt.sequence, b""
         for output in command.outputs:
             group, dedup, _ = split_prefix(output.flags, output.payload)
             message_id = message_id_of(output.payload[prefix_bytes(output.flags) :])
-            new = commands.NewMessage(message_id, output.payload, output.flags, output.delay_ms, group, dedup)
-            self._send(commands.Send(output.queue_id, output.partition, [new]))
-        return commands.CompleteOutcome([None] * len(keys))
+            new = NewMessage(message_id, output.payload, output.flags, output.delay_ms, group, dedup)
+            self._send(Send(output.queue_id, output.partition, [new]))
+        return CompleteOutcome([None] * len(keys))
 
     def _change(self, queue_id: int, receipt: Receipt, timeout_ms: int) -> Exception | None:
         message = self._queue(queue_id).messages.get(receipt.sequence)
@@ -412,18 +458,16 @@ class FakeBroker:
         message.visible_ms = now_ms() + timeout_ms
         return None
 
-    def _counts(self, queue_id: int) -> commands.QueueCounts:
+    def _counts(self, queue_id: int) -> QueueCounts:
         messages = self._queue(queue_id).messages.values()
         hidden = [message for message in messages if message.visible_ms > now_ms()]
         in_flight = sum(1 for message in hidden if message.count)
         oldest_ms = min((message.sent_ms for message in messages), default=0)
-        return commands.QueueCounts(
-            len(messages) - len(hidden), in_flight, len(hidden) - in_flight, oldest_ms
-        )
+        return QueueCounts(len(messages) - len(hidden), in_flight, len(hidden) - in_flight, oldest_ms)
 
-    def _peek(self, command: commands.Peek) -> commands.PeekOutcome:
+    def _peek(self, command: Peek) -> PeekOutcome:
         rows = [
-            commands.PeekedMessage(
+            PeekedMessage(
                 message.sequence,
                 "in_flight" if message.visible_ms > now_ms() else "visible",
                 message.count,
@@ -438,14 +482,14 @@ class FakeBroker:
         ]
         shown = rows[: command.count_max]
         more = rows[command.count_max :]
-        return commands.PeekOutcome(shown, more[0].sequence if more else 0)
+        return PeekOutcome(shown, more[0].sequence if more else 0)
 
     def _bounds(self, queue_id: int) -> tuple[int, int]:
         queue = self._queue(queue_id)
         end = queue.last_sequence + 1
         return min(queue.messages, default=end), end
 
-    def _fetch(self, command: commands.Fetch) -> commands.FetchOutcome:
+    def _fetch(self, command: Fetch) -> FetchOutcome:
         earliest, end = self._bounds(command.queue_id)
         if not earliest <= command.from_sequence <= end:
             raise OffsetOutOfRange(command.from_sequence, earliest, end)
@@ -466,16 +510,16 @@ class FakeBroker:
             sent_ms.append(message.sent_ms)
             if command.with_messages:
                 messages.append(stored)
-        return commands.FetchOutcome(sequences, sent_ms, messages, stop, earliest, end)
+        return FetchOutcome(sequences, sent_ms, messages, stop, earliest, end)
 
-    def _start_task(self, command: commands.StartMoveTask) -> commands.MoveTasksOutcome:
+    def _start_task(self, command: StartMoveTask) -> MoveTasksOutcome:
         queue = self._queue(command.queue_id)
         if any(task.status == "RUNNING" for task in queue.tasks):
             raise InvalidParameterValue(
                 "There is already a task running. Only one active task is allowed for a source queue arn at a "
                 "given time."
             )
-        task = commands.MoveTask(
+        task = MoveTask(
             command.task_id,
             command.source_arn,
             command.target_arn,
@@ -486,7 +530,7 @@ class FakeBroker:
             to_move=len(queue.messages),
         )
         queue.tasks.append(task)
-        return commands.MoveTasksOutcome([task])
+        return MoveTasksOutcome([task])
 
     def stored(self, queue_id: int) -> list[Any]:
         """Return the heads of all messages of a queue, as they lie in the broker."""

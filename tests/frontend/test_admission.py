@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from quaymaster.frontend.admission import (
+from quaymaster.frontend.limits.admission import (
     FEW,
     GUARD_MS,
     HOLD_MS_MAX,

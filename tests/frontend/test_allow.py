@@ -21,15 +21,15 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.core.values.queue_names import QueueArn, group_name
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_names import QueueArn, group_name
+from quaymaster.frontend.access.allow import DEFAULT_GROUP, Gate
+from quaymaster.frontend.access.authorization import Authorization
+from quaymaster.frontend.access.completed_queues import CompletedQueues
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
-from quaymaster.frontend.allow import DEFAULT_GROUP, Gate
-from quaymaster.frontend.authorization import Authorization
-from quaymaster.frontend.completed_queues import CompletedQueues
-from quaymaster.frontend.limits import Limits
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.standing import FRESH_MS, Standing
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.standing import FRESH_MS, Standing
+from quaymaster.frontend.limits.limits import Limits
 from quaymaster.protocol.actions.completion_rules import COMPLETES
 from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
 from quaymaster.protocol.actions.validation import Move

@@ -11,11 +11,11 @@ import pytest
 from quaymaster.core.access.decisions import Ruling, rule
 from quaymaster.core.access.keys import ALWAYS, SOMETIMES
 from quaymaster.core.values.errors import AccessDenied
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.frontend import authorization as module
-from quaymaster.frontend.authorization import Authorization
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.request_keys import HEADER_BYTES_MAX, RequestKeys
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+from quaymaster.frontend.access import authorization as module
+from quaymaster.frontend.access.authorization import Authorization
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.request_keys import HEADER_BYTES_MAX, RequestKeys
 from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 

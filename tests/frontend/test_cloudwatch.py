@@ -20,7 +20,7 @@ from botocore.model import ServiceModel
 from frontend.support import ACCOUNT, REGION, Answer, Client, Service, serving, serving_recorded
 from quaymaster.core.values.errors import ConnectionLost, InvalidSecurity, Unreachable, UnsupportedOperation
 from quaymaster.frontend.actions.monitoring_actions import NO_CONSOLE, OUTPUT_ON_LOOP_BYTES_MAX
-from quaymaster.frontend.authentication import Signed
+from quaymaster.frontend.callers.authentication import Signed
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.cloudwatch.errors import CloudWatchError
 from quaymaster.protocol.rpc.monitoring_calls import MonitoringAnswer, MonitoringCall, MonitoringRefusal

@@ -13,9 +13,9 @@ from core.spread.support import HIGH, LOW, entry
 
 from frontend.partitions.test_requests_over_partitions import divide, group_in, show
 from frontend.support import ACCOUNT, FakeSubmitted, Service, serving, until
-from quaymaster.core.values.commands import Elsewhere, Watch, WatchOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, Watch, WatchOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.assembly import spread_over, tables_of
 from quaymaster.frontend.consumer import Consumer
 

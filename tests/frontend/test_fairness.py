@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.support import ACCOUNT, Answer, Client, read_answer, serving, until
-from quaymaster.frontend import account_loads, bad_signatures
+from quaymaster.frontend import account_loads
 from quaymaster.frontend.account_loads import AccountLoads
-from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX, BadSignatures
+from quaymaster.frontend.callers import bad_signatures
+from quaymaster.frontend.callers.bad_signatures import BAD_PER_S_MAX, BadSignatures
 
 THEIRS = "222222222222"
 THIRD = "333333333333"

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harness.waiting import PATIENCE_S
 
 from quaymaster.core.values.sts_errors import IDPCommunicationError
-from quaymaster.frontend import issuer_keys
-from quaymaster.frontend.issuer_keys import (
+from quaymaster.frontend.callers import issuer_keys
+from quaymaster.frontend.callers.issuer_keys import (
     ATTEMPT_EVERY_MS,
     DISCOVERY,
     FETCHED_AGAIN_MS,

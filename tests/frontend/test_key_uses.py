@@ -14,9 +14,9 @@ from quaymaster.coordination.key_uses import KEY_USES
 from quaymaster.coordination.number_rows import number_of
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.frontend import key_uses
 from quaymaster.frontend.admin.admin import make_admin
-from quaymaster.frontend.key_uses import HOUR_MS, WRITTEN_TOGETHER, KeyUses
+from quaymaster.frontend.callers import key_uses
+from quaymaster.frontend.callers.key_uses import HOUR_MS, WRITTEN_TOGETHER, KeyUses
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
 

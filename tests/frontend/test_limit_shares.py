@@ -14,10 +14,10 @@ from quaymaster.core.limits.division import REPORT_MS
 from quaymaster.core.limits.limits import Limit, LimitName, LimitTable
 from quaymaster.core.limits.share import State
 from quaymaster.core.values.errors import NotNow
-from quaymaster.frontend import limit_shares
-from quaymaster.frontend.limit_shares import LimitShares
-from quaymaster.frontend.limits import Limits
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.limits import limit_shares
+from quaymaster.frontend.limits.limit_shares import LimitShares
+from quaymaster.frontend.limits.limits import Limits
 from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster.protocol.rpc.metadata_messages import BucketGrant, BucketReport, GrantedShares
 

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.support import ACCOUNT, Answer, Client, Service, read_answer, serving, until
 from quaymaster.core.limits.limits import Limit, LimitName
-from quaymaster.frontend import authentication as authentication_module
+from quaymaster.frontend.callers import authentication as authentication_module
 
 THEIRS = "222222222222"
 LARGE = "x" * 20_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from quaymaster.frontend.admission import LATE_TAKEN, Admission
 from quaymaster.frontend.cors import CORS
 from quaymaster.frontend.front_end_metrics import FrontEndMetrics
-from quaymaster.frontend.refusals import Refusals
+from quaymaster.frontend.limits.admission import LATE_TAKEN, Admission
+from quaymaster.frontend.limits.refusals import Refusals
 
 TARGET_MS = 100
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from metadata.support import eventually
 
-from quaymaster.core.values.commands import Receive
-from quaymaster.frontend import call, parked_polls
-from quaymaster.frontend.standing import FRESH_MS
+from quaymaster.core.values.commands.messages import Receive
+from quaymaster.frontend import call
+from quaymaster.frontend.callers.standing import FRESH_MS
+from quaymaster.frontend.limits import parked_polls
 from quaymaster.protocol.rpc.metadata_messages import SetAttributes
 
 from .support import ACCOUNT, Answer, Client, Service, serving

@@ -15,7 +15,8 @@ from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.logs import LogBounds
+from quaymaster.core.values.commands.messages import CountMessages, Send, SendOutcome, SendResult
 from quaymaster.core.values.errors import DiskFull, InternalFailure, JournalStopped, NotNow
 from quaymaster.frontend.actions.message_actions import uuid_text
 from quaymaster.frontend.actions.message_preparation import MessageIds
@@ -121,9 +122,9 @@ def test_parked_long_polls_are_no_load() -> None:
 def test_the_log_says_when_an_overload_begins_and_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.frontend.refusals.GUARD_MS", 10)
-    monkeypatch.setattr("quaymaster.frontend.admission.GUARD_MS", 0)
-    monkeypatch.setattr("quaymaster.frontend.admission.HOLD_MS_MIN", 50)
+    monkeypatch.setattr("quaymaster.frontend.limits.refusals.GUARD_MS", 10)
+    monkeypatch.setattr("quaymaster.frontend.limits.admission.GUARD_MS", 0)
+    monkeypatch.setattr("quaymaster.frontend.limits.admission.HOLD_MS_MIN", 50)
 
     def logged(event: str) -> list[str]:
         return [line for line in caplog.messages if event in line]
@@ -584,7 +585,7 @@ def test_with_open_authentication_a_page_from_elsewhere_can_do_nothing() -> None
             assert local.headers["access-control-allow-origin"] == "http://localhost:3000"
             assert foreign.status == 403
             assert foreign.value("Error/Code") == "AccessDenied"
-            assert len([c for c in service.broker.commands if isinstance(c, commands.Send)]) == 1
+            assert len([c for c in service.broker.commands if isinstance(c, Send)]) == 1
 
     asyncio.run(scenario())
 
@@ -732,7 +733,7 @@ def test_a_broker_that_does_not_answer_ends_in_a_timeout_and_a_late_answer_is_ig
             early = send.done()
             service.calls.expire(call.deadline_ms)
             answer = await send
-            call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+            call.on_outcome(SendOutcome([SendResult(1, b"0" * 16)]))
 
             assert not early
             assert answer.status == 503
@@ -781,7 +782,7 @@ def test_a_reply_that_cannot_be_made_costs_no_other_call_its_own(monkeypatch: py
             await until(lambda: len(service.calls.waiting) == 3)
             monkeypatch.setattr(Call, "encode", fail_once)
             for call in list(service.calls.waiting):
-                call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+                call.on_outcome(SendOutcome([SendResult(1, b"0" * 16)]))
             answers = await asyncio.gather(*sends)
 
             assert sorted(answer.status for answer in answers) == [200, 200, 500]
@@ -810,7 +811,7 @@ def test_more_queue_actions_than_allowed_at_once_are_told_to_come_back() -> None
             first = asyncio.create_task(
                 service.client.json("GetQueueAttributes", {"QueueUrl": "jobs", "AttributeNames": ["All"]})
             )
-            await until(lambda: any(isinstance(c, commands.CountMessages) for c in service.broker.commands))
+            await until(lambda: any(isinstance(c, CountMessages) for c in service.broker.commands))
 
             second = await service.client.json("ListQueues", {})
             first.cancel()
@@ -833,14 +834,14 @@ def test_readers_of_logs_and_actions_on_queues_have_budgets_of_their_own() -> No
             await service.add_queue("jobs")
             service.broker.is_silent = True
             reads = [asyncio.create_task(describe_log(service)) for _ in range(2)]
-            await until(lambda: sum(isinstance(c, commands.LogBounds) for c in service.broker.commands) == 2)
+            await until(lambda: sum(isinstance(c, LogBounds) for c in service.broker.commands) == 2)
 
             assert (await describe_log(service)).status == 503
             assert (await service.client.json("ListQueues", {})).status == 200
             control = asyncio.create_task(
                 service.client.json("GetQueueAttributes", {"QueueUrl": "jobs", "AttributeNames": ["All"]})
             )
-            await until(lambda: any(isinstance(c, commands.CountMessages) for c in service.broker.commands))
+            await until(lambda: any(isinstance(c, CountMessages) for c in service.broker.commands))
             assert (await service.client.json("ListQueues", {})).status == 503
             for task in (*reads, control):
                 task.cancel()
@@ -908,7 +909,7 @@ def test_a_slow_request_is_logged_with_the_parts_of_its_time(caplog: pytest.LogC
             await until(lambda: service.calls.waiting)
             await asyncio.sleep(0.05)
             (call,) = service.calls.waiting
-            call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+            call.on_outcome(SendOutcome([SendResult(1, b"0" * 16)]))
             answer = await send
 
             record = next(record for record in caplog.records if record.message == "request was slow")

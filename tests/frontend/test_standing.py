@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from quaymaster.core.values.errors import NotNow
-from quaymaster.frontend.standing import FRESH_MS, Standing
+from quaymaster.frontend.callers.standing import FRESH_MS, Standing
 
 
 def standing(

@@ -15,7 +15,7 @@ import pytest
 from harness.steps import FEW, MANIES, MANY, calls_of, forbid_walks, uncollected
 
 from frontend.support import ACCOUNT, Answer, Service, serving
-from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.keys.issuers import ISSUERS_MAX
 from quaymaster.metadata.store.mirror import MirrorTable
 from quaymaster.metadata.store.rows import (

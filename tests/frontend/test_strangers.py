@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S
 from frontend.admin.test_admin import administered
 from frontend.support import Answer, Client, Service, read_answer, serving, until
 from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded
-from quaymaster.frontend import authentication
+from quaymaster.frontend.callers import authentication
 from quaymaster.net.http.message import HTTPRequest
 
 TARGET = {"x-amz-target": "AmazonSQS.ListQueues", "content-type": "application/x-amz-json-1.0"}

@@ -12,9 +12,9 @@ from metadata.support import eventually
 
 from frontend.support import ACCOUNT, Client, Service, serving
 from frontend.test_sts import Temporary, Told, told
-from quaymaster.core.values.commands import Receive
+from quaymaster.core.values.commands.messages import Receive
 from quaymaster.core.values.errors import NotNow
-from quaymaster.frontend.parked_polls import RECHECK_DELAY_S
+from quaymaster.frontend.limits.parked_polls import RECHECK_DELAY_S
 from quaymaster.metadata.keys.identities import Identities
 from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
 

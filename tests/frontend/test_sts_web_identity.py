@@ -17,10 +17,10 @@ from frontend.support import ACCOUNT, Client, Service, serving, serving_recorded
 from frontend.test_strangers import connected
 from frontend.test_sts import FORM, Temporary, Told, told
 from frontend.test_sts_roles import policy, run
-from quaymaster.frontend import unsigned_actions
-from quaymaster.frontend.bad_signatures import BAD_PER_S_MAX
-from quaymaster.frontend.issuer_keys import KeyFetcher
-from quaymaster.frontend.unsigned_actions import OF_ISSUER_MAX, OF_PEER_MAX
+from quaymaster.frontend.callers import unsigned_actions
+from quaymaster.frontend.callers.bad_signatures import BAD_PER_S_MAX
+from quaymaster.frontend.callers.issuer_keys import KeyFetcher
+from quaymaster.frontend.callers.unsigned_actions import OF_ISSUER_MAX, OF_PEER_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.metadata.keys.sessions import ROWS_AGE_MAX_MS
 from quaymaster.net.http.strangers import UnsignedTime

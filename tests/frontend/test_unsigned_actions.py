@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quaymaster.core.values.errors import Overloaded
-from quaymaster.frontend.unsigned_actions import (
+from quaymaster.frontend.callers.unsigned_actions import (
     OF_ISSUER_MAX,
     OF_NETWORK_MAX,
     OF_PEER_MAX,

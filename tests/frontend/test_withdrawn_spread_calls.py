@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from quaymaster.core.spread.parts import Part
-from quaymaster.core.values.commands import CountMessages, Outcome, SendOutcome
+from quaymaster.core.values.commands.messages import CountMessages, SendOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.frontend.partitions.spread_call import SpreadCall
 
 from .support import FakeSubmitted

@@ -14,8 +14,7 @@ from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
-    Command,
+from quaymaster.core.values.commands.messages import (
     Delivery,
     NewMessage,
     Receipt,
@@ -23,8 +22,9 @@ from quaymaster.core.values.commands import (
     ReceiveOutcome,
     Send,
     SendResult,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.messages import (
     MOVED_VERSION,
     decode_moved,
@@ -32,7 +32,7 @@ from quaymaster.core.values.messages import (
     join_payload,
     split_payload,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 
 from .waiting import PATIENCE_S
 

@@ -6,24 +6,19 @@ from collections.abc import Iterator, Mapping
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import snapshot_pieces
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.replication.effects import PersistPromise
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.log_tail import LOG_START, Position
 from quaymaster.core.replication.replication import LogReplica
-from quaymaster.core.structures.index import ChunkKeeper, MemoryChunks
-from quaymaster.core.values.commands import (
-    Command,
-    Decided,
-    InternalCommand,
-    NewMessage,
-    Receipt,
-    TakenOutcome,
-)
+from quaymaster.core.structures.orders.index import ChunkKeeper, MemoryChunks
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import NewMessage, Receipt
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload, message_id_of, prefix_bytes
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.values.records import (
     Batch,
     RecordRow,

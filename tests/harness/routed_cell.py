@@ -13,16 +13,14 @@ from typing import Any
 
 from harness.skipping_loop import SkippingLoop
 from quaymaster.core.cell.leader_table import LeaderTable
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     CountMessages,
     Delete,
     Delivery,
     Done,
     EntriesOutcome,
     NewMessage,
-    Outcome,
     QueueCounts,
     Receive,
     ReceiveOutcome,
@@ -32,6 +30,7 @@ from quaymaster.core.values.commands import (
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits

@@ -29,7 +29,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     encode_queue_definition,
     replace_definition,

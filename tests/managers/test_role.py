@@ -28,8 +28,8 @@ from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
-from quaymaster.node.manager_role import placement_settings, start_manager
-from quaymaster.node.transport import Transport
+from quaymaster.node.cell.manager_role import placement_settings, start_manager
+from quaymaster.node.cell.transport import Transport
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.manager_calls import (
     DECISIONS,

@@ -16,7 +16,7 @@ from quaymaster.core.values.messages import (
     encode_moved,
     key_parts_of,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.messaging import encryption
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, MessageOpener, OpenedMessages
 from quaymaster.messaging.lent_keys import KeyIsLent, LentKey

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
 from metadata.support import Clock, FakeJournal
-from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.errors import QueueDoesNotExist, TooFewReplicas
 from quaymaster.core.values.partition_tables import entry_of, is_sealed_by
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, QueueMarks
 
 Place = tuple[int, int]
 """A queue's id and the number of a partition."""

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from metadata.support import START_MS
-from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition, one_partition
+from quaymaster.core.values.queues.queue_definitions import (
+    QueueDefinition,
+    encode_queue_definition,
+    one_partition,
+)
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNT_KEYS,

@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination, Event
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.errors import (
     CallerError,
     ExpiredToken,
@@ -24,8 +24,8 @@ from quaymaster.core.values.errors import (
     QueueRevisionTaken,
 )
 from quaymaster.core.values.partition_tables import is_newer_table
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.key_providers import FileKeyProvider, KeyProvider
 from quaymaster.metadata.keys.sessions import NewSession
 from quaymaster.metadata.kms.key_service import KeyService

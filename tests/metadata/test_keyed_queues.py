@@ -9,7 +9,7 @@ import pytest
 
 from metadata.support import ACCOUNT, World, run
 from quaymaster.core.values.errors import Overloaded
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.keyed_queues import DATA_KEY_ATTEMPTS_MAX, KeyedQueues
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, NewDataKey, QueueChange, SetAttributes

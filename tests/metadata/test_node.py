@@ -26,7 +26,7 @@ from quaymaster.core.values.errors import (
     QueueDoesNotExist,
     Timeout,
 )
-from quaymaster.core.values.queue_definitions import decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import decode_queue_definition
 from quaymaster.metadata import node as node_module
 from quaymaster.metadata.node import MetadataNode, StoreUnreachable
 from quaymaster.metadata.rpc_server import MetadataCalls

@@ -13,7 +13,7 @@ from harness.server_metadata import ServerMetadata
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes, TagQueue
 
 NAMES = ("orders", "refunds", "parcels")

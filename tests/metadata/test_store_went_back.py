@@ -14,8 +14,8 @@ from quaymaster.coordination.interface import KeyValue, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.values.queue_marks import identity_of
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_marks import identity_of
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.store.rows import ACCEPTED

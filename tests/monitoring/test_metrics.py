@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.monitoring import metrics as metrics_module
-from quaymaster.monitoring.metrics import METRICS, Histogram, HistogramSample, Metrics, Sample
+from quaymaster.monitoring.metric_table import METRICS
+from quaymaster.monitoring.metrics import Histogram, HistogramSample, Metrics, Sample
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -14,7 +14,9 @@ from harness.steps import calls_of
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.values.commands import ExpireMessages, ForgetQueue, Purge, Receive, Send, SetQueue
+from quaymaster.core.values.commands.decided import ExpireMessages
+from quaymaster.core.values.commands.messages import Purge, Receive, Send
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.node.broker_metrics import journal_histograms, journal_samples

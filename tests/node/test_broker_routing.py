@@ -17,13 +17,14 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages, Outcome
+from quaymaster.core.values.commands.messages import CountMessages
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.metadata.store.authorization_floor import FollowedFloor, raised_floor
 from quaymaster.metadata.store.mirror import Mirror
-from quaymaster.node.broker_routing import _limits, route_to_brokers
-from quaymaster.node.transport import Transport
+from quaymaster.node.cell.broker_routing import _limits, route_to_brokers
+from quaymaster.node.cell.transport import Transport
 from quaymaster.settings import Settings, load_settings
 
 

@@ -18,8 +18,8 @@ from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.monitoring.process_metrics import ProcessReading
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_metrics import QueueMetricsRow
+from quaymaster.node.cell.transport import BROKER_ROLE
 from quaymaster.node.console.cell_state import GONE_MS, SERVER, CellState, ServerState, charts_of
-from quaymaster.node.transport import BROKER_ROLE
 
 READING = ProcessReading(1.0, 0.25, 1_024.0, 0.5, {"3": {"b3": 4, "b2": 0}, "9": {"b2": 1}})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.node.children import Child
+from quaymaster.node.children.child import Child
 
 ECHO = """
 import os, sys

@@ -16,8 +16,8 @@ from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registr
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.presence import PresenceRow
 from quaymaster.coordination.stores.memory import MemoryCoordination
+from quaymaster.node.cell.live_processes import live_processes
 from quaymaster.node.console.alerts import _lead
-from quaymaster.node.live_processes import live_processes
 from quaymaster.node.node import Node
 from quaymaster.settings import Address
 

@@ -15,8 +15,9 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCServer
-from quaymaster.node import console_child, console_extra, server_role
-from quaymaster.node.console_child import (
+from quaymaster.node import server_role
+from quaymaster.node.children import console_child, console_extra
+from quaymaster.node.children.console_child import (
     ConsoleBrief,
     ServerConsole,
     choose_console_port,

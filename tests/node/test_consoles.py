@@ -22,9 +22,9 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.routing.console_client import KNOWN_MS
 from quaymaster.net.rpc import IncomingCall, RPCMetrics, RPCServer
 from quaymaster.node import consoles
+from quaymaster.node.cell.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.node.consoles import console_of_server, consoles_of_cell
-from quaymaster.node.sockets import CONSOLE_SOCKET, unix_address
-from quaymaster.node.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
+from quaymaster.node.edge.sockets import CONSOLE_SOCKET, unix_address
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.monitoring_calls import (
     MONITORING,

@@ -13,7 +13,7 @@ import pytest
 
 from quaymaster.net.http.message import HTTPLimits
 from quaymaster.net.http.server import HTTPServer
-from quaymaster.node.edge_listener import listen_for_proxies
+from quaymaster.node.edge.edge_listener import listen_for_proxies
 from quaymaster.node.node import Node
 from quaymaster.settings import load_settings
 

@@ -20,8 +20,8 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
-from quaymaster.node import front_ends_behind
-from quaymaster.node.front_ends_behind import FrontEndsBehind
+from quaymaster.node.edge import front_ends_behind
+from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
 
 
 class FakeClient:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quaymaster.node.membership import own_address, within_reach
+from quaymaster.node.cell.membership import own_address, within_reach
 from quaymaster.settings import Address
 
 

@@ -20,12 +20,14 @@ from quaymaster.coordination.interface import Coordination, CoordinationUnavaila
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.core.cell.partition_plans import SplitPartition
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.messages import Done
+from quaymaster.core.values.commands.partitions import AskMarks, ForgetQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import AccessDenied, NotNow, UnsupportedOperation
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.partition_tables import in_state
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueMarks
 from quaymaster.managers.partition_manager import request_of
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
@@ -34,10 +36,10 @@ from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
+from quaymaster.node.cell.manager_role import queue_nodes
+from quaymaster.node.cell.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.cell.transport import Transport
 from quaymaster.node.data.stores import open_etcd
-from quaymaster.node.manager_role import queue_nodes
-from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
-from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.metadata_messages import ChangedQueue, CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings
 
@@ -55,14 +57,14 @@ class Brokers:
         brokers = self
 
         class Client:
-            def submit(self, command: commands.Command, reply: Reply) -> None:
-                outcome: commands.Outcome = commands.Done()
+            def submit(self, command: Command, reply: Reply) -> None:
+                outcome: Outcome = Done()
                 match command:
-                    case commands.AskMarks():
-                        outcome = commands.MarksOutcome(QueueMarks(queue_id=max(brokers.queues, default=0)))
-                    case commands.SetQueue(definition):
+                    case AskMarks():
+                        outcome = MarksOutcome(QueueMarks(queue_id=max(brokers.queues, default=0)))
+                    case SetQueue(definition):
                         brokers.queues[definition.queue_id] = definition
-                    case commands.ForgetQueue(queue_id):
+                    case ForgetQueue(queue_id):
                         journal_id = journal_of(queue_id, 0)
                         assert journal_id is not None, "a deleted queue's journal is known"
                         brokers.journals[queue_id] = journal_id

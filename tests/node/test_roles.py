@@ -19,8 +19,9 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.node import metadata_roles, roles
-from quaymaster.node.membership import Membership
+from quaymaster.node import roles
+from quaymaster.node.cell import metadata_roles
+from quaymaster.node.cell.membership import Membership
 from quaymaster.node.node import Node
 from quaymaster.settings import load_settings
 

@@ -12,7 +12,7 @@ import pytest
 from harness.short_paths import short_directory
 
 from quaymaster.net.listener import fits_unix
-from quaymaster.node.sockets import make_sockets
+from quaymaster.node.edge.sockets import make_sockets
 
 NAMES = ["a.sock", "console.sock"]
 

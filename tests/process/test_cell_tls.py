@@ -11,7 +11,7 @@ from harness.running_cell import CELL, RoleProcess, RunningCell
 
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN
 from quaymaster.cli.commands import app
-from quaymaster.core.values.commands import CountMessages
+from quaymaster.core.values.commands.messages import CountMessages
 from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, Unreachable
 from quaymaster.net.rpc import RPCClient
 from quaymaster.net.tls import CA_FILE, TransportSecurity

@@ -21,8 +21,8 @@ from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.metadata_client import when_known
-from quaymaster.node.metadata_roles import start_remote_metadata
-from quaymaster.node.transport import Transport
+from quaymaster.node.cell.metadata_roles import start_remote_metadata
+from quaymaster.node.cell.transport import Transport
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"

@@ -17,7 +17,7 @@ from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import find_connection
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.queue_metrics import QueueMetricsRequest, QueueMetricsRow
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.monitoring.metric_table import METRICS
 from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.frames import Hello

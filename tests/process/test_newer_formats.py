@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness.process import QuaymasterProcess
 
-from quaymaster.broker.replica.recovery import recover
+from quaymaster.broker.replica.records.recovery import recover
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Put

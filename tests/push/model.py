@@ -16,7 +16,7 @@ from harness.skipping_loop import SkippingLoop
 from quaymaster.core.push.calls import NO_SECRETS, Deleted, PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.states import PushState
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.push.parts import PushParts, Verified
 from quaymaster.push.queue_pusher import QueuePusher
 

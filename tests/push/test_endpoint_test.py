@@ -10,7 +10,7 @@ from harness.replica_host import queue
 from push.model import ModelAnswer, ModelEndpoint, answering, raising, run
 from quaymaster.core.push.calls import PushSecrets
 from quaymaster.core.push.states import TriedEndpoint
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
 from quaymaster.push.endpoint_test import EndpointTest
 from quaymaster.push.verification import EndpointChecks

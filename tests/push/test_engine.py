@@ -24,7 +24,7 @@ from quaymaster.coordination.push_rows import pushed_key, put_pushed
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.values.errors import NotLeader, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import OnlyPusher
 

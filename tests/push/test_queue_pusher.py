@@ -28,7 +28,7 @@ from push.model import (
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.push.endpoint import FAILURES_MAX
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
 from quaymaster.push.parts import MadeCall, Room, Verified
 from quaymaster.push.queue_pusher import QueuePusher

@@ -17,10 +17,10 @@ from crc32c import crc32c
 from harness.replica_host import identity
 
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
-from quaymaster.broker.replica.message_moves import MessageMoves
-from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.broker.replica.record_bodies import Body
-from quaymaster.broker.replica.time_file import Boot, TimeFile
+from quaymaster.broker.replica.moves.message_moves import MessageMoves
+from quaymaster.broker.replica.moves.moves_out import MovesAway
+from quaymaster.broker.replica.records.record_bodies import Body
+from quaymaster.broker.replica.records.time_file import Boot, TimeFile
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
@@ -29,12 +29,12 @@ from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.placement import _Planner
 from quaymaster.core.cell.spread import Spread
-from quaymaster.core.partition.applied_claims import ClaimStep, split_claim
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.partition.slices import Work
-from quaymaster.core.queues.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
+from quaymaster.core.partition.work.applied_claims import ClaimStep, split_claim
+from quaymaster.core.partition.work.slices import Work
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.queues.record_payloads import HAS_ATTEMPT, OWN_DELAY, PAIR
 from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.followers import LEASE_MS
 from quaymaster.core.replication.journal import JournalReplica
@@ -43,48 +43,41 @@ from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import SpreadSend, key_of
-from quaymaster.core.structures.claims import ClaimState, OpenClaim
 from quaymaster.core.structures.committed_runs import CommittedRuns
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.recent_ids import RecentIds
-from quaymaster.core.structures.recent_marks import RecentMarks
-from quaymaster.core.structures.sent_ids import SentIds
-from quaymaster.core.values.commands import (
-    AbortedOutcome,
-    AbortTransaction,
-    Claim,
-    Command,
-    CommitTransaction,
-    Complete,
-    Consume,
-    Decided,
+from quaymaster.core.structures.ids.recent_ids import RecentIds
+from quaymaster.core.structures.ids.recent_marks import RecentMarks
+from quaymaster.core.structures.ids.sent_ids import SentIds
+from quaymaster.core.structures.orders.claims import ClaimState, OpenClaim
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.values.commands.claims import Claim, Settle
+from quaymaster.core.values.commands.completions import Complete
+from quaymaster.core.values.commands.decided import Consume, Duplicate, SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     Delete,
     Done,
-    Duplicate,
     EntriesOutcome,
-    InternalCommand,
-    MoveBegun,
-    MoveIn,
-    MoveInOutcome,
-    MoveMessage,
     NewMessage,
     Receive,
     ReceiveOutcome,
-    ResetGroup,
     Send,
-    SentOutcome,
-    Settle,
-    StageCount,
-    StageMessages,
-    TakeForMove,
-    TakenOutcome,
     Watch,
 )
+from quaymaster.core.values.commands.move_tasks import TakeForMove
+from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.commands.transactions import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommitTransaction,
+    StageCount,
+    StageMessages,
+)
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
 from quaymaster.core.values.partition_tables import taking
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
 from sim import completions

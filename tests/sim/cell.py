@@ -18,27 +18,30 @@ from types import ModuleType
 
 from harness.replica_host import arn, queue
 
-from quaymaster.broker.replica import message_moves
-from quaymaster.broker.replica.moves_out import MovesAway
+from quaymaster.broker.replica.moves import message_moves
+from quaymaster.broker.replica.moves.moves_out import MovesAway
 from quaymaster.coordination import watched_prefix
 from quaymaster.core.cell import placement
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.cell.leader_choice import LeaderChoice
 from quaymaster.core.cell.spread import Spread
-from quaymaster.core.partition import slices, staged_messages
+from quaymaster.core.partition import staged_messages
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
+from quaymaster.core.partition.work import slices
 from quaymaster.core.replication import journal as core_journal
 from quaymaster.core.replication import replication
 from quaymaster.core.replication.candidate import Candidate
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.structures import committed_runs
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import WriteBarrier
+from quaymaster.core.values.commands.partitions import ListDataKeys, SetQueue
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from sim import changing_partitions, claims, completing, guarantees
 from sim.bugs import Planted
 from sim.changing_partitions import CHANGING, PartitionChecker

@@ -30,20 +30,18 @@ from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.repeats import as_repeat
 from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import SpreadSend
-from quaymaster.core.values.commands import (
-    AskPartition,
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
     Done,
     Elsewhere,
     EntriesOutcome,
-    PartitionOutcome,
     QueueCounts,
     Receive,
     ReceiveOutcome,
     Send,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome, SetQueue
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidParameterValue,
@@ -66,7 +64,7 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     without,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from sim.clients import receipts_of
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received, Sent

@@ -17,19 +17,16 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.claims import (
     Claim,
-    ClaimedOutcome,
     ClaimOutcome,
-    Delete,
-    Peek,
-    PeekedOffsets,
     ReadClaim,
-    Receive,
     ReleaseClaims,
     Settle,
     SettledOutcome,
 )
+from quaymaster.core.values.commands.decided import ClaimedOutcome, PeekedOffsets
+from quaymaster.core.values.commands.messages import Delete, Peek, Receive
 from quaymaster.core.values.errors import ClaimIsSettled, ClaimTakenOver, NotNow
 from sim.clients import Client, Script, Wish, receipts_of
 from sim.kernel import MS, SECOND, Violation

@@ -13,9 +13,8 @@ from harness.replica_host import identity, message
 
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.queues.repeats import as_repeat
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     CountMessages,
     Delete,
     Done,
@@ -26,8 +25,9 @@ from quaymaster.core.values.commands import (
     Receipt,
     Receive,
     Send,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow, Timeout
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import arn, identity, message
 
-from quaymaster.core.values.commands import (
-    AskPartition,
-    Complete,
-    CompleteOutcome,
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, Output
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
     NewMessage,
-    Output,
-    PartitionOutcome,
     QueueCounts,
     Receive,
     Send,
 )
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
 from sim.clients import receipts_of
 from sim.kernel import MS, Violation
 from sim.messages import Received, Sent

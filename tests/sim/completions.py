@@ -36,35 +36,21 @@ from harness.replica_host import (
     snapshot_of,
 )
 
-from quaymaster.core.partition.completion_records import outputs_of, split_completion
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, parts_of_key
+from quaymaster.core.partition.work.completion_records import outputs_of, split_completion
+from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.completions import complete, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    Command,
-    Complete,
-    CompletionDecided,
-    Decided,
-    Done,
-    EndMoves,
-    ForgetQueue,
-    InternalCommand,
-    MovedMessage,
-    MoveIn,
-    MoveInOutcome,
-    MovesGoOn,
-    Output,
-    Purge,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    TakenOutcome,
-)
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.completions import Complete, CompletionDecided, Output
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import Done, Purge, Receipt, Receive, Send
+from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn, MoveInOutcome, MovesGoOn
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.messages import split_prefix
 from quaymaster.core.values.partition_tables import (
     split_ranges,
@@ -73,11 +59,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import (
-    KEY_MAX,
-    one_partition,
-    replace_definition,
-)
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, one_partition, replace_definition
 from quaymaster.core.values.records import RecordRow, RecordType
 from sim.kernel import Violation
 

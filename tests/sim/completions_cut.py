@@ -16,10 +16,8 @@ from harness.sim_disk import SimDisk
 from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
-    Complete,
-    CompleteOutcome,
-    Output,
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, Output
+from quaymaster.core.values.commands.messages import (
     Peek,
     PeekOutcome,
     Receipt,
@@ -27,8 +25,8 @@ from quaymaster.core.values.commands import (
     ReceiveOutcome,
     Send,
     SendOutcome,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.net.routing.broker_client import ask
 from sim.kernel import Violation
 from sim.power_cuts import quiet_logs

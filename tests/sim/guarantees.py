@@ -17,20 +17,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quaymaster.broker.replica.consuming_receives import ConsumingReceives
 from quaymaster.core.partition.partition import RESETS_SHIFT
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.decided import Taken, TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     Delete,
     Delivery,
     EntriesOutcome,
-    InternalCommand,
-    Outcome,
     Receive,
     ReceiveOutcome,
-    ResetGroup,
-    Taken,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.unions import Command, InternalCommand, Outcome
 from sim import queue_checker
 from sim.clients import produce, receipts_of
 from sim.kernel import MS, SECOND, Violation
@@ -39,7 +36,7 @@ from sim.moves import Records
 from sim.queue_checker import QueueKind
 
 if TYPE_CHECKING:
-    from quaymaster.broker.replica.record_bodies import Body, RecordBodies
+    from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
     from sim.cell import Cell
     from sim.clients import Client, Script
     from sim.replica import Asked, Replica

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.replica.journal_service import ANSWER_MS
-from quaymaster.broker.replica.time_file import TIME_NAME
+from quaymaster.broker.replica.records.time_file import TIME_NAME
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
     decode_registration,
@@ -22,7 +22,8 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.core.cell.cell import BrokerReport
 from quaymaster.core.replication.messages import DiskPressure, Envelope
-from quaymaster.core.values.commands import AskGroups, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups
 from quaymaster.core.values.errors import DiskFull, NotLeader, Timeout, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND, Clock

@@ -10,21 +10,18 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quaymaster.core.partition.partition_transactions import split_commit
-from quaymaster.core.queues.applied_queues import HAS_ATTEMPT, MOVE_HEAD_BYTES, MOVE_OUT, PAIR
+from quaymaster.core.partition.work.partition_transactions import split_commit
+from quaymaster.core.queues.record_payloads import HAS_ATTEMPT, MOVE_HEAD_BYTES, MOVE_OUT, PAIR
 from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import Appended, Envelope, Promise
 from quaymaster.core.replication.queue_time import SLEW
-from quaymaster.core.values.attributes import Durability
-from quaymaster.core.values.commands import (
-    Command,
-    CommittedOutcome,
-    CommitTransaction,
-    MoveIn,
-    Send,
-    TakenOutcome,
-)
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.moves import MoveIn
+from quaymaster.core.values.commands.transactions import CommittedOutcome, CommitTransaction
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.messages import decode_moved, split_payload
+from quaymaster.core.values.queues.attributes import Durability
 from quaymaster.core.values.records import Batch, RecordRow, RecordType, decode_header, iterate_rows
 from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent

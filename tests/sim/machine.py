@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.sim_disk import SimDisk
 
-from quaymaster.broker.replica.time_file import Boot
+from quaymaster.broker.replica.records.time_file import Boot
 from sim.kernel import Clock, Kernel
 
 EARLIER_MS = (1_000, 10_000, 100_000_000)

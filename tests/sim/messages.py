@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from quaymaster.core.queues.repeats import as_repeat
 from quaymaster.core.replication.log_tail import Position
-from quaymaster.core.values.commands import AskGroups, Command, MoveIn
+from quaymaster.core.values.commands.moves import MoveIn
+from quaymaster.core.values.commands.partitions import AskGroups
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.records import Batch
 from sim.log_disk import Kept, Snapshot
 from sim.queue_checker import Delivery

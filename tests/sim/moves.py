@@ -11,29 +11,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from quaymaster.broker.replica import message_moves
-from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.broker.replica.queue_places import QueuePlaces
+from quaymaster.broker.replica.moves import message_moves
+from quaymaster.broker.replica.moves.moves_out import MovesAway
+from quaymaster.broker.replica.moves.queue_places import QueuePlaces
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import (
-    AskGroups,
-    DeadLetter,
-    GroupsOutcome,
-    InternalCommand,
-    MoveBegun,
-    MoveIn,
-    MoveInOutcome,
-)
+from quaymaster.core.values.commands.decided import DeadLetter
+from quaymaster.core.values.commands.moves import MoveBegun, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
+from quaymaster.core.values.commands.unions import InternalCommand
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.formats import CellFormat
 from sim.kernel import Violation
 
 if TYPE_CHECKING:
-    from quaymaster.broker.replica.record_bodies import Body
+    from quaymaster.broker.replica.records.record_bodies import Body
     from quaymaster.broker.replica.replica import ReplicaHost
     from quaymaster.core.replication.journal import JournalReplica
-    from quaymaster.core.values.commands import Command
+    from quaymaster.core.values.commands.unions import Command
     from sim.host import Host
     from sim.replica import Replica
 

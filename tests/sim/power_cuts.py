@@ -25,15 +25,15 @@ from harness.broker_support import arn, define, identity, number_of, redrive_to
 from harness.sim_disk import SimDisk
 
 import quaymaster.core.replication.journal as journal
-import quaymaster.core.structures.fifo_order as fifo_order
-import quaymaster.core.structures.index as index
-import quaymaster.core.structures.recent_ids as recent_ids
-import quaymaster.core.structures.standard_order as standard_order
+import quaymaster.core.structures.ids.recent_ids as recent_ids
+import quaymaster.core.structures.orders.fifo_order as fifo_order
+import quaymaster.core.structures.orders.index as index
+import quaymaster.core.structures.orders.standard_order as standard_order
 from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader, NotActivated
-from quaymaster.broker.replica import message_moves
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.replica.maintenance import compaction, expiry
-from quaymaster.broker.replica.recovery import INDEX_NAME, recover
+from quaymaster.broker.replica.moves import message_moves
+from quaymaster.broker.replica.records.recovery import INDEX_NAME, recover
 from quaymaster.broker.storage import snapshots
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.journal_files import JournalFiles
@@ -42,28 +42,25 @@ from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.attributes import Durability
-from quaymaster.core.values.commands import (
-    CancelMoveTask,
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     CountMessages,
     Delete,
-    ForgetQueue,
-    ListMoveTasks,
     NewMessage,
     Peek,
     Purge,
     Receipt,
     Receive,
     Send,
-    SetQueue,
-    StartMoveTask,
 )
+from quaymaster.core.values.commands.move_tasks import CancelMoveTask, ListMoveTasks, StartMoveTask
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import CallerError, DiskFull, InternalFailure, NotNow, QueueDoesNotExist
 from quaymaster.core.values.messages import encode_message_head, join_payload, split_payload
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.attributes import Durability
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.records import iterate_rows
 from sim.world import WatchedDisk, World, after_kill
 

@@ -53,7 +53,7 @@ from quaymaster.core.push.calls import Deleted, PushedMessage
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow
 from quaymaster.core.values.errors import NotNow, Timeout
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.net.outbound.failures import OutboundFailed
 from quaymaster.push import queue_pusher
 from quaymaster.push.engine import PushEngine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import AskGroups
+from quaymaster.core.values.commands.partitions import AskGroups
 from quaymaster.core.values.errors import CallerError, NotNow
 from sim.moves import Carrier, MovesHost
 

@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.replica_host import arn, identity, message
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, EntriesOutcome, Receive, Send
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    ChangeVisibility,
-    Delete,
-    EntriesOutcome,
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    Receive,
-    Send,
     StartMoveTask,
 )
 from quaymaster.core.values.errors import NotNow

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.replica.maintenance.expiry import EXPIRY_ROUND_S
+from quaymaster.broker.replica.records.time_file import LOOK_S, TimeFile
 from quaymaster.broker.replica.replica import TICK_LATE_MS
-from quaymaster.broker.replica.time_file import LOOK_S, TimeFile
 from quaymaster.broker.storage.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.core.cell.cell import ReplicaSeen, broker_of
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.replication.copy_verdicts import judge_copy
 from quaymaster.core.replication.effects import ReadLog, Truncate, Write
 from quaymaster.core.replication.journal import JournalReplica
@@ -27,29 +28,24 @@ from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.queue_time import QueueTime
 from quaymaster.core.replication.replication import LogReplica
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
-from quaymaster.core.values.commands import (
-    AskGroups,
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.values.commands.completions import Complete, CompletionDecided
+from quaymaster.core.values.commands.decided import (
     ClaimedOutcome,
-    Command,
-    Complete,
-    CompletionDecided,
     DeadLetter,
     Duplicate,
-    Elsewhere,
     ExpireMessages,
     FetchedOffsets,
-    InternalCommand,
-    MoveBegun,
-    MoveMessage,
-    Receive,
-    Send,
     SentElsewhere,
     SentOutcome,
-    StageMessages,
-    StartMoveTask,
     TakenOutcome,
 )
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, Send
+from quaymaster.core.values.commands.move_tasks import StartMoveTask
+from quaymaster.core.values.commands.moves import MoveBegun, MoveMessage
+from quaymaster.core.values.commands.partitions import AskGroups
+from quaymaster.core.values.commands.transactions import StageMessages
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import decode_moved, message_id_of, prefix_bytes

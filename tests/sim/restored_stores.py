@@ -27,19 +27,19 @@ from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.partitions import (
     AskMarks,
-    Command,
     ForgetQueue,
     MarksOutcome,
     PartitionOutcome,
     SetQueue,
 )
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.values.records import Record, RecordRow, RecordType
 from quaymaster.metadata.keyed_queues import KeyedQueues
 from quaymaster.metadata.keys.known_accounts import KnownAccounts

@@ -14,8 +14,8 @@ from typing import cast
 
 import pytest
 
-from quaymaster.core.queues.applied_queues import PAIR
-from quaymaster.core.values.commands import Taken, TakenOutcome
+from quaymaster.core.queues.record_payloads import PAIR
+from quaymaster.core.values.commands.decided import Taken, TakenOutcome
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Record, RecordType, encode_batch
 from sim.__main__ import main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.replica_host import arn, identity
 
-from quaymaster.core.values.commands import MoveTask
+from quaymaster.core.values.commands.move_tasks import MoveTask
 from sim.kernel import Violation
 from sim.queue_checker import Delivery
 from sim.redrives import LOOP, PING, PONG, RedriveChecker

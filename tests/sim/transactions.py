@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import message
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import NewMessage
+from quaymaster.core.values.commands.transactions import (
     AbortedOutcome,
     AbortTransaction,
     CommittedOutcome,
     CommitTransaction,
-    NewMessage,
     StageCount,
     StagedOutcome,
     StageMessages,

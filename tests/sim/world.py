@@ -25,10 +25,11 @@ from uuid import UUID
 from harness.sim_disk import PowerLost, SimDisk
 
 from quaymaster.broker import lone_leader
-from quaymaster.broker.replica import journal_service, message_moves, replica
+from quaymaster.broker.replica import journal_service, replica
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.maintenance import compaction, expiry, snapshots, steps
-from quaymaster.broker.replica.time_file import Boot
+from quaymaster.broker.replica.moves import message_moves
+from quaymaster.broker.replica.records.time_file import Boot
 from quaymaster.broker.storage import chunk_store, journal_files, journal_recovery, space, writer
 from quaymaster.core.partition.partition import Partition
 

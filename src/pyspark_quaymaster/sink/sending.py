@@ -27,7 +27,7 @@ from pyspark_quaymaster.errors import ServerIsUnavailable
 from pyspark_quaymaster.options import SinkOptions
 from pyspark_quaymaster.sink.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.sink.targets import QueueUrls, check_group
-from quaymaster.core.values.queue_names import is_fifo_name
+from quaymaster.core.values.queues.queue_names import is_fifo_name
 
 ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 1 << 20

@@ -30,7 +30,7 @@ from pyspark_quaymaster.errors import (
 from pyspark_quaymaster.options import SinkOptions
 from pyspark_quaymaster.sink.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.sink.targets import QueueUrls, check_group
-from quaymaster.core.values.queue_names import is_fifo_name
+from quaymaster.core.values.queues.queue_names import is_fifo_name
 
 CALL_MESSAGES_MAX = 1_000
 CALL_BYTES_MAX = 2 << 20

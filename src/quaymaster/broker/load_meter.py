@@ -17,7 +17,7 @@ from quaymaster.core.cell.load import BUSIEST_MAX, BrokerLoad, PartitionLoad
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.values.partition_tables import entry_of
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 WINDOW_S: Final = 0.25
 LOOKED_AT_MAX: Final = 4 * BUSIEST_MAX

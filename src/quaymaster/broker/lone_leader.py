@@ -26,7 +26,7 @@ from quaymaster.broker.storage.journal_state import STATE_NAME, JournalEndsEarly
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.coordination.store_mark import DECIDE
-from quaymaster.core.values.commands import Command
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.supervision import supervise

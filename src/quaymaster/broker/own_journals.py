@@ -19,15 +19,17 @@ from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.group_questions import GroupCarrier
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, journal_memory
-from quaymaster.broker.replica.moves_out import MoveCarrier
-from quaymaster.broker.replica.queue_places import FindQueue
+from quaymaster.broker.replica.moves.moves_out import MoveCarrier
+from quaymaster.broker.replica.moves.queue_places import FindQueue
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import JOURNALS, journal_of
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.values.commands import AskGroups, Command, GroupsOutcome, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.net.routing.broker_client import JournalOf, NotTakenBack, Reply, Submitted, journal_of_command
 
 FIRST_JOURNAL = 0

@@ -10,7 +10,7 @@ import msgspec
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.values.queue_definitions import decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import decode_queue_definition
 
 RELIST_S: Final = 600.0
 """Watches tell of changes; to list 100,000 queues again takes a second of processor time."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.coordination.interface import Put
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 PUSHED: Final = "pushed/"
 

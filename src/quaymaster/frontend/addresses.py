@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.sqs.queue_urls import queue_url_base, render_queue_url
 

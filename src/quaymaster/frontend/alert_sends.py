@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.queue_names import FIFO_SUFFIX, parse_queue_arn
+from quaymaster.core.values.queues.queue_names import FIFO_SUFFIX, parse_queue_arn
 from quaymaster.core.values.unreadable import UNREADABLE
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.http.message import CONNECTION_PERSISTS, HTTPRequest
 from quaymaster.protocol.rpc.alert_calls import (

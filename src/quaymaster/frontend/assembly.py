@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import split_group
+from quaymaster.frontend.access.allow import Gate
+from quaymaster.frontend.access.authorization import Authorization, Floor
+from quaymaster.frontend.access.completed_queues import CompletedQueues
+from quaymaster.frontend.access.group_definitions import GroupDefinitions
+from quaymaster.frontend.access.role_authorization import RoleAuthorization
 from quaymaster.frontend.account_loads import AccountLoads
 from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.claim_actions import ClaimActions
@@ -26,26 +31,21 @@ from quaymaster.frontend.actions.sts_actions import IssuerService, SessionServic
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admin.api import AdminAPI
-from quaymaster.frontend.admin.push_admin import PushStateService
-from quaymaster.frontend.admission import Admission
-from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
-from quaymaster.frontend.authorization import Authorization, Floor
+from quaymaster.frontend.admin.queues.push_admin import PushStateService
 from quaymaster.frontend.call import Calls
-from quaymaster.frontend.completed_queues import CompletedQueues
+from quaymaster.frontend.callers.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
+from quaymaster.frontend.callers.issuer_keys import IssuerKeys, KeyFetcher
+from quaymaster.frontend.callers.standing import Enforced, Standing
+from quaymaster.frontend.callers.unsigned_actions import UNSIGNED_ACTIONS_MAX
 from quaymaster.frontend.cors import CORS, host_of
-from quaymaster.frontend.group_definitions import GroupDefinitions
-from quaymaster.frontend.issuer_keys import IssuerKeys, KeyFetcher
-from quaymaster.frontend.limit_shares import LimitShares, Owners
-from quaymaster.frontend.limits import Limits
+from quaymaster.frontend.limits.admission import Admission
+from quaymaster.frontend.limits.limit_shares import LimitShares, Owners
+from quaymaster.frontend.limits.limits import Limits
 from quaymaster.frontend.logs.built_blocks import BuiltBlocks
 from quaymaster.frontend.logs.opening_pool import OpeningPool, usable_cores
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
-from quaymaster.frontend.role_authorization import RoleAuthorization
 from quaymaster.frontend.server import FrontEnd, TaskBudget
-from quaymaster.frontend.standing import Enforced, Standing
-from quaymaster.frontend.unsigned_actions import UNSIGNED_ACTIONS_MAX
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
 from quaymaster.frontend.usage.usage_shipper import UsageShipper

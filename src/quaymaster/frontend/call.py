@@ -23,7 +23,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from quaymaster.core.limits.bucket import Bucket
-from quaymaster.core.values.commands import Command, Elsewhere, Outcome, ReceiveOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, ReceiveOutcome
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import (
     CallerError,
     InternalFailure,
@@ -32,11 +33,11 @@ from quaymaster.core.values.errors import (
     QueueDoesNotExist,
     Timeout,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad, AccountLoads
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.front_end_metrics import FrontEndMetrics
 from quaymaster.frontend.partitions.partitioned_broker import GOES_ON, PartitionedBroker, SubmittedCommand
-from quaymaster.frontend.principal import Principal
 from quaymaster.frontend.usage.recorder import (
     CLIENT_GONE,
     CLIENT_GONE_STATUS,

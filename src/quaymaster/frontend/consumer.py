@@ -16,22 +16,22 @@ from functools import partial
 from typing import Final, Protocol
 
 from quaymaster.core.push.calls import Deleted, PushedMessage
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     Delivery,
     Elsewhere,
     EntriesOutcome,
-    Outcome,
     Receipt,
     Receive,
     ReceiveOutcome,
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Timeout
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.values.partition_tables import read_partitions
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
-from quaymaster.core.values.queue_names import group_name
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queues.queue_names import group_name
 from quaymaster.frontend.actions.message_actions import (
     entries_command,
     hex_or_none,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import Elsewhere
+from quaymaster.core.values.commands.partitions import (
     AskMarks,
     AskPartition,
     DataKeysOutcome,
-    Elsewhere,
     ForgetQueue,
     ListDataKeys,
     MarksOutcome,
     PartitionOutcome,
     SetQueue,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, QueueMarks
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 
 

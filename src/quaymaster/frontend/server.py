@@ -35,20 +35,20 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnknownOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.account_loads import AccountLoad
 from quaymaster.frontend.actions.binding import Handlers, TaskHandler
-from quaymaster.frontend.admission import Admission
-from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
+from quaymaster.frontend.callers.authentication import Authentication, Unjudged, too_many_connections
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.unsigned_actions import Charged, Place, UnsignedActions
 from quaymaster.frontend.cors import CORS
 from quaymaster.frontend.front_end_metrics import ACCOUNT_SHARE
-from quaymaster.frontend.limit_shares import LimitShares
-from quaymaster.frontend.limits import LimitReached, Limits
-from quaymaster.frontend.parked_polls import ParkedPolls
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.refusals import Refusals
-from quaymaster.frontend.unsigned_actions import Charged, Place, UnsignedActions
+from quaymaster.frontend.limits.admission import Admission
+from quaymaster.frontend.limits.limit_shares import LimitShares
+from quaymaster.frontend.limits.limits import LimitReached, Limits
+from quaymaster.frontend.limits.parked_polls import ParkedPolls
+from quaymaster.frontend.limits.refusals import Refusals
 from quaymaster.frontend.wire_forms import (
     SMITHY_PROTOCOL,
     form_of_head,
@@ -149,7 +149,8 @@ class FrontEnd:
         management: Management | None = None,
         on_stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`allow`: the step of `frontend/allow`. `judge`: the same without limits, for polls that were allowed before.
+        """`allow`: the step of `frontend/access/allow`. `judge`: the same without limits, for polls that were allowed
+        before.
 
         `shares`: of the limits, in a cell. `budgets`: of each plane whose actions run as tasks. `claimed_issuer`
         returns whose token a request for a session has, or raises why it is not worth a task. `takes_web_identities`:

@@ -26,7 +26,7 @@ from quaymaster.core.cell.partition_plans import (
 from quaymaster.core.cell.partition_trends import PartitionTrends
 from quaymaster.core.values.errors import CallerError, ConnectionLost, NotNow, Timeout
 from quaymaster.core.values.formats import UnknownFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import (
     QUEUES_FOUND_MAX,

@@ -41,7 +41,7 @@ from quaymaster.core.values.messages import (
     split_key_part,
     split_plain_heads,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.messaging.lent_keys import KeyIsLent, LendsKeys, LentKey
 
 CACHED_KEYS_MAX = 16_384

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 
 class KeyIsLent(Exception):

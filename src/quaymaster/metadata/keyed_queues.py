@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from quaymaster.core.values.attribute_rules import PUSHED, says_push, with_masked_headers
-from quaymaster.core.values.attributes import PUSH_ENDPOINT, PUSH_HEADERS
 from quaymaster.core.values.errors import NotNow, Overloaded, QueueNameExists
 from quaymaster.core.values.formats import DELIVERY, SHARED_DATA_KEYS
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attribute_rules import PUSHED, says_push, with_masked_headers
+from quaymaster.core.values.queues.attributes import PUSH_ENDPOINT, PUSH_HEADERS
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.push_endpoints import check_reachable
 from quaymaster.metadata.queues.known_queues import QueuePage

@@ -35,7 +35,7 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.key_uses import KEY_USES
 from quaymaster.coordination.noted_acts import ACTS
 from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
-from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.alert_rows import ALERT_ROWS
 from quaymaster.metadata.limits.divisions import Divisions
 from quaymaster.metadata.options import MetadataOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.net.outbound.address_rules import IPNetwork

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from quaymaster.core.values.attributes import PUSH_ENDPOINT
 from quaymaster.core.values.errors import InvalidAttributeValue
-from quaymaster.core.values.push_rules import endpoint_of, parse_endpoint_text
+from quaymaster.core.values.queues.attributes import PUSH_ENDPOINT
+from quaymaster.core.values.queues.push_rules import endpoint_of, parse_endpoint_text
 from quaymaster.net.outbound.address_rules import AddressRules, IPNetwork
 
 

@@ -8,16 +8,9 @@ from typing import cast
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.push.states import FIRST_STATE, PushState, endpoint_mark
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
-from quaymaster.metadata.store.rows import (
-    PUSH_STATES,
-    QUEUES,
-    PushStateRow,
-    encode_row,
-    id_text,
-    row_decoder,
-)
+from quaymaster.metadata.store.rows import PUSH_STATES, QUEUES, PushStateRow, encode_row, id_text, row_decoder
 
 
 class PushStates:

@@ -12,9 +12,9 @@ from quaymaster.coordination.presence import alive_key, decode_presence
 from quaymaster.core.values.errors import Timeout
 from quaymaster.net.routing.console_client import ConsoleClient
 from quaymaster.net.rpc import RPCClient
+from quaymaster.node.cell.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
+from quaymaster.node.edge.sockets import CONSOLE_SOCKET, unix_address
 from quaymaster.node.node import Node
-from quaymaster.node.sockets import CONSOLE_SOCKET, unix_address
-from quaymaster.node.transport import CONSOLE_ROLE, FRONT_END_ROLE, Transport
 from quaymaster.settings import parse_endpoint
 
 LOOK_S: Final = 1.0

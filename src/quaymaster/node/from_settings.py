@@ -12,7 +12,7 @@ from quaymaster.broker.own_journals import FIRST_JOURNAL
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
-from quaymaster.core.structures.id_limits import IdLimits
+from quaymaster.core.structures.ids.id_limits import IdLimits
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.keys.key_providers import (
     CombinedKeyProvider,

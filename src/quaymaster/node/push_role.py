@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.push.calls import PushSecrets
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.consumer import Consumer
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
@@ -28,8 +28,8 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.net.outbound.address_rules import AddressRules
 from quaymaster.net.outbound.own_endpoints import customer_rules
 from quaymaster.net.routing.metadata_client import when_known
+from quaymaster.node.cell.transport import PUSH_ROLE
 from quaymaster.node.node import Node
-from quaymaster.node.transport import PUSH_ROLE
 from quaymaster.push.engine import PushEngine
 from quaymaster.push.owners import Owners
 from quaymaster.push.parts import CALLS_MAX, MadeCall, PushParts, Room, count_nothing

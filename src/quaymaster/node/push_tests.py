@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from quaymaster.broker.replica.clock import wall_ms
-from quaymaster.frontend.admin.push_admin import TestsPush
+from quaymaster.frontend.admin.queues.push_admin import TestsPush
 from quaymaster.metadata.service import MetadataService
 from quaymaster.node.node import Node
 from quaymaster.node.push_role import endpoint_checks, secrets_of

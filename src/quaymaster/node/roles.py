@@ -28,33 +28,12 @@ from quaymaster.node.broker_metrics import (
     replica_samples,
     unlisted_partitions,
 )
-from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.consoles import consoles_of_cell
-from quaymaster.node.data.stores import declaring
-from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
-from quaymaster.node.front_end_role import (
-    Behind,
-    record_pushes,
-    serve_sqs,
-    start_building,
-    start_key_uses,
-    usage_incarnations,
-    write_client_file,
-)
-from quaymaster.node.front_ends_behind import FrontEndsBehind
-from quaymaster.node.live_processes import live_processes
-from quaymaster.node.manager_role import start_manager
-from quaymaster.node.membership import Membership, join_cell, look_again
-from quaymaster.node.metadata_roles import (
-    start_metadata_node,
-    start_remote_metadata,
-)
-from quaymaster.node.node import Node, Role, run_node
-from quaymaster.node.operations import FrontEndOperations
-from quaymaster.node.push_role import start_engine
-from quaymaster.node.push_tests import push_test_of
-from quaymaster.node.server_role import start_server
-from quaymaster.node.transport import (
+from quaymaster.node.cell.broker_routing import route_to_brokers
+from quaymaster.node.cell.live_processes import live_processes
+from quaymaster.node.cell.manager_role import start_manager
+from quaymaster.node.cell.membership import Membership, join_cell, look_again
+from quaymaster.node.cell.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.cell.transport import (
     BROKER_ROLE,
     CONSOLE_ROLE,
     FRONT_END_ROLE,
@@ -63,6 +42,24 @@ from quaymaster.node.transport import (
     PUSH_ROLE,
     Transport,
 )
+from quaymaster.node.consoles import consoles_of_cell
+from quaymaster.node.data.stores import declaring
+from quaymaster.node.edge.front_end_role import (
+    Behind,
+    record_pushes,
+    serve_sqs,
+    start_building,
+    start_key_uses,
+    usage_incarnations,
+    write_client_file,
+)
+from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
+from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
+from quaymaster.node.node import Node, Role, run_node
+from quaymaster.node.operations import FrontEndOperations
+from quaymaster.node.push_role import start_engine
+from quaymaster.node.push_tests import push_test_of
+from quaymaster.node.server_role import start_server
 from quaymaster.node.workers.parent_role import start_with_workers
 from quaymaster.push.owners import LivePushers
 from quaymaster.settings import Settings

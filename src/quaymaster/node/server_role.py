@@ -34,18 +34,12 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.queue_metrics_client import OneLeader
 from quaymaster.net.rpc import RPCServer
-from quaymaster.node.console_child import choose_console_port, prepare_console
+from quaymaster.node.cell.transport import BROKER_ROLE
+from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
-from quaymaster.node.from_settings import (
-    journal_options,
-    key_provider,
-    key_services,
-    metadata_options,
-    rpc_limits,
-)
-from quaymaster.node.front_end_role import (
+from quaymaster.node.edge.front_end_role import (
     Behind,
     reachable,
     serve_sqs,
@@ -54,13 +48,8 @@ from quaymaster.node.front_end_role import (
     usage_incarnations,
     write_client_file,
 )
-from quaymaster.node.journal_status import show_journals
-from quaymaster.node.left_usage import ship_left_usage
-from quaymaster.node.node import Node
-from quaymaster.node.operations import ServerOperations
-from quaymaster.node.push_role import start_engine
-from quaymaster.node.push_tests import push_test_of
-from quaymaster.node.sockets import (
+from quaymaster.node.edge.left_usage import ship_left_usage
+from quaymaster.node.edge.sockets import (
     ADMIN_SOCKET,
     CONSOLE_SOCKET,
     SERVER_SOCKET,
@@ -68,7 +57,18 @@ from quaymaster.node.sockets import (
     make_sockets,
     unix_address,
 )
-from quaymaster.node.transport import BROKER_ROLE
+from quaymaster.node.from_settings import (
+    journal_options,
+    key_provider,
+    key_services,
+    metadata_options,
+    rpc_limits,
+)
+from quaymaster.node.journal_status import show_journals
+from quaymaster.node.node import Node
+from quaymaster.node.operations import ServerOperations
+from quaymaster.node.push_role import start_engine
+from quaymaster.node.push_tests import push_test_of
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.push.owners import OnlyPusher
 from quaymaster.settings import Address, Settings

@@ -13,8 +13,8 @@ from quaymaster.core.push.calls import PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.plans import plan_of
 from quaymaster.core.push.states import PushState, TriedEndpoint
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.protocol.sqs.checksums import md5_digest
 from quaymaster.push.parts import MakesCalls, VerifiesEndpoints
 from quaymaster.push.sending import send

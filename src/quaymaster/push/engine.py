@@ -21,8 +21,8 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.push.plans import plan_of
 from quaymaster.core.push.states import FIRST_STATE, PUSH_STATES, PushState
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise

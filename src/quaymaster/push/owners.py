@@ -21,7 +21,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.supervision import supervise
 
 PUSHER_ROLE: Final = "push"
-"""The same as the role of its process in a cell (`node/transport`)."""
+"""The same as the role of its process in a cell (`node/cell/transport`)."""
 RENEWED_S: Final = 1.5
 RETRY_S: Final = 0.25
 RELIST_S: Final = 5.0

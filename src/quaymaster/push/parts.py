@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from quaymaster.core.push.calls import Deleted, PushedMessage, PushSecrets
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.states import PushState
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 VerifiedState = Literal["active", "refused", "unreachable"]
 CALLS_MAX: Final = 4_000

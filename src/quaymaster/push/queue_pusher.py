@@ -21,7 +21,7 @@ from quaymaster.core.push.flow import Judged, PushPlan
 from quaymaster.core.push.queue_flow import Ask, PushCall, QueueFlow, Settlement
 from quaymaster.core.push.states import FIRST_STATE, PushState
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.push.handshake import HANDSHAKE_GOOD_FOR_S

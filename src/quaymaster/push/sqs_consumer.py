@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from quaymaster.core.push.calls import Deleted, PushedMessage
 from quaymaster.core.push.queue_flow import BEGINS_WITHIN_MS, HIDDEN_MORE_MS
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.net.outbound.failures import OutboundError
 from quaymaster.protocol.sqs.request_signing import Signer, UnsignedRequest, sign
 from quaymaster.push.parts import MakesCalls

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
 from quaymaster.settings.addresses import (
     Address,
     parse_address,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from quaymaster.core.values.attributes import LEGAL_HOLD, LOG, RETENTION_MODE, RETENTION_PINS
+from quaymaster.core.values.queues.attributes import LEGAL_HOLD, LOG, RETENTION_MODE, RETENTION_PINS
 from quaymaster.protocol.logs.log_arrow import TYPES, to_record_batch
 from quaymaster.protocol.logs.log_columns import parse_block
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from quaymaster.core.values.queue_names import is_fifo_name
+from quaymaster.core.values.queues.queue_names import is_fifo_name
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 from quaymaster_pipeline.warehouse.steps import Watch, unwatched
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster_pipeline.billing.invoices import CORRECTIONS, ROUNDING_ACTION, Invoice
 from quaymaster_pipeline.billing.money import LINE_COST_DIGITS, UNIT_PRICE_DIGITS, plain
 from quaymaster_pipeline.billing.rating import CHARGES, FREE, price_id

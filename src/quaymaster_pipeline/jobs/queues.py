@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from quaymaster.core.values.queue_names import is_fifo_name, split_group
+from quaymaster.core.values.queues.queue_names import is_fifo_name, split_group
 from quaymaster_pipeline.checks.brokers.broker_counts import QueueCount
 from quaymaster_pipeline.warehouse.schemas import QUEUES
 from quaymaster_pipeline.warehouse.tables import Warehouse, planning_again

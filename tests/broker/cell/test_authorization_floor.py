@@ -20,7 +20,7 @@ from quaymaster.broker.cell.authorization_floor import (
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
 from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Listing, Put
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages, Receive, Watch
+from quaymaster.core.values.commands.messages import CountMessages, Receive, Watch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.net.rpc.memory import MemoryNetwork

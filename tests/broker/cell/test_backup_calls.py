@@ -52,7 +52,8 @@ from quaymaster.coordination.interface import Compare, Coordination, KeyValue, P
 from quaymaster.coordination.noted_acts import list_acts
 from quaymaster.core.cell.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.cell.restored_cell import restored_configuration
-from quaymaster.core.values.commands import CountMessages, MoveIn, MoveInOutcome, QueueCounts
+from quaymaster.core.values.commands.messages import CountMessages, QueueCounts
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import AccessDenied, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.net.rpc import RPCClient

@@ -31,7 +31,7 @@ from quaymaster.broker.cell.move_calls import GROUPS_LEFT, MOVE
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.broker.replica import journal_service
 from quaymaster.broker.replica.clock import monotonic_ms, wall_ms
-from quaymaster.broker.replica.record_repair import RECORD, STRETCH
+from quaymaster.broker.replica.records.record_repair import RECORD, STRETCH
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import (
@@ -45,19 +45,12 @@ from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.cell import BrokerReport
 from quaymaster.core.replication.messages import Envelope, Resign
-from quaymaster.core.values.commands import (
-    Command,
-    Delete,
-    Outcome,
-    Receipt,
-    Receive,
-    ReceiveOutcome,
-    Send,
-    SetQueue,
-)
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import AccessDenied, CallerError, NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import (
     ACCEPT_CLOCK,

@@ -17,7 +17,7 @@ from broker.cell.test_broker_service import JOURNAL, Cell, cell_of, until
 from quaymaster.broker.replica import replica
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.replication.messages import DiskPressure
-from quaymaster.core.values.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import DiskFull
 
 LIMITS = replace(SMALL_LIMITS, reserve_segments=2)

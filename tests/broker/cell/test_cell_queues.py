@@ -12,16 +12,16 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
-from quaymaster.core.values.commands import CountMessages, QueueCounts
+from quaymaster.core.values.commands.messages import CountMessages, QueueCounts
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.keyed_queues import KeyedQueues
 from quaymaster.metadata.keys.key_providers import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.net.routing.broker_client import BrokerClient, ask
-from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
-from quaymaster.node.transport import Transport
+from quaymaster.node.cell.broker_routing import route_to_brokers
+from quaymaster.node.cell.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.cell.transport import Transport
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, QueueChange, SetAttributes
 from quaymaster.settings import load_settings
 

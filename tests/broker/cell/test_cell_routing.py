@@ -14,22 +14,14 @@ from harness.broker_support import define, identity, message, number_of, options
 from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
-from quaymaster.broker.replica import data_key_lists
+from quaymaster.broker.replica.records import data_key_lists
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.cell.leader_table import LeaderTable
-from quaymaster.core.values.commands import (
-    Command,
-    ListDataKeys,
-    NewMessage,
-    Outcome,
-    Receive,
-    ReceiveOutcome,
-    Send,
-    SendOutcome,
-    SetQueue,
-)
+from quaymaster.core.values.commands.messages import NewMessage, Receive, ReceiveOutcome, Send, SendOutcome
+from quaymaster.core.values.commands.partitions import ListDataKeys, SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head

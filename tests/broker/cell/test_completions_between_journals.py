@@ -17,7 +17,9 @@ from broker.cell.test_moves_between_journals import (
     TwoJournals,
     two_journals,
 )
-from quaymaster.core.values.commands import Complete, CompleteOutcome, ForgetQueue, Output, Receipt, Send
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, Output
+from quaymaster.core.values.commands.messages import Receipt, Send
+from quaymaster.core.values.commands.partitions import ForgetQueue
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.messages import join_payload
 

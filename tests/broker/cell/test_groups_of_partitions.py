@@ -21,28 +21,26 @@ from broker.cell.test_moves_between_journals import (
 from quaymaster.broker.replica import group_questions
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.values.commands import (
-    AskGroups,
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.values.commands.messages import (
     Delete,
     Delivery,
-    GroupsOutcome,
     Peek,
     PeekOutcome,
     Receipt,
     Receive,
     ReceiveOutcome,
     Send,
-    SetQueue,
-    StartMoveTask,
 )
+from quaymaster.core.values.commands.move_tasks import StartMoveTask
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome, SetQueue
 from quaymaster.core.values.partition_tables import (
     entries_to_move,
     with_children,
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,
     one_partition,

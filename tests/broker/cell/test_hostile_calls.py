@@ -18,7 +18,7 @@ from quaymaster.broker.cell import backup_calls, cell_calls, copy_calls, move_ca
 from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.core.replication.messages import Envelope, Resign
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
     Delete,
@@ -26,8 +26,8 @@ from quaymaster.core.values.commands import (
     Receive,
     ReceiveOutcome,
     Send,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.protocol.rpc.broker_calls import (
     JOURNAL_ID,

@@ -16,35 +16,35 @@ from harness.waiting import PATIENCE_S
 from broker.cell.test_broker_service import Cell, until
 from quaymaster.broker.cell.authorization_floor import COMMAND
 from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
-from quaymaster.broker.replica import message_moves, moves_out, queue_places
 from quaymaster.broker.replica.journal_service import JournalService
+from quaymaster.broker.replica.moves import message_moves, moves_out, queue_places
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.core.queues.move_tasks import RAN_TOO_LONG
-from quaymaster.core.values.commands import (
-    CancelMoveTask,
-    Command,
+from quaymaster.core.values.commands.messages import (
     CountMessages,
-    ForgetQueue,
-    ListMoveTasks,
-    MoveInOutcome,
-    MoveTask,
-    MoveTasksOutcome,
     NewMessage,
-    Outcome,
     Peek,
     PeekOutcome,
     QueueCounts,
     Receive,
     ReceiveOutcome,
     Send,
-    SetQueue,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    ListMoveTasks,
+    MoveTask,
+    MoveTasksOutcome,
     StartMoveTask,
 )
+from quaymaster.core.values.commands.moves import MoveInOutcome
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import decode_message, prefix_bytes
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID, PREPARE
 from quaymaster.protocol.rpc.command_codec import decode_outcome, encode_command
 

@@ -23,7 +23,7 @@ from quaymaster.broker.cell.restore_calls import (
 from quaymaster.broker.copies.snapshot_install import CopiedFile, CopyManifest, CopySource
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.core.cell.restored_cell import restored_configuration
-from quaymaster.core.values.commands import Receive, ReceiveOutcome
+from quaymaster.core.values.commands.messages import Receive, ReceiveOutcome
 from quaymaster.core.values.errors import AccessDenied, InternalFailure
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID

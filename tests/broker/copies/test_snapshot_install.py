@@ -22,7 +22,7 @@ from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.maintenance import compaction
 from quaymaster.broker.storage.segments import DATA_AT
 from quaymaster.core.replication import followers
-from quaymaster.core.values.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import InternalFailure, NotLeader, Overloaded, Timeout
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID

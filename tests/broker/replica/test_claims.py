@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 from harness.broker_support import BrokerTester, body_of, define, message, redrive_to, running
 
-from quaymaster.core.values.commands import (
-    Claim,
-    ClaimOutcome,
-    Delete,
-    FetchOutcome,
-    ReadClaim,
-    Settle,
-    SettledOutcome,
-)
+from quaymaster.core.values.commands.claims import Claim, ClaimOutcome, ReadClaim, Settle, SettledOutcome
+from quaymaster.core.values.commands.logs import FetchOutcome
+from quaymaster.core.values.commands.messages import Delete
 
 HELD_MS = 300_000
 ROOM = 1 << 24

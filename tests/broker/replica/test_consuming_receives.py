@@ -11,15 +11,9 @@ from harness.broker_support import BrokerTester, define, message, numbers, runni
 from harness.routed_cell import until
 
 from quaymaster.broker.replica import consuming_receives
-from quaymaster.core.values.commands import (
-    Consume,
-    CountMessages,
-    Delete,
-    MoveMessage,
-    Receipt,
-    Receive,
-    ReceiveOutcome,
-)
+from quaymaster.core.values.commands.decided import Consume
+from quaymaster.core.values.commands.messages import CountMessages, Delete, Receipt, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.moves import MoveMessage
 from quaymaster.core.values.errors import StaleEpoch, TooFewReplicas
 
 from .test_replica import damage, offset_of

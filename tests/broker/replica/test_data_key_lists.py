@@ -14,8 +14,8 @@ from harness.waiting import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.broker.replica import data_key_lists
-from quaymaster.broker.replica.data_key_lists import list_data_keys
+from quaymaster.broker.replica.records import data_key_lists
+from quaymaster.broker.replica.records.data_key_lists import list_data_keys
 from quaymaster.broker.storage.segments import (
     DATA_AT,
     FOOTER_VERSION,
@@ -27,14 +27,9 @@ from quaymaster.broker.storage.segments import (
     render_header,
 )
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
-    DataKeysOutcome,
-    Delete,
-    ListDataKeys,
-    NewMessage,
-    Purge,
-    StageMessages,
-)
+from quaymaster.core.values.commands.messages import Delete, NewMessage, Purge
+from quaymaster.core.values.commands.partitions import DataKeysOutcome, ListDataKeys
+from quaymaster.core.values.commands.transactions import StageMessages
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.messages import encode_message_head, join_payload
 

@@ -11,7 +11,7 @@ from harness.broker_support import BrokerTester, body_of, define, message, redri
 
 from quaymaster.broker.replica import fetches
 from quaymaster.broker.storage.segments import RecordUnreadable
-from quaymaster.core.values.commands import Fetch, FetchOutcome, FindOffset, LogBounds, LogBoundsOutcome
+from quaymaster.core.values.commands.logs import Fetch, FetchOutcome, FindOffset, LogBounds, LogBoundsOutcome
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.core.values.messages import decode_message
 

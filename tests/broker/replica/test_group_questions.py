@@ -14,7 +14,8 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker.replica import group_questions
 from quaymaster.broker.replica.group_questions import GroupAnswers, GroupQuestions
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import AskGroups, ForgetQueue, GroupsOutcome, Receive, Send, SetQueue
+from quaymaster.core.values.commands.messages import Receive, Send
+from quaymaster.core.values.commands.partitions import AskGroups, ForgetQueue, GroupsOutcome, SetQueue
 from quaymaster.core.values.errors import InvalidAction, NotLeader
 from quaymaster.core.values.partition_tables import (
     entries_to_move,
@@ -22,7 +23,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import one_partition, replace_definition
 
 STEPS, HERE, THERE = 1, 0, 7
 A, B = 11, 22

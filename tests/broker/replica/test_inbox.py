@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from quaymaster.broker.replica.inbox import COMMAND_COST, QUANTUM, TURN_COMMANDS_MAX, Inbox, Waiting
-from quaymaster.core.values.commands import (
-    ListDataKeys,
-    MovedMessage,
-    MoveIn,
-    NewMessage,
-    Purge,
-    Send,
-    SetQueue,
-)
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.commands.messages import NewMessage, Purge, Send
+from quaymaster.core.values.commands.moves import MovedMessage, MoveIn
+from quaymaster.core.values.commands.partitions import ListDataKeys, SetQueue
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 
 HEAVY, LIGHT, UNKNOWN = 1, 2, 9
 

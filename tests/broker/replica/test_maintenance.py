@@ -26,7 +26,7 @@ from harness.broker_support import (
 from harness.sim_disk import SimDisk
 from harness.waiting import PATIENCE_S
 
-import quaymaster.core.structures.index as index
+import quaymaster.core.structures.orders.index as index
 from quaymaster.broker.replica import journal_service, replica
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.maintenance import compaction, snapshots, steps
@@ -34,7 +34,8 @@ from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.snapshots import Blob, Draft
 from quaymaster.broker.storage.state_store import encode_partition
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages, Delete, ForgetQueue, Purge
+from quaymaster.core.values.commands.messages import CountMessages, Delete, Purge
+from quaymaster.core.values.commands.partitions import ForgetQueue
 from quaymaster.core.values.errors import InternalFailure, JournalStopped, QueueDoesNotExist
 
 BIG = b"x" * 300

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.broker.replica.measures import Measures
-from quaymaster.core.values.commands import Delete, Done, Send
+from quaymaster.core.values.commands.messages import Delete, Done, Send
 from quaymaster.core.values.errors import Overloaded
 
 

@@ -22,22 +22,21 @@ from harness.broker_support import (
 )
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica import message_moves
+from quaymaster.broker.replica.moves import message_moves
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import CountMessages, Delete
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    CountMessages,
-    Delete,
     FinishMoveTask,
-    ForgetQueue,
     ListMoveTasks,
-    MoveMessage,
     MoveTask,
     StartMoveTask,
     TakeForMove,
     TakenForTask,
 )
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue
 from quaymaster.core.values.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.values.messages import decode_moved, message_id_of, split_payload
 from quaymaster.monitoring.supervision import listen_for_failures

@@ -10,34 +10,23 @@ import pytest
 from harness.replica_host import Host, arn, far_queue, message, queue
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica import moves_out
-from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.broker.replica.record_bodies import Body
+from quaymaster.broker.replica.moves import moves_out
+from quaymaster.broker.replica.moves.moves_out import MovesAway
+from quaymaster.broker.replica.records.record_bodies import Body
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import (
-    Command,
-    Complete,
-    CompletionDecided,
-    EndMoves,
-    InternalCommand,
-    MoveBegun,
-    MoveIn,
-    MoveInOutcome,
-    MoveMessage,
-    Output,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    TakenOutcome,
-)
+from quaymaster.core.values.commands.completions import Complete, CompletionDecided, Output
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import Receipt, Receive, Send
+from quaymaster.core.values.commands.moves import EndMoves, MoveBegun, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
 from quaymaster.core.values.partition_tables import with_children, with_children_open, without
-from quaymaster.core.values.queue_definitions import KEY_MAX, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
 from quaymaster.monitoring.supervision import listen_for_failures
 
 JOBS, OTHERS, DEAD = 1, 2, 3

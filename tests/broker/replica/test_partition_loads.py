@@ -9,7 +9,9 @@ import pytest
 from quaymaster.broker.replica import partition_loads
 from quaymaster.broker.replica.partition_loads import PartitionLoads
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import NewMessage, Purge, Receive, Send, StageMessages, WriteBarrier
+from quaymaster.core.values.commands.decided import WriteBarrier
+from quaymaster.core.values.commands.messages import NewMessage, Purge, Receive, Send
+from quaymaster.core.values.commands.transactions import StageMessages
 
 
 def ticking(*times: float) -> PartitionLoads:

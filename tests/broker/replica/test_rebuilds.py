@@ -11,8 +11,9 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from broker.cell.test_broker_service import JOURNAL, Cell, run, until
-from quaymaster.broker.replica import journal_service, recovery
+from quaymaster.broker.replica import journal_service
 from quaymaster.broker.replica.journal_service import JournalService
+from quaymaster.broker.replica.records import recovery
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 

@@ -13,10 +13,10 @@ from harness.broker_support import SMALL_LIMITS, body_of, message, number_of
 from harness.sim_disk import PowerLost, SimDisk
 
 from broker.cell.test_broker_service import JOURNAL, Cell, run, until
-from quaymaster.broker.replica.record_repair import FoundRecord, choose
+from quaymaster.broker.replica.records.record_repair import FoundRecord, choose
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable
-from quaymaster.core.values.commands import Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.messages import Receive, ReceiveOutcome, Send
 from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 
 

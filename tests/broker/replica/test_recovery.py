@@ -19,8 +19,8 @@ from harness.broker_support import (
     running,
 )
 
-import quaymaster.core.structures.index as index
-from quaymaster.broker.replica.recovery import DAMAGED_NAME, INDEX_NAME, Recovered, recover
+import quaymaster.core.structures.orders.index as index
+from quaymaster.broker.replica.records.recovery import DAMAGED_NAME, INDEX_NAME, Recovered, recover
 from quaymaster.broker.storage.chunk_store import ChunkLost
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_state import JournalCorrupt
@@ -28,7 +28,7 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.values.commands import Delete
+from quaymaster.core.values.commands.messages import Delete
 from quaymaster.core.values.errors import JournalStopped
 
 
@@ -147,7 +147,7 @@ def test_a_start_cut_off_while_the_index_is_made_anew_makes_it_anew_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("quaymaster.broker.replica.recovery.rebuild_index", cut_off)
+        patch.setattr("quaymaster.broker.replica.records.recovery.rebuild_index", cut_off)
         with pytest.raises(KeyboardInterrupt):
             recovered(tmp_path)
     again = recovered(tmp_path)

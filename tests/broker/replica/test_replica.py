@@ -22,7 +22,7 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker.replica import replies
 from quaymaster.broker.replica.replica import TURN_COMMANDS, TURN_WAITS_MAX
 from quaymaster.broker.storage.segments import RecordUnreadable
-from quaymaster.core.values.commands import Delete, Peek, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.messages import Delete, Peek, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import InternalFailure
 
 

@@ -9,16 +9,15 @@ import pytest
 from harness.broker_support import BrokerTester, define, identity, message, numbers, running
 from harness.waiting import PATIENCE_S
 
-import quaymaster.core.structures.index as index
-from quaymaster.broker.replica import recovery, replica
+import quaymaster.core.structures.orders.index as index
+from quaymaster.broker.replica import replica
 from quaymaster.broker.replica.maintenance import expiry
-from quaymaster.core.partition import slices
-from quaymaster.core.values.commands import (
+from quaymaster.broker.replica.records import recovery
+from quaymaster.core.partition.work import slices
+from quaymaster.core.values.commands.logs import Fetch, FetchOutcome
+from quaymaster.core.values.commands.messages import Delete, NewMessage
+from quaymaster.core.values.commands.transactions import (
     CommitTransaction,
-    Delete,
-    Fetch,
-    FetchOutcome,
-    NewMessage,
     StageCount,
     StagedOutcome,
     StageMessages,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica import time_file
-from quaymaster.broker.replica.time_file import TIME_NAME, Boot, TimeFile, read_boot
+from quaymaster.broker.replica.records import time_file
+from quaymaster.broker.replica.records.time_file import TIME_NAME, Boot, TimeFile, read_boot
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.core.replication.queue_time import QueueTime
 

@@ -13,15 +13,9 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.replica import waiters
 from quaymaster.broker.storage.disk import RealDisk
-from quaymaster.core.values.commands import (
-    ChangeVisibility,
-    Command,
-    Delete,
-    ForgetQueue,
-    Receive,
-    ReceiveOutcome,
-    Send,
-)
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, Receive, ReceiveOutcome, Send
+from quaymaster.core.values.commands.partitions import ForgetQueue
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
 
 LONG_MS = 20_000

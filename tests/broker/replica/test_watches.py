@@ -11,8 +11,7 @@ from typing import Any
 from harness.broker_support import BrokerTester, define, identity, message, numbers, running
 from harness.waiting import PATIENCE_S
 
-from quaymaster.core.values.commands import (
-    Command,
+from quaymaster.core.values.commands.messages import (
     Delete,
     Elsewhere,
     Receive,
@@ -22,8 +21,9 @@ from quaymaster.core.values.commands import (
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.partition_tables import entries_to_move, with_children, with_children_open
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 WAIT_MS = 20_000
 

@@ -34,7 +34,7 @@ from quaymaster.cli.shared.client import AdminClient
 from quaymaster.cli.shared.connection import read_client_file
 from quaymaster.cli.shared.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.shared.tools import find_haproxy
-from quaymaster.node import console_extra
+from quaymaster.node.children import console_extra
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]

@@ -36,7 +36,7 @@ from quaymaster.core.alerts.rules import (
     parse_action,
 )
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 
 HOOK = "arn:aws:sns:us-east-1:000000000000:hook"
 QUEUE = "arn:aws:sqs:us-east-1:000000000000:told"

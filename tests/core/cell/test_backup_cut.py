@@ -9,8 +9,8 @@ import pytest
 from quaymaster.core.cell.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.partition.proposals import Proposal, Wait
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import WriteBarrier
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import WriteBarrier
 from quaymaster.core.values.records import RecordType
 
 HELD = BackupBarrier(3, 1)

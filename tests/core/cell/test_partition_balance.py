@@ -31,7 +31,7 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     without,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     PartitionPlacement,
     QueueDefinition,

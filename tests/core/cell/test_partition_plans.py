@@ -33,7 +33,7 @@ from quaymaster.core.cell.partition_plans import (
     plan_partitions,
 )
 from quaymaster.core.values.partition_tables import LISTED_MAX
-from quaymaster.core.values.queue_definitions import KEY_MAX
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX
 
 NOW_MS = 10 * 7 * 86_400_000
 LAST = KEY_MAX

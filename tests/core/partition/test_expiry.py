@@ -9,8 +9,12 @@ from harness.replica_host import Host, arn, message, queue
 
 from quaymaster.core.partition.expiry import find_expired, may_find_expired
 from quaymaster.core.structures import log_sizes
-from quaymaster.core.values.commands import MoveMessage, Receive, Send, SetGroupOffset, SetQueue, TakenOutcome
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.logs import SetGroupOffset
+from quaymaster.core.values.commands.messages import Receive, Send
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 JOBS, DEAD, GROUP = 1, 2, 3
 

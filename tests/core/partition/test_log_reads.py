@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.structures.index import CHUNK_ENTRIES, MemoryChunks, SequenceIndex
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.index import CHUNK_ENTRIES, MemoryChunks, SequenceIndex
+from quaymaster.core.values.commands.decided import FetchedOffsets
+from quaymaster.core.values.commands.logs import (
     Fetch,
-    FetchedOffsets,
     FetchOutcome,
     FindOffset,
     FoundOffset,
     LogBounds,
     LogBoundsOutcome,
-    Send,
-    SetQueue,
 )
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.errors import OffsetOutOfRange, QueueDoesNotExist
 
 LOG = 1

@@ -12,14 +12,15 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition, snapshot_pieces
 from quaymaster.core.partition.state_hash import partition_hash
-from quaymaster.core.structures import deliveries, fifo_order
-from quaymaster.core.structures import index as index_module
+from quaymaster.core.structures import deliveries
 from quaymaster.core.structures.deliveries import ATTEMPT_WINDOW_MS
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.structures.recent_ids import SLOT_ENTRIES
-from quaymaster.core.structures.standard_order import StandardOrder
-from quaymaster.core.values.commands import MoveTask
+from quaymaster.core.structures.ids.recent_ids import SLOT_ENTRIES
+from quaymaster.core.structures.orders import fifo_order
+from quaymaster.core.structures.orders import index as index_module
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.structures.orders.standard_order import StandardOrder
+from quaymaster.core.values.commands.move_tasks import MoveTask
 
 NOW_MS = 1_000_000
 

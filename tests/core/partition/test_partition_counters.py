@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.core.partition.partition_counters import PartitionCounters
-from quaymaster.core.values.commands import NewMessage
+from quaymaster.core.values.commands.messages import NewMessage
 
 
 def test_counters_hold_what_commands_stored_by_the_first_bits_of_their_key() -> None:

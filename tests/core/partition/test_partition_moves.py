@@ -23,39 +23,40 @@ from quaymaster.core.partition.partition_snapshots import (
 )
 from quaymaster.core.partition.state_hash import partition_hash
 from quaymaster.core.queues import consumed_queues, queue_states
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    CancelMoveTask,
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import DeadLetter, ExpireMessages, PeekedOffsets, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
-    DeadLetter,
     Delete,
-    EndMoves,
     EntriesOutcome,
-    ExpireMessages,
-    ForgetQueue,
-    ListMoveTasks,
-    MoveBegun,
-    MovedMessage,
-    MoveIn,
-    MoveInOutcome,
-    MoveMessage,
-    MoveTasksOutcome,
     Peek,
-    PeekedOffsets,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SetQueue,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    ListMoveTasks,
+    MoveTasksOutcome,
     StartMoveTask,
     TakeForMove,
     TakenForTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.moves import (
+    EndMoves,
+    MoveBegun,
+    MovedMessage,
+    MoveIn,
+    MoveInOutcome,
+    MoveMessage,
+)
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import decode_message, prefix_bytes

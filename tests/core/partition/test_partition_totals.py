@@ -6,24 +6,11 @@ import msgspec
 from harness.replica_host import Host, arn, far_queue, identity, message, queue
 
 from quaymaster.core.partition.partition_totals import WAITS_BOUNDS_MS, totals_of
-from quaymaster.core.values.commands import (
-    CommitTransaction,
-    Delete,
-    EndMoves,
-    ExpireMessages,
-    MoveBegun,
-    MoveMessage,
-    NewMessage,
-    Purge,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    StageCount,
-    StageMessages,
-    TakenOutcome,
-    Watch,
-)
+from quaymaster.core.values.commands.decided import ExpireMessages, TakenOutcome
+from quaymaster.core.values.commands.messages import Delete, NewMessage, Purge, Receipt, Receive, Send, Watch
+from quaymaster.core.values.commands.moves import EndMoves, MoveBegun, MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.transactions import CommitTransaction, StageCount, StageMessages
 from quaymaster.core.values.queue_metrics import QueueMetricsRow
 
 JOBS, DEAD, LOG, GROUP = 1, 2, 3, 4

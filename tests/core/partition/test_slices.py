@@ -11,34 +11,33 @@ from harness.replica_host import Host, identity, message, queue, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.core.partition import slices
+from quaymaster.core.partition.work import slices
 from quaymaster.core.queues import transactions
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    Command,
-    CommittedOutcome,
-    CommitTransaction,
+from quaymaster.core.values.commands.decided import ExpireMessages, WriteBarrier
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
-    ExpireMessages,
-    ForgetQueue,
-    InternalCommand,
-    MoveMessage,
     NewMessage,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
-    SetQueue,
+)
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.transactions import (
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
     StageCount,
     StageMessages,
-    WriteBarrier,
 )
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.errors import JournalStopped, NotLeader, QueueDoesNotExist, StageNotFound
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 QUEUE, GROUP, OTHER = 1, 2, 3
 KINDS: dict[str, dict[str, object]] = {

@@ -8,21 +8,20 @@ from harness.replica_host import Host, message, queue
 from harness.steps import calls_of
 
 from quaymaster.core.partition.touched_partitions import TOUCHED_MAX, TouchedPartitions, TouchedRows
-from quaymaster.core.structures import standard_order
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders import standard_order
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
-    ForgetQueue,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
-    SetQueue,
-    StageMessages,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.transactions import StageMessages
 from quaymaster.core.values.queue_metrics import GonePartition, QueueMetricsRow
 
 FEW, MANY = 100, 100_000

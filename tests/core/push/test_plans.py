@@ -6,9 +6,9 @@ from harness.replica_host import queue
 
 from quaymaster.core.push.flow import PushPlan
 from quaymaster.core.push.plans import plan_of
-from quaymaster.core.values.attribute_rules import create_attributes
-from quaymaster.core.values.queue_definitions import replace_definition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.attribute_rules import create_attributes
+from quaymaster.core.values.queues.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_names import QueueArn
 
 ARN = QueueArn("eu-central-1", "123456789012", "orders")
 

@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 from harness.replica_host import Host, message, queue, records_of, replay
 
-from quaymaster.core.queues.applied_queues import BY_RECEIVE
-from quaymaster.core.values.commands import (
+from quaymaster.core.queues.record_payloads import BY_RECEIVE
+from quaymaster.core.values.commands.decided import Consume, Consumed, TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Consume,
-    Consumed,
     CountMessages,
     Delete,
     EntriesOutcome,
@@ -19,13 +19,11 @@ from quaymaster.core.values.commands import (
     QueueCounts,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
-    SetQueue,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.errors import QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 from quaymaster.core.values.records import RecordType
 
 JOBS, LOG, GROUP = 1, 2, 3

@@ -16,36 +16,40 @@ from quaymaster.core.partition.partition_snapshots import (
     state_version_min,
 )
 from quaymaster.core.queues import claims
-from quaymaster.core.structures.claims import CONSUMERS_MAX
 from quaymaster.core.structures.deliveries import CLAIMED_MS
-from quaymaster.core.values.commands import (
-    ChangeVisibility,
+from quaymaster.core.structures.orders.claims import CONSUMERS_MAX
+from quaymaster.core.values.commands.claims import (
     Claim,
     ClaimConsumerView,
-    ClaimedOutcome,
     ClaimOutcome,
     ClaimsOutcome,
     ClaimView,
-    CountMessages,
-    Decided,
-    Delete,
     DescribeClaims,
-    ExpireMessages,
-    FetchedOffsets,
-    FetchOutcome,
-    Purge,
-    QueueCounts,
     ReadClaim,
-    Receipt,
-    Receive,
     ReleaseClaims,
     ReleasedOutcome,
-    Send,
-    SetQueue,
     Settle,
     SettledOutcome,
+)
+from quaymaster.core.values.commands.decided import (
+    ClaimedOutcome,
+    ExpireMessages,
+    FetchedOffsets,
     TakenOutcome,
 )
+from quaymaster.core.values.commands.logs import FetchOutcome
+from quaymaster.core.values.commands.messages import (
+    ChangeVisibility,
+    CountMessages,
+    Delete,
+    Purge,
+    QueueCounts,
+    Receipt,
+    Receive,
+    Send,
+)
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import (
     ClaimIsSettled,
     ClaimNotFound,
@@ -56,7 +60,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 QUEUE, DEAD = 1, 2
 HELD_MS = 300_000

@@ -16,51 +16,40 @@ from harness.replica_host import (
     snapshot_of,
 )
 
-from quaymaster.core.partition.completion_records import messages_of, outputs_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import OpenMove, PartitionMoves
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.receipts import EXPIRED
 from quaymaster.core.partition.state_hash import partition_hash
+from quaymaster.core.partition.work.completion_records import messages_of, outputs_of
 from quaymaster.core.queues import completions
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.completions import GONE, output_to_move
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.id_limits import IdLimits
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    AskPartition,
-    Complete,
-    CompleteOutcome,
-    CompletionDecided,
+from quaymaster.core.structures.ids.id_limits import IdLimits
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, CompletionDecided, Output
+from quaymaster.core.values.commands.decided import SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
     Done,
-    EndMoves,
     EntriesOutcome,
-    ForgetQueue,
-    MovedMessage,
-    MoveIn,
-    MoveInOutcome,
-    MovesGoOn,
     NewMessage,
-    Output,
-    PartitionOutcome,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
     SendResult,
-    SentOutcome,
-    SetQueue,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn, MoveInOutcome, MovesGoOn
+from quaymaster.core.values.commands.partitions import AskPartition, ForgetQueue, PartitionOutcome, SetQueue
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of
 from quaymaster.core.values.partition_tables import split_ranges, with_children, with_children_open
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,
     one_partition,

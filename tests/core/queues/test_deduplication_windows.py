@@ -18,31 +18,24 @@ from pyroaring import BitMap
 
 from quaymaster.core.partition.partition_snapshots import STATE_VERSION, load_partition, state_version_min
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.id_limits import IdLimits
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.structures.recent_ids import top_of
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
-from quaymaster.core.values.commands import (
-    AskIds,
-    CommitTransaction,
+from quaymaster.core.structures.ids.id_limits import IdLimits
+from quaymaster.core.structures.ids.recent_ids import top_of
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import Duplicate, SentElsewhere, SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     Delete,
-    Duplicate,
-    IdsOutcome,
     NewMessage,
     Purge,
     Receipt,
     Receive,
     Send,
     SendResult,
-    SentElsewhere,
-    SentOutcome,
-    SetQueue,
-    StageCount,
-    StageMessages,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import AskIds, IdsOutcome, SetQueue
+from quaymaster.core.values.commands.transactions import CommitTransaction, StageCount, StageMessages
 from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 from .test_sealed_partitions import moved
 

@@ -8,22 +8,22 @@ import pytest
 from harness.replica_host import Host, arn, message, queue, receipts_of, replay, snapshot_of
 
 from quaymaster.core.partition.partition_snapshots import STATE_VERSION, load_partition, state_version_min
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.structures.settled_deliveries import SETTLED_WINDOW_MS
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.ids.settled_deliveries import SETTLED_WINDOW_MS
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     Delete,
     EntriesOutcome,
-    MoveMessage,
     Purge,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
-    SetQueue,
-    TakenOutcome,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 JOBS, LOG, GROUP, DEAD = 1, 2, 3, 4
 EXPIRED = "The receipt handle has expired"

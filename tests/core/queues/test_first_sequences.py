@@ -20,28 +20,24 @@ from hypothesis import strategies as st
 
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import TAIL_ENTRIES_MAX, MemoryChunks
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.index import TAIL_ENTRIES_MAX, MemoryChunks
+from quaymaster.core.values.commands.decided import ExpireMessages
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
-    CommitTransaction,
     CountMessages,
-    Decided,
     Delete,
-    ExpireMessages,
-    InternalCommand,
     Peek,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SetQueue,
-    StageCount,
-    StageMessages,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.transactions import CommitTransaction, StageCount, StageMessages
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.partition_tables import SEQUENCE_SPAN
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 JOBS = 1
 SHIFT = SEQUENCE_SPAN - 1

@@ -8,22 +8,12 @@ import pytest
 from harness.replica_host import Host, message, queue, receipts_of
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.groups_left import GroupsLeft
-from quaymaster.core.structures.held_groups import HeldGroups
-from quaymaster.core.values.commands import (
-    AskGroups,
-    Delete,
-    ForgetQueue,
-    GroupsOutcome,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    StartMoveTask,
-    TakeForMove,
-    TakenForTask,
-)
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.groups_left import GroupsLeft
+from quaymaster.core.structures.orders.held_groups import HeldGroups
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
+from quaymaster.core.values.commands.move_tasks import StartMoveTask, TakeForMove, TakenForTask
+from quaymaster.core.values.commands.partitions import AskGroups, ForgetQueue, GroupsOutcome, SetQueue
 from quaymaster.core.values.partition_tables import (
     entries_to_move,
     in_state,
@@ -31,7 +21,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import KEY_MAX, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, QueueDefinition
 
 STEPS = 3
 A, B = 11, 22

@@ -15,17 +15,12 @@ from hypothesis.stateful import initialize, rule
 
 from core.queues.queue_model import ModelMessage, ModelQueue
 from core.queues.test_queue_model import IS_LONG, QueueMachine, entries_to_send, flags, places
-from quaymaster.core.values.commands import (
-    ExpireMessages,
-    ForgetQueue,
-    Purge,
-    Receive,
-    ResetGroup,
-    SetGroupOffset,
-    SetQueue,
-)
+from quaymaster.core.values.commands.decided import ExpireMessages
+from quaymaster.core.values.commands.logs import ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import Purge, Receive
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import group_definition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import group_definition, replace_definition
 
 pytestmark = pytest.mark.uncovered
 

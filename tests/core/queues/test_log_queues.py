@@ -26,33 +26,28 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures import fifo_order, log_sizes
-from quaymaster.core.structures.index import GroupIndex, MemoryChunks
+from quaymaster.core.structures import log_sizes
 from quaymaster.core.structures.log_sizes import LogSizes
-from quaymaster.core.structures.standard_order import StandardOrder
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders import fifo_order
+from quaymaster.core.structures.orders.index import GroupIndex, MemoryChunks
+from quaymaster.core.structures.orders.standard_order import StandardOrder
+from quaymaster.core.values.commands.decided import ExpireMessages, PeekedOffsets, TakenOutcome
+from quaymaster.core.values.commands.logs import ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
     Delete,
-    EndMoves,
     EntriesOutcome,
-    ExpireMessages,
-    ForgetQueue,
-    MoveBegun,
-    MoveMessage,
     Peek,
-    PeekedOffsets,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
-    SetGroupOffset,
-    SetQueue,
-    StartMoveTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.move_tasks import StartMoveTask
+from quaymaster.core.values.commands.moves import EndMoves, MoveBegun, MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     OverLimit,
@@ -60,7 +55,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 LOG, A, B, DEAD = 1, 2, 3, 4
 

@@ -7,24 +7,22 @@ from harness.replica_host import Host, message, queue
 
 from quaymaster.core.queues import consumed_queues
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.structures.orders.index import MemoryChunks
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
-    Decided,
     Delete,
     EntriesOutcome,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SetQueue,
-    StartMoveTask,
-    TakeForMove,
-    TakenForTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.move_tasks import StartMoveTask, TakeForMove, TakenForTask
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import OverLimit
 
 JOBS, STEPS, OTHER = 1, 2, 3

@@ -32,30 +32,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    Delete,
-    EndMoves,
-    MovedMessage,
-    MoveIn,
-    MoveInOutcome,
-    MoveMessage,
-    Purge,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    StartMoveTask,
-    TakeForMove,
-    TakenForTask,
-    TakenOutcome,
-)
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import Delete, Purge, Receipt, Receive, Send
+from quaymaster.core.values.commands.move_tasks import StartMoveTask, TakeForMove, TakenForTask
+from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import decode_message, prefix_bytes
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import RecordType
 
 pytestmark = pytest.mark.uncovered
@@ -80,7 +69,7 @@ class Call:
 
 @dataclass
 class Journal:
-    """One journal with one queue, and the sender of what leaves it, as `broker/replica/moves_out` does it."""
+    """One journal with one queue, and the sender of what leaves it, as `broker/replica/moves/moves_out` does it."""
 
     journal_id: int
     definition: QueueDefinition

@@ -11,29 +11,25 @@ from harness.replica_host import Host, arn, identity, message, queue, snapshot_o
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.partition.running_tasks import RunningTasks
-from quaymaster.core.queues.applied_queues import encode_task, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.move_tasks import RAN_TOO_LONG, TASK_MAX_MS, looks_in_vain_max
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
+from quaymaster.core.queues.record_payloads import encode_task
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import Taken, TakenOutcome
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    Delete,
     FinishMoveTask,
-    ForgetQueue,
     ListMoveTasks,
-    MoveMessage,
     MoveTask,
     MoveTasksOutcome,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
     StartMoveTask,
     TakeForMove,
-    Taken,
     TakenForTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.formats import CellFormat
 
 WORK, DEAD = 1, 2
@@ -180,7 +176,7 @@ def test_messages_that_come_back_to_their_own_queue_wait_for_those_who_may_have_
 def test_a_look_that_meets_very_many_messages_of_later_says_that_it_is_not_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quaymaster.core.structures.standard_order.SCAN_MAX", 10)
+    monkeypatch.setattr("quaymaster.core.structures.orders.standard_order.SCAN_MAX", 10)
     host = started()
     send(host, DEAD, 1)
     start(host, DEAD, WORK)
@@ -249,7 +245,7 @@ def test_fifo_groups_with_messages_of_later_only_stay_in_line(monkeypatch: pytes
     first = host.ask(Receive(DEAD, 0, 1, 0))
     assert isinstance(first, TakenOutcome)
     host.ask(Receive(DEAD, 0, 42, 0))
-    monkeypatch.setattr("quaymaster.core.structures.fifo_order.SCAN_MAX", 10)
+    monkeypatch.setattr("quaymaster.core.structures.orders.fifo_order.SCAN_MAX", 10)
 
     looks = [look(host) for _ in range(6)]
 

@@ -10,11 +10,10 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues import moved_messages
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.values.commands import (
-    DeadLetter,
-    Decided,
-    Done,
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.values.commands.decided import DeadLetter, TakenOutcome
+from quaymaster.core.values.commands.messages import Done, Purge, Receive, Send
+from quaymaster.core.values.commands.moves import (
     EndMoves,
     MoveBegun,
     MovedMessage,
@@ -22,12 +21,9 @@ from quaymaster.core.values.commands import (
     MoveInOutcome,
     MoveMessage,
     MovesGoOn,
-    Purge,
-    Receive,
-    Send,
-    SetQueue,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import decode_message, message_id_of, prefix_bytes
@@ -38,7 +34,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     QueueDefinition,
     one_partition,

@@ -21,27 +21,13 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.queues.applied_queues import parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    AskGroups,
-    Command,
-    DeadLetter,
-    Decided,
-    Delete,
-    EndMoves,
-    GroupsOutcome,
-    InternalCommand,
-    MovedMessage,
-    MoveIn,
-    MoveInOutcome,
-    MoveMessage,
-    Receipt,
-    Receive,
-    Send,
-    SetQueue,
-    TakenOutcome,
-)
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import DeadLetter, TakenOutcome
+from quaymaster.core.values.commands.messages import Delete, Receipt, Receive, Send
+from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome, SetQueue
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
     entries_to_split,
@@ -52,11 +38,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     with_state,
 )
-from quaymaster.core.values.queue_definitions import (
-    KEY_MAX,
-    one_partition,
-    replace_definition,
-)
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, one_partition, replace_definition
 
 pytestmark = pytest.mark.uncovered
 

@@ -24,27 +24,18 @@ from quaymaster.core.partition.partition_moves import QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures import log_sizes
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.values.commands.decided import ExpireMessages, TakenOutcome
+from quaymaster.core.values.commands.logs import LogBounds, LogBoundsOutcome, ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import Delete, Purge, Receive, Send
+from quaymaster.core.values.commands.moves import EndMoves, MoveBegun, MoveMessage
+from quaymaster.core.values.commands.partitions import (
     AskGroups,
     AskPartition,
-    Delete,
-    EndMoves,
-    ExpireMessages,
     ForgetQueue,
     GroupsOutcome,
-    LogBounds,
-    LogBoundsOutcome,
-    MoveBegun,
-    MoveMessage,
     PartitionOutcome,
-    Purge,
-    Receive,
-    ResetGroup,
-    Send,
-    SetGroupOffset,
     SetQueue,
-    TakenOutcome,
 )
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
@@ -55,7 +46,7 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     without,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 LOG, A, B = 1, 2, 3
 HERE, THERE = 0, 1

@@ -9,24 +9,18 @@ from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, 
 
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.messages import CountMessages, Done, Purge, QueueCounts, Receive, Send
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    CountMessages,
-    Done,
     FinishMoveTask,
-    ForgetQueue,
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    Purge,
-    QueueCounts,
-    Receive,
-    Send,
-    SetQueue,
     StartMoveTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist, ResourceNotFound
 from quaymaster.core.values.partition_tables import (
     entries_to_split,
@@ -35,7 +29,7 @@ from quaymaster.core.values.partition_tables import (
     with_children_open,
     without,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 JOBS = 1
 DEAD = 2

@@ -20,44 +20,48 @@ from core.queues.queue_model import DEDUP_WINDOW_MS, ModelMessage, ModelQueue, m
 from quaymaster.core.partition import partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_snapshots import load_partition
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures import fifo_order, index, recent_ids, sequences, standard_order
-from quaymaster.core.structures.recent_marks import MARKED_S
-from quaymaster.core.values.commands import (
-    CancelMoveTask,
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
+from quaymaster.core.structures import sequences
+from quaymaster.core.structures.ids import recent_ids
+from quaymaster.core.structures.ids.recent_marks import MARKED_S
+from quaymaster.core.structures.orders import fifo_order, index, standard_order
+from quaymaster.core.values.commands.decided import (
+    DeadLetter,
+    Duplicate,
+    ExpireMessages,
+    PeekedOffsets,
+    SentOutcome,
+    TakenOutcome,
+)
+from quaymaster.core.values.commands.logs import ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
-    DeadLetter,
     Delete,
-    Duplicate,
     EntriesOutcome,
-    ExpireMessages,
-    FinishMoveTask,
-    ForgetQueue,
-    ListMoveTasks,
-    MoveMessage,
-    MoveTasksOutcome,
     Peek,
-    PeekedOffsets,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
-    ResetGroup,
     Send,
     SendResult,
-    SentOutcome,
-    SetGroupOffset,
-    SetQueue,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    FinishMoveTask,
+    ListMoveTasks,
+    MoveTasksOutcome,
     StartMoveTask,
     TakeForMove,
     TakenForTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
 from quaymaster.core.values.errors import InvalidParameterValue, QueueRevisionTaken
 from quaymaster.core.values.messages import message_id_of, prefix_bytes
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
     encode_queue_definition,

@@ -20,47 +20,47 @@ from harness.replica_host import (
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues import consumed_queues
-from quaymaster.core.queues.applied_queues import (
-    MOVE_HEAD_BYTES,
-    entry_of_record,
-    partition_key,
-)
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures import fifo_order
-from quaymaster.core.structures.index import IndexEntry, MemoryChunks
-from quaymaster.core.structures.recent_marks import MARKED_S
-from quaymaster.core.values.commands import (
-    CancelMoveTask,
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, entry_of_record
+from quaymaster.core.structures.ids.recent_marks import MARKED_S
+from quaymaster.core.structures.orders import fifo_order
+from quaymaster.core.structures.orders.index import IndexEntry, MemoryChunks
+from quaymaster.core.values.commands.decided import (
+    DeadLetter,
+    Duplicate,
+    ExpireMessages,
+    PeekedOffsets,
+    SentOutcome,
+    TakenOutcome,
+)
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
-    DeadLetter,
-    Decided,
     Delete,
-    Duplicate,
     EntriesOutcome,
-    ExpireMessages,
-    FinishMoveTask,
-    ForgetQueue,
-    ListMoveTasks,
-    MoveMessage,
-    MoveTask,
-    MoveTasksOutcome,
     NewMessage,
     Peek,
-    PeekedOffsets,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
     SendResult,
-    SentOutcome,
-    SetQueue,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    FinishMoveTask,
+    ListMoveTasks,
+    MoveTask,
+    MoveTasksOutcome,
     StartMoveTask,
     TakeForMove,
     TakenForTask,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     OverLimit,
@@ -69,8 +69,8 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
 )
 from quaymaster.core.values.messages import decode_message, prefix_bytes
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4

@@ -5,48 +5,38 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    AskIds,
-    AskPartition,
-    CancelMoveTask,
+from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome
+from quaymaster.core.values.commands.logs import Fetch, FindOffset, LogBounds
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Claim,
-    Command,
-    CommittedOutcome,
-    CommitTransaction,
-    Complete,
-    CompleteOutcome,
     CountMessages,
     Delete,
-    DescribeClaims,
     Done,
     Elsewhere,
     EntriesOutcome,
-    Fetch,
-    FindOffset,
-    ForgetQueue,
-    ListMoveTasks,
-    LogBounds,
     NewMessage,
     Peek,
     Purge,
-    ReadClaim,
     Receipt,
     Receive,
-    ReleaseClaims,
     Send,
     SendOutcome,
     SendResult,
-    SetQueue,
-    Settle,
-    StagedOutcome,
-    StageMessages,
-    StartMoveTask,
     Watch,
 )
+from quaymaster.core.values.commands.move_tasks import CancelMoveTask, ListMoveTasks, StartMoveTask
+from quaymaster.core.values.commands.partitions import AskIds, AskPartition, ForgetQueue, SetQueue
+from quaymaster.core.values.commands.transactions import (
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import InvalidParameterValue, ReceiptHandleIsInvalid, Timeout
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 
 RECEIPT = Receipt(1, 1, 1)
 DEFINITION = QueueDefinition(1, "0", "q", "active", 1, 0, 0, {}, {}, 0, one_partition())

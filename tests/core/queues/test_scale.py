@@ -10,8 +10,8 @@ from harness.replica_host import queue, snapshot_of
 from quaymaster.core.partition import partition as partition_module
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_counts import counts_of
-from quaymaster.core.structures.index import IndexEntry, MemoryChunks, SequenceIndex
-from quaymaster.core.structures.standard_order import SCAN_MAX
+from quaymaster.core.structures.orders.index import IndexEntry, MemoryChunks, SequenceIndex
+from quaymaster.core.structures.orders.standard_order import SCAN_MAX
 
 pytestmark = pytest.mark.uncovered
 

@@ -14,40 +14,40 @@ from quaymaster.core.partition.partition_snapshots import (
     state_version_min,
 )
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.structures.recent_ids import top_of
-from quaymaster.core.values.commands import (
-    ANY_TABLE,
-    AbortedOutcome,
-    AbortTransaction,
-    AskIds,
-    AskPartition,
-    CancelMoveTask,
-    CommittedOutcome,
-    CommitTransaction,
-    Decided,
+from quaymaster.core.structures.ids.recent_ids import top_of
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import Duplicate, SentElsewhere, SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     Delete,
     Done,
-    Duplicate,
     Elsewhere,
-    IdsOutcome,
-    MoveMessage,
     NewMessage,
-    PartitionOutcome,
     Receipt,
     Receive,
     Send,
-    SentElsewhere,
-    SentOutcome,
-    SetQueue,
-    StageCount,
-    StagedOutcome,
-    StageMessages,
-    StartMoveTask,
-    TakenOutcome,
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.move_tasks import CancelMoveTask, StartMoveTask
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import (
+    ANY_TABLE,
+    AskIds,
+    AskPartition,
+    IdsOutcome,
+    PartitionOutcome,
+    SetQueue,
+)
+from quaymaster.core.values.commands.transactions import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    StageCount,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import OverLimit, QueueRevisionTaken
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
@@ -58,7 +58,7 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     without,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 
 BY_GROUP = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
 
@@ -529,7 +529,7 @@ def test_a_watch_sees_messages_of_noisy_tenants() -> None:
 
 
 def test_a_watch_that_could_not_look_at_everything_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quaymaster.core.structures.standard_order.SCAN_MAX", 3)
+    monkeypatch.setattr("quaymaster.core.structures.orders.standard_order.SCAN_MAX", 3)
     host = started(queue(JOBS, "jobs", attributes={"DelaySeconds": 5}))
     send(host, *(message(number) for number in range(8)))
     host.ask(SetQueue(queue(JOBS, "jobs", revision=2, attributes={"DelaySeconds": 4})))
@@ -540,7 +540,7 @@ def test_a_watch_that_could_not_look_at_everything_looks_again(monkeypatch: pyte
 
 
 def test_a_fifo_watch_that_could_not_look_at_everything_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quaymaster.core.structures.fifo_order.SCAN_MAX", 3)
+    monkeypatch.setattr("quaymaster.core.structures.orders.fifo_order.SCAN_MAX", 3)
     host = started(queue(JOBS, "jobs.fifo", attributes={"DelaySeconds": 1}))
     for at in range(4):
         send(host, *(message(10 * at + each, group=each % 2 + 1) for each in range(4)))

@@ -14,56 +14,47 @@ from harness.steps import calls_of
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values import commands
-from quaymaster.core.values.commands import (
-    AbortTransaction,
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
+from quaymaster.core.values.commands.completions import Complete, Output
+from quaymaster.core.values.commands.decided import Consume, ExpireMessages, WriteBarrier
+from quaymaster.core.values.commands.logs import Fetch, FindOffset, LogBounds, ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import (
+    ChangeVisibility,
+    CountMessages,
+    Delete,
+    Peek,
+    Purge,
+    Receipt,
+    Receive,
+    Send,
+    Watch,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
+    FinishMoveTask,
+    ListMoveTasks,
+    StartMoveTask,
+    TakeForMove,
+)
+from quaymaster.core.values.commands.moves import EndMoves, MovedMessage, MoveIn, MoveMessage
+from quaymaster.core.values.commands.partitions import (
     AskGroups,
     AskIds,
     AskMarks,
     AskPartition,
-    CancelMoveTask,
-    ChangeVisibility,
-    Claim,
-    Command,
-    CommitTransaction,
-    Complete,
-    Consume,
-    CountMessages,
-    Delete,
-    DescribeClaims,
-    EndMoves,
-    ExpireMessages,
-    Fetch,
-    FindOffset,
-    FinishMoveTask,
     ForgetQueue,
-    InternalCommand,
     ListDataKeys,
-    ListMoveTasks,
-    LogBounds,
-    MoveIn,
-    MoveMessage,
-    Output,
-    Peek,
-    Purge,
-    ReadClaim,
-    Receipt,
-    Receive,
-    ReleaseClaims,
-    ResetGroup,
-    Send,
-    SetGroupOffset,
     SetQueue,
-    Settle,
+)
+from quaymaster.core.values.commands.transactions import (
+    AbortTransaction,
+    CommitTransaction,
     StageCount,
     StageMessages,
-    StartMoveTask,
-    TakeForMove,
-    Watch,
-    WriteBarrier,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.commands.unions import Command, InternalCommand
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 FEW, MANY = 100, 100_000
 JOBS, DEAD, LOG, GROUP, NEW, ONCE = 1, 2, 3, 4, 5, 6
@@ -101,7 +92,7 @@ STEPS: list[Command | InternalCommand] = [
     TakeForMove(DEAD, TASK, 10),
     MoveMessage(DEAD, 0, 1, JOBS, 0, 0, None, None, task_id=TASK),
     EndMoves(DEAD, 0, partition_key(JOBS, 0), [1], []),
-    MoveIn(JOBS, 0, DEAD, 0, [commands.MovedMessage(1)]),
+    MoveIn(JOBS, 0, DEAD, 0, [MovedMessage(1)]),
     FinishMoveTask(DEAD, TASK),
     StartMoveTask(DEAD, b"task-number-two-", arn("dead"), None, JOBS, None),
     CancelMoveTask(DEAD, b"task-number-two-"),

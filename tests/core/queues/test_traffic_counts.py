@@ -10,21 +10,21 @@ from quaymaster.core.partition import partition_snapshots
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import Section, load_partition
 from quaymaster.core.partition.state_hash import partition_hash
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.decided import TakenOutcome
+from quaymaster.core.values.commands.logs import SetGroupOffset
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
     EntriesOutcome,
-    MoveMessage,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SetGroupOffset,
-    SetQueue,
-    TakenOutcome,
 )
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 JOBS, DEAD, GROUP = 1, 2, 3
 

@@ -25,7 +25,7 @@ from harness.steps import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.core.partition import slices, staged_messages
+from quaymaster.core.partition import staged_messages
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_snapshots import (
     STATE_VERSION_WITHOUT_LOGS,
@@ -34,34 +34,39 @@ from quaymaster.core.partition.partition_snapshots import (
     state_version_min,
 )
 from quaymaster.core.partition.staged_messages import EXPIRES_MS, RUN_KEPT_MS, SINK_KEPT_MS
+from quaymaster.core.partition.work import slices
 from quaymaster.core.queues import transactions
-from quaymaster.core.queues.applied_queues import entry_of_record, find_message, partition_key
+from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.queues.record_payloads import entry_of_record, find_message
 from quaymaster.core.structures import committed_runs
-from quaymaster.core.values.commands import (
-    AbortedOutcome,
-    AbortTransaction,
-    CommittedOutcome,
-    CommitTransaction,
-    CountMessages,
-    Delete,
+from quaymaster.core.values.commands.decided import (
     Duplicate,
     ExpireMessages,
-    Fetch,
     FetchedOffsets,
-    ForgetQueue,
+    SentOutcome,
+    TakenOutcome,
+)
+from quaymaster.core.values.commands.logs import Fetch
+from quaymaster.core.values.commands.messages import (
+    CountMessages,
+    Delete,
     NewMessage,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SentOutcome,
-    SetQueue,
+)
+from quaymaster.core.values.commands.partitions import ForgetQueue, SetQueue
+from quaymaster.core.values.commands.transactions import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
     StageCount,
     StagedOutcome,
     StageMessages,
-    TakenOutcome,
 )
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
@@ -70,7 +75,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.records import RecordRow, RecordType
 
 QUEUE, GROUP = 1, 2

@@ -12,23 +12,21 @@ from quaymaster.core.replication.journal import JournalReplica, ToDo
 from quaymaster.core.replication.log_tail import LOG_START
 from quaymaster.core.replication.messages import Appended, Promise, Tail
 from quaymaster.core.replication.replication import LogReplica
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import Duplicate, SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
     Delete,
     Done,
-    Duplicate,
     EntriesOutcome,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     Send,
-    SentOutcome,
-    SetQueue,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.core.values.errors import JournalStopped, NotLeader, QueueDoesNotExist
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Batch, Record, RecordType, check_batch, decode_header, encode_batch

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, message, queue, replay
 
-from quaymaster.core.partition import slices
+from quaymaster.core.partition.work import slices
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication import journal
 from quaymaster.core.replication.effects import PersistPromise, Truncate, Write
@@ -17,24 +17,17 @@ from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.log_tail import LOG_START
 from quaymaster.core.replication.messages import Append, Appended, Envelope
 from quaymaster.core.replication.replication import LogReplica
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    AskMarks,
-    Command,
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import CountMessages, QueueCounts, Receive, Send
+from quaymaster.core.values.commands.partitions import AskMarks, MarksOutcome, SetQueue
+from quaymaster.core.values.commands.transactions import (
     CommittedOutcome,
     CommitTransaction,
-    CountMessages,
-    Decided,
-    MarksOutcome,
-    QueueCounts,
-    Receive,
-    Send,
-    SentOutcome,
-    SetQueue,
     StageCount,
     StageMessages,
-    TakenOutcome,
 )
+from quaymaster.core.values.commands.unions import Command, Decided
 from quaymaster.core.values.errors import JournalStopped, NotLeader, StaleEpoch, TooFewReplicas
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.records import Batch

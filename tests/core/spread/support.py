@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quaymaster.core.values.commands import Delivery, NewMessage, ReceiveOutcome, SendResult
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.commands.messages import Delivery, NewMessage, ReceiveOutcome, SendResult
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     PartitionPlacement,
     PartitionState,

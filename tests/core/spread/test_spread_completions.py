@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quaymaster.core.queues.completions import GONE
 from quaymaster.core.spread.completions import SpreadCompletion
-from quaymaster.core.values.commands import Complete, CompleteOutcome, Receipt
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome
+from quaymaster.core.values.commands.messages import Receipt
 
 from .support import HIGH, LOW, entry, queue
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quaymaster.core.spread.entries import HandledEntries, SpreadEntries, handled
-from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Receipt
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, EntriesOutcome, Receipt
 from quaymaster.core.values.errors import InvalidParameterValue, NotLeader, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 
 from .support import HIGH, LOW, entry, queue
 

@@ -7,7 +7,8 @@ import pytest
 
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.receives import SpreadReceive
-from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import (
     ConnectionLost,
     InvalidSecurity,
@@ -18,7 +19,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     Unreachable,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 from .support import HIGH, LOW, delivered, entry, queue
 

@@ -8,9 +8,9 @@ import msgspec
 
 from quaymaster.core.spread.parts import Part
 from quaymaster.core.spread.sends import ATTEMPTS_MAX, PATIENCE_MS, PeerSend, SpreadSend, key_of
-from quaymaster.core.values.commands import Elsewhere, NewMessage, Send, SendOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, NewMessage, Send, SendOutcome
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist, Timeout, Unreachable
-from quaymaster.core.values.queue_definitions import KEY_MAX, replace_definition
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, replace_definition
 
 from .support import EVERY, HIGH, LOW, entry, message, queue, result
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from quaymaster.core.spread.transactions import SpreadTransaction
-from quaymaster.core.values.commands import (
-    AbortedOutcome,
-    AbortTransaction,
-    Elsewhere,
-    StageMessages,
-)
+from quaymaster.core.values.commands.messages import Elsewhere
+from quaymaster.core.values.commands.transactions import AbortedOutcome, AbortTransaction, StageMessages
 from quaymaster.core.values.errors import NotLeader, Unreachable, UnsupportedOperation
 
 from .support import HIGH, LOW, entry, queue

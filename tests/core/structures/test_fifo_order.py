@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from quaymaster.core.structures import fifo_order
-from quaymaster.core.structures.fifo_order import SCAN_MAX, FIFOOrder, GroupState
-from quaymaster.core.structures.index import MemoryChunks, SequenceIndex
+from quaymaster.core.structures.orders import fifo_order
+from quaymaster.core.structures.orders.fifo_order import SCAN_MAX, FIFOOrder, GroupState
+from quaymaster.core.structures.orders.index import MemoryChunks, SequenceIndex
 from quaymaster.core.structures.sequences import SequenceSet
 
 ALL = 10**9

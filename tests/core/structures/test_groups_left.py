@@ -5,9 +5,9 @@ from __future__ import annotations
 from harness.replica_host import RETRY_WINDOW_MS, queue
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.groups_left import LOOKED_AT_MAX, GroupsLeft
-from quaymaster.core.structures.index import CHUNK_ENTRIES, TAIL_ENTRIES_MAX, MemoryChunks
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.groups_left import LOOKED_AT_MAX, GroupsLeft
+from quaymaster.core.structures.orders.index import CHUNK_ENTRIES, TAIL_ENTRIES_MAX, MemoryChunks
 
 A, B, C, D = 1, 2, 3, 4
 

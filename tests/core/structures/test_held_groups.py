@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.core.structures.held_groups import HeldGroups
+from quaymaster.core.structures.orders.held_groups import HeldGroups
 
 A, B, C = 1, 2, 3
 

@@ -11,9 +11,9 @@ from harness.steps import calls_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.core.structures import index as index_module
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import (
+from quaymaster.core.structures.orders import index as index_module
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.index import (
     CHUNK_ENTRIES,
     IndexEntry,
     IndexRebuild,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from quaymaster.core.structures.id_limits import IdLimits
-from quaymaster.core.structures.kept_ids import KeptIds, KeptMessage
-from quaymaster.core.structures.recent_ids import SLOT_ENTRIES, top_of
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS, SentIds
+from quaymaster.core.structures.ids.id_limits import IdLimits
+from quaymaster.core.structures.ids.kept_ids import KeptIds, KeptMessage
+from quaymaster.core.structures.ids.recent_ids import SLOT_ENTRIES, top_of
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS, SentIds
 
 HOUR_MS = 3_600_000
 NOW_MS = 10 * HOUR_MS

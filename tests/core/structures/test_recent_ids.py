@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from quaymaster.core.structures import recent_ids
-from quaymaster.core.structures.recent_ids import (
+from quaymaster.core.structures.ids import recent_ids
+from quaymaster.core.structures.ids.recent_ids import (
     DIGESTED_AT_ONCE,
     FILTER_BITS,
     SLOT_ENTRIES,

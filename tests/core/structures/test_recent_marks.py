@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quaymaster.core.structures.recent_marks import MARKED_S, RecentMarks
+from quaymaster.core.structures.ids.recent_marks import MARKED_S, RecentMarks
 
 NOW_MS = 1_800_000_000_000
 ONE, OTHER = b"1" * 16, b"2" * 16

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.core.structures.settled_deliveries import (
-    BY_DELETE,
-    SETTLED_WINDOW_MS,
-    SettledDeliveries,
-)
+from quaymaster.core.structures.ids.settled_deliveries import BY_DELETE, SETTLED_WINDOW_MS, SettledDeliveries
 
 NOW_MS = 1_000_000
 

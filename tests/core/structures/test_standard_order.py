@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.core.structures import standard_order
-from quaymaster.core.structures.index import MemoryChunks, SequenceIndex
-from quaymaster.core.structures.standard_order import (
+from quaymaster.core.structures.orders import standard_order
+from quaymaster.core.structures.orders.index import MemoryChunks, SequenceIndex
+from quaymaster.core.structures.orders.standard_order import (
     BUSY_MIN_MS,
     NOISY_IN_FLIGHT_MIN,
     NOISY_QUIET_AFTER_MS,

@@ -11,14 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol.sqs_model import MODEL
 
-from quaymaster.core.values.attribute_rules import (
-    change_attributes,
-    check_attribute_names,
-    create_attributes,
-    require_delivery,
-    spelled,
-)
-from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Durability
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidAttributeName,
@@ -27,9 +19,21 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.policies import RedriveAllowPolicy, parse_redrive_allow_policy
-from quaymaster.core.values.queue_definitions import QueueDefinition, differing_attribute, replace_definition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.attribute_rules import (
+    change_attributes,
+    check_attribute_names,
+    create_attributes,
+    require_delivery,
+    spelled,
+)
+from quaymaster.core.values.queues.attributes import COMPUTED, SETTABLE, Durability
+from quaymaster.core.values.queues.policies import RedriveAllowPolicy, parse_redrive_allow_policy
+from quaymaster.core.values.queues.queue_definitions import (
+    QueueDefinition,
+    differing_attribute,
+    replace_definition,
+)
+from quaymaster.core.values.queues.queue_names import QueueArn
 
 _ACCOUNT = "123456789012"
 _QUEUE = QueueArn("eu-central-1", _ACCOUNT, "orders")

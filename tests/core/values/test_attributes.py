@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import quaymaster
-from quaymaster.core.values.attributes import (
+from quaymaster.core.values.queues.attributes import (
     ATTRIBUTES,
     COMPUTED,
     SETTABLE,
@@ -23,7 +23,7 @@ SRC = Path(quaymaster.__file__).parent.parent
 METRICS_OF_CLOUDWATCH = {"ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessagesNotVisible"}
 SPELLED_BESIDES = {
     # What the errors of these policies name.
-    "quaymaster/core/values/policies.py": {"RedriveAllowPolicy", "RedrivePolicy"},
+    "quaymaster/core/values/queues/policies.py": {"RedriveAllowPolicy", "RedrivePolicy"},
     # Parameters of messages, which are called like the attributes that they stand in for.
     "pyspark_quaymaster/client.py": {"VisibilityTimeout"},
     "pyspark_quaymaster/sink/entries.py": {"DelaySeconds"},
@@ -50,7 +50,7 @@ def texts_of(path: Path) -> Iterator[str]:
 
 
 def test_no_other_module_spells_the_name_of_an_attribute() -> None:
-    table = SRC / "quaymaster/core/values/attributes.py"
+    table = SRC / "quaymaster/core/values/queues/attributes.py"
 
     spelled = {
         path.relative_to(SRC).as_posix(): names

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.partition_life import (
     LOOK_MAX_MS,
     LOOK_MIN_MS,
@@ -16,7 +16,11 @@ from quaymaster.core.values.partition_life import (
     next_look_ms,
     unsealed,
 )
-from quaymaster.core.values.queue_definitions import PartitionPlacement, PartitionState, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import (
+    PartitionPlacement,
+    PartitionState,
+    QueueDefinition,
+)
 
 WINDOW_MS = 300_000
 

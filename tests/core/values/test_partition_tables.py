@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core.values import partition_tables as tables
-from quaymaster.core.values.commands import ALL_PARTITIONS
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     KEY_MAX,
     PartitionPlacement,
     PartitionState,

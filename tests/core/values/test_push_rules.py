@@ -9,14 +9,6 @@ from harness.replica_host import queue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.core.values.attribute_rules import (
-    change_attributes,
-    create_attributes,
-    require_delivery,
-    says_push,
-    shown_attributes,
-    with_masked_headers,
-)
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidAttributeName,
@@ -24,7 +16,15 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.push_rules import (
+from quaymaster.core.values.queues.attribute_rules import (
+    change_attributes,
+    create_attributes,
+    require_delivery,
+    says_push,
+    shown_attributes,
+    with_masked_headers,
+)
+from quaymaster.core.values.queues.push_rules import (
     MASKED,
     PushEndpoint,
     endpoint_of,
@@ -32,8 +32,8 @@ from quaymaster.core.values.push_rules import (
     parse_headers,
     shown_endpoint,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_names import QueueArn
 
 _QUEUE = QueueArn("eu-central-1", "123456789012", "orders")
 _URL = "https://example.com/orders?key=s3cret"

@@ -7,9 +7,9 @@ import gc
 import pytest
 
 from quaymaster.core.access.policies import CompiledPolicy
-from quaymaster.core.values.attributes import Durability
-from quaymaster.core.values.policies import RedrivePolicy
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.attributes import Durability
+from quaymaster.core.values.queues.policies import RedrivePolicy
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     UnknownDefinitionFormat,
     decode_queue_definition,
@@ -18,7 +18,7 @@ from quaymaster.core.values.queue_definitions import (
     one_partition,
     replace_definition,
 )
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 
 A = QueueArn("r", "000000000000", "a")
 B = QueueArn("r", "000000000000", "b")

@@ -8,12 +8,12 @@ import pytest
 
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import AskMarks, ForgetQueue, MarksOutcome, SetQueue
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.partitions import AskMarks, ForgetQueue, MarksOutcome, SetQueue
 from quaymaster.core.values.errors import QueueIdTaken, QueueRevisionTaken
 from quaymaster.core.values.formats import CellFormat, UnknownFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
-from quaymaster.core.values.queue_marks import QueueMarks, find_contradictions, tell_contradictions
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_marks import QueueMarks, find_contradictions, tell_contradictions
 from quaymaster.core.values.records import RecordRow
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.queue_names import (
+from quaymaster.core.values.queues.queue_names import (
     QueueArn,
     check_group_name,
     check_queue_name,

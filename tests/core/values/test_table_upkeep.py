@@ -21,7 +21,7 @@ from quaymaster.core.values.partition_tables import (
     with_told,
     without,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
     encode_queue_definition,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from frontend.support import Answer, Service, serving
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.claims import (
     Claim,
     ClaimsOutcome,
     DescribeClaims,
@@ -17,7 +17,7 @@ from quaymaster.core.values.commands import (
     ReleasedOutcome,
 )
 from quaymaster.core.values.errors import QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import PartitionPlacement
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement
 from quaymaster.frontend.actions.claim_actions import ClaimActions
 from quaymaster.protocol.actions.claim_shapes import DescribeClaimsRequest, ReleaseClaimsRequest
 from quaymaster.protocol.logs.log_arrow import to_record_batch

@@ -10,9 +10,12 @@ import pytest
 
 from frontend.support import Answer, Service, serving, serving_recorded
 from quaymaster.core.spread.sends import key_of
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.completions import Complete
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import NotLeader
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.frontend.actions.queue_actions import check_has_no_outputs
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.frontend.usage.taken_rows import CELLS
@@ -107,7 +110,7 @@ def test_a_message_that_completes_another_takes_its_place() -> None:
             (message,) = await receive(service, "b")
             assert (message["Body"], message["MessageId"]) == ("two", sent.json["MessageId"])
             assert message["MessageAttributes"] == {"kind": text("k")}
-            assert [type(command) for command in service.broker.commands].count(commands.Complete) == 1
+            assert [type(command) for command in service.broker.commands].count(Complete) == 1
 
     asyncio.run(scenario())
 
@@ -148,8 +151,8 @@ def test_an_output_goes_to_the_partition_that_knows_its_deduplication_id() -> No
             done = await complete(service, [handle], to("b", "x", Id="0", MessageDeduplicationId="k"))
 
             assert done.status == 200, done.json
-            sent = [command for command in service.broker.commands if isinstance(command, commands.Send)][-1]
-            (completed,) = (each for each in service.broker.commands if isinstance(each, commands.Complete))
+            sent = [command for command in service.broker.commands if isinstance(command, Send)][-1]
+            (completed,) = (each for each in service.broker.commands if isinstance(each, Complete))
             assert completed.outputs[0].key == key_of(once, sent.messages[0], sent.messages[0])
 
     asyncio.run(scenario())
@@ -177,7 +180,7 @@ def test_several_messages_are_completed_by_messages_to_several_queues() -> None:
             (message,) = await receive(service, "c.fifo")
             assert message["MessageId"] == c["MessageId"]
             assert message["Attributes"]["MessageGroupId"] == "g"
-            command = next(one for one in service.broker.commands if isinstance(one, commands.Complete))
+            command = next(one for one in service.broker.commands if isinstance(one, Complete))
             assert [output.arn.rpartition(":")[2] for output in command.outputs] == ["b", "c.fifo"]
             assert command.outputs[1].key != command.outputs[0].key
 
@@ -258,7 +261,7 @@ def test_what_is_wrong_with_one_message_of_a_unit_fails_all_of_it() -> None:
 
             assert "Successful" not in answer.json or answer.json["Successful"] == []
             assert sorted(entry["Id"] for entry in answer.json["Failed"]) == ["0", "1", "2", "3"]
-            assert not any(isinstance(command, commands.Complete) for command in service.broker.commands)
+            assert not any(isinstance(command, Complete) for command in service.broker.commands)
 
     asyncio.run(scenario())
 
@@ -328,7 +331,7 @@ def test_a_completion_that_cannot_be_is_refused_by_name(messages: list[dict[str,
 
             assert answer.status == 400
             assert what in answer.json["message"]
-            assert not any(isinstance(command, commands.Complete) for command in service.broker.commands)
+            assert not any(isinstance(command, Complete) for command in service.broker.commands)
 
     asyncio.run(scenario())
 
@@ -424,12 +427,12 @@ def test_partitions_that_are_drained_or_do_not_answer_keep_no_queue_from_being_d
     definition = QueueDefinition(7, "0", "q", "active", 1, 0, 0, {}, {}, 0, table)
     asked: list[int] = []
 
-    async def ask(command: commands.Command) -> object:
-        assert isinstance(command, commands.AskPartition)
+    async def ask(command: Command) -> object:
+        assert isinstance(command, AskPartition)
         asked.append(command.partition)
         if command.partition == 1:
             raise NotLeader("")
-        return commands.PartitionOutcome(None, True, 0, 0, 0, 1)
+        return PartitionOutcome(None, True, 0, 0, 0, 1)
 
     asyncio.run(check_has_no_outputs(ask, definition))
 

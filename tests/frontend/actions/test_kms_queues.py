@@ -12,8 +12,8 @@ from metadata.kms.support import StandInKeys
 
 from frontend.actions.test_log_actions import fetch
 from frontend.support import ACCOUNT, Service, serving, until
-from quaymaster.core.values.commands import Receive
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.commands.messages import Receive
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 KEY = "alias/orders"
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from frontend.support import ACCOUNT, Answer, Service, serving, until
-from quaymaster.core.values.commands import Fetch
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.commands.logs import Fetch
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions import log_actions
 from quaymaster.frontend.actions.consumer_groups import READER_TAG
 from quaymaster.frontend.logs import log_reader

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from frontend.admin.test_admin import administered
 from frontend.support import ACCOUNT, REGION, Answer, Service, serving
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.partitions import SetQueue
 from quaymaster.frontend.actions import consumer_groups
 
 LOG = {"RetentionMode": "Log"}
@@ -74,7 +74,7 @@ def test_receives_that_come_together_make_a_group_once() -> None:
 
             await asyncio.gather(*(receive(service, "log@a") for _ in range(5)))
 
-            made = [command for command in service.broker.commands if isinstance(command, commands.SetQueue)]
+            made = [command for command in service.broker.commands if isinstance(command, SetQueue)]
             assert [command.definition.name for command in made] == ["log@a"]
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.support import ACCOUNT, Service, serving, until
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.messages import NewMessage, Receive, Send
 from quaymaster.core.values.messages import HAS_RETRY, encode_moved, hash_dedup
 
 
@@ -270,11 +270,11 @@ def sender_of(service: Service) -> str:
     return key.principal_id
 
 
-def sent_messages(service: Service) -> list[commands.NewMessage]:
+def sent_messages(service: Service) -> list[NewMessage]:
     return [
         message
         for command in service.broker.commands
-        if isinstance(command, commands.Send)
+        if isinstance(command, Send)
         for message in command.messages
     ]
 
@@ -668,7 +668,7 @@ def test_an_attempt_id_reaches_the_broker_of_a_fifo_queue_only() -> None:
                     {"QueueUrl": service.client.url(name), "ReceiveRequestAttemptId": "again"},
                 )
 
-            receives = [c for c in service.broker.commands if isinstance(c, commands.Receive)]
+            receives = [c for c in service.broker.commands if isinstance(c, Receive)]
             assert receives[0].attempt is not None
             assert len(receives[0].attempt) == 16
             assert receives[1].attempt is None

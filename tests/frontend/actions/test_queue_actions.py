@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from frontend.support import ACCOUNT, REGION, Answer, Service, serving
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.messages import CountMessages
 from quaymaster.core.values.errors import JournalStopped
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions import move_actions, queue_actions
 from quaymaster.protocol.rpc.metadata_messages import AddPermission, CreateQueue, DeleteQueue, QueueChange
 from quaymaster.protocol.sqs.task_handles import parse_task_handle
@@ -203,7 +203,7 @@ def test_only_asked_attributes_are_given_and_counts_only_counted_when_asked_for(
             assert "ReplicationMode" not in every.json["Attributes"]
             assert error_of(unknown) == (400, "InvalidAttributeName")
             assert unknown.json["message"] == "Unknown Attribute Foobar."
-            counts = [c for c in service.broker.commands if isinstance(c, commands.CountMessages)]
+            counts = [c for c in service.broker.commands if isinstance(c, CountMessages)]
             assert len(counts) == 1
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frontend.support import Answer, Service, serving
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.transactions import StageMessages
 from quaymaster.core.values.messages import prefix_bytes, split_prefix
 
 
@@ -73,9 +73,7 @@ def test_one_request_stages_and_commits() -> None:
 
             assert sent.json == {"Staged": 2, "AlreadyCommitted": False, "Committed": 2}
             assert again.json == {"Staged": 2, "AlreadyCommitted": True, "Committed": 2}
-            first, second = (
-                one for one in service.broker.commands if isinstance(one, commands.StageMessages)
-            )
+            first, second = (one for one in service.broker.commands if isinstance(one, StageMessages))
             assert (first.commit, first.deduplicate) == (True, False)
             assert (second.commit, second.deduplicate) == (True, True)
             assert service.metrics.messages_sent == 2
@@ -150,7 +148,7 @@ def test_staged_messages_are_stored_as_sent_ones_but_for_the_hash_of_retries() -
 
             await ask(service, "StageMessages", QueueUrl=url, Stage="0", FirstIndex=0, Messages=[message] * 2)
 
-            (staged,) = [one for one in service.broker.commands if isinstance(one, commands.StageMessages)]
+            (staged,) = [one for one in service.broker.commands if isinstance(one, StageMessages)]
             for new in staged.messages:
                 assert split_prefix(new.flags, new.payload) == (new.group, new.dedup, None)
                 assert (new.retry, new.may_be_retry) == (None, True)

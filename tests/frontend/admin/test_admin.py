@@ -19,11 +19,11 @@ from metadata.keys.test_issuers import KEYS
 from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded, until
 from quaymaster.core.access.operations import Operation
 from quaymaster.core.values.errors import UnsupportedOperation
-from quaymaster.frontend.admin.account_admin import AccountAdmin
+from quaymaster.frontend.admin.accounts.account_admin import AccountAdmin
 from quaymaster.frontend.admin.admin import Admin, make_admin
 from quaymaster.frontend.admin.admin_calls import AdminCall
-from quaymaster.frontend.admin.queue_admin import PEEK_BYTES_MAX
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.admin.queues.queue_admin import PEEK_BYTES_MAX
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.message import HTTPRequest

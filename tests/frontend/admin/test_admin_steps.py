@@ -17,7 +17,7 @@ from frontend.support import ACCOUNT
 from frontend.test_steps import add_others
 from quaymaster.coordination.interface import Put
 from quaymaster.core.values.partition_tables import spread_table
-from quaymaster.core.values.queue_definitions import encode_queue_definition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import encode_queue_definition, replace_definition
 from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.admin.operations import OPERATIONS, find_operation
 

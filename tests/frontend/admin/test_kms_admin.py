@@ -8,8 +8,8 @@ import pytest
 
 from frontend.admin.test_admin import administered, error_of
 from frontend.support import ACCOUNT
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.node.front_end_role import without_keys
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+from quaymaster.node.edge.front_end_role import without_keys
 
 OTHER = "111111111111"
 

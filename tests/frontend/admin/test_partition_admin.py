@@ -8,7 +8,8 @@ from typing import Any
 from harness.waiting import PATIENCE_S
 
 from frontend.admin.test_admin import Port, administered
-from quaymaster.core.values.commands import AskPartition, Command
+from quaymaster.core.values.commands.partitions import AskPartition
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import TooFewReplicas
 from quaymaster.net.routing.broker_client import Reply
 

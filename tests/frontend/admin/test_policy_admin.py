@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from frontend.admin.test_admin import administered, call_of
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.frontend.admin.policy_admin import PolicyAdmin
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+from quaymaster.frontend.admin.accounts.policy_admin import PolicyAdmin
 from quaymaster.protocol.admin.queues import QueuePolicy, QueueRequest
 
 ACCOUNT = "111111111111"

@@ -14,8 +14,8 @@ from frontend.admin.test_admin import administered, call_of, error_of
 from frontend.support import ACCOUNT
 from quaymaster.core.push.states import TriedEndpoint
 from quaymaster.core.values.errors import UnsupportedOperation
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.admin.push_admin import PushAdmin
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.admin.queues.push_admin import PushAdmin
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.admin.push import TestedPush as TriedPush
 from quaymaster.protocol.admin.queues import QueueRequest

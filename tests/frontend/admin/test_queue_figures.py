@@ -8,11 +8,12 @@ from collections.abc import Callable
 from core.spread.support import HIGH, LOW, entry, queue
 from harness.waiting import PATIENCE_S
 
-from quaymaster.core.values.commands import Command, CountMessages, QueueCounts
+from quaymaster.core.values.commands.messages import CountMessages, QueueCounts
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import AccessDenied, QueueDoesNotExist, Unreachable
-from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_metrics import QueueMetricsPage, QueueMetricsRequest, QueueMetricsRow
-from quaymaster.frontend.admin.queue_figures import QueueFigures
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.admin.queues.queue_figures import QueueFigures
 from quaymaster.net.routing.broker_client import NotTakenBack, Reply, Submitted
 
 HALVES = queue(entry(1, keys=LOW), entry(2, keys=HIGH))

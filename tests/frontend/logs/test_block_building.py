@@ -14,7 +14,7 @@ import pytest
 
 from frontend.actions.test_log_actions import fetch, rows, send
 from frontend.support import Service, serving, until
-from quaymaster.core.values.commands import Fetch
+from quaymaster.core.values.commands.logs import Fetch
 from quaymaster.core.values.errors import NotYetKnown
 from quaymaster.frontend.logs import block_building
 from quaymaster.frontend.logs.block_building import BlockBuilding

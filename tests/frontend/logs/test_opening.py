@@ -9,7 +9,7 @@ import pytest
 
 from quaymaster.core.values.errors import NotYetKnown
 from quaymaster.core.values.messages import MessageContent, encode_moved
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend.logs import opening
 from quaymaster.frontend.logs.opening import (
     LENGTH,

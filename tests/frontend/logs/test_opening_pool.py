@@ -15,9 +15,9 @@ import pytest
 
 from frontend.actions.test_log_actions import fetch
 from frontend.support import Answer, Service, serving, until
-from quaymaster.core.values.commands import Fetch
+from quaymaster.core.values.commands.logs import Fetch
 from quaymaster.core.values.messages import MessageContent
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.frontend.logs import log_reader, opening_pace, opening_pool, opening_process
 from quaymaster.frontend.logs.opening import Piece, keys_for
 from quaymaster.frontend.logs.opening_pool import AT_ONCE, OpeningPool, usable_cores

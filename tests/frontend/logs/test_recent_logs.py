@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.values.errors import NotYetKnown
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.frontend.logs import recent_logs
 from quaymaster.frontend.logs.recent_logs import FORGOTTEN_AFTER_S, RecentLogs
 

@@ -17,38 +17,35 @@ from typing import Any, Final, Literal
 
 from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, replay
 
-from quaymaster.core.queues.applied_queues import PREFIX_FLAGS
 from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.queues.record_payloads import PREFIX_FLAGS
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import (
-    AskGroups,
-    AskPartition,
-    Command,
-    Decided,
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.index import MemoryChunks
+from quaymaster.core.values.commands.decided import Duplicate, SentElsewhere, SentOutcome, TakenOutcome
+from quaymaster.core.values.commands.messages import (
     Delivery,
     Done,
-    Duplicate,
     Elsewhere,
     EntriesOutcome,
-    GroupsOutcome,
-    Outcome,
-    PartitionOutcome,
     Receipt,
     Receive,
     ReceiveOutcome,
     Send,
     SendOutcome,
     SendResult,
-    SentElsewhere,
-    SentOutcome,
-    SetQueue,
-    TakenOutcome,
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.partitions import (
+    AskGroups,
+    AskPartition,
+    GroupsOutcome,
+    PartitionOutcome,
+    SetQueue,
+)
+from quaymaster.core.values.commands.unions import Command, Decided, Outcome
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotLeader,
@@ -71,7 +68,7 @@ from quaymaster.core.values.partition_tables import (
     with_children,
     with_children_open,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import Reply, Submitted

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from core.spread.support import HIGH, LOW, entry, queue
 from harness.skipping_loop import SkippingLoop
 
-from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.partition_tables import journal_of_partition
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.partitioned_broker import PartitionedBroker
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import Reply

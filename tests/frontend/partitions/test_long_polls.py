@@ -9,7 +9,7 @@ import pytest
 from core.spread.support import HIGH, LOW, delivered, entry, queue
 from msgspec.structs import replace
 
-from quaymaster.core.values.commands import Elsewhere, Receive, ReceiveOutcome, Watch, WatchOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, ReceiveOutcome, Watch, WatchOutcome
 from quaymaster.core.values.errors import (
     InvalidSecurity,
     NotLeader,

@@ -7,9 +7,9 @@ from core.spread.support import HIGH, LOW, entry, queue
 from msgspec.structs import replace
 from pyroaring import BitMap
 
-from quaymaster.core.structures.recent_ids import top_of
-from quaymaster.core.values.commands import ALL_PARTITIONS
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.structures.ids.recent_ids import top_of
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions import tables as tables_module
 
 from .support import HALVES, PLAIN, SPLIT, Rows

@@ -13,35 +13,30 @@ from pyroaring import BitMap
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
 from quaymaster.core.spread.sends import PATIENCE_MS
-from quaymaster.core.structures.recent_ids import top_of
-from quaymaster.core.values.commands import (
-    AskIds,
-    AskMarks,
+from quaymaster.core.structures.ids.recent_ids import top_of
+from quaymaster.core.values.commands.logs import LogBounds, ResetGroup
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Command,
     CountMessages,
     Delete,
     Done,
     Elsewhere,
     EntriesOutcome,
-    IdsOutcome,
-    LogBounds,
     Peek,
     Purge,
     QueueCounts,
     Receipt,
     Receive,
     ReceiveOutcome,
-    ResetGroup,
     Send,
     SendOutcome,
-    SetQueue,
-    StagedOutcome,
-    StageMessages,
     Watch,
 )
+from quaymaster.core.values.commands.partitions import AskIds, AskMarks, IdsOutcome, SetQueue
+from quaymaster.core.values.commands.transactions import StagedOutcome, StageMessages
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import InternalFailure, NotLeader, QueueDoesNotExist, Timeout, Unreachable
-from quaymaster.core.values.queue_definitions import replace_definition
+from quaymaster.core.values.queues.queue_definitions import replace_definition
 from quaymaster.frontend.partitions.partitioned_broker import IDS_AGAIN_S, IDS_LOOK_S
 
 from .support import HALVES, PLAIN, SPLIT, Answer, Bench, run, settle, submitted

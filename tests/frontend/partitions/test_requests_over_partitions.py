@@ -14,11 +14,11 @@ from core.spread.support import HIGH, LOW, entry
 
 from frontend.admin.test_admin import administered
 from frontend.support import FakeBroker, FakeQueue, Service, serving, until
-from quaymaster.core.values import commands
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, ReceiveOutcome, Send, Watch
 from quaymaster.core.values.errors import NotLeader, QueueDoesNotExist
 from quaymaster.core.values.messages import hash_group
 from quaymaster.core.values.partition_tables import entry_of
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     PartitionPlacement,
     QueueDefinition,
     encode_queue_definition,
@@ -230,8 +230,8 @@ class Sealing:
 
     def carry_out(self, command: Any) -> Any:
         entry = entry_of(self.newer, getattr(command, "partition", -1))
-        if isinstance(command, commands.Send) and entry is not None and entry.state == "closing":
-            return commands.Elsewhere(self.newer, [None] * len(command.messages))
+        if isinstance(command, Send) and entry is not None and entry.state == "closing":
+            return Elsewhere(self.newer, [None] * len(command.messages))
         return self._carry_out(command)
 
 
@@ -314,11 +314,11 @@ async def parked(service: Service, wait_s: int) -> tuple[asyncio.Task[Any], Scri
         )
     )
     await until(lambda: broker.asked)
-    return poll, broker, broker.one(commands.Receive, 0)
+    return poll, broker, broker.one(Receive, 0)
 
 
 def next_receive(broker: ScriptedBroker) -> Callable[[], object]:
-    return lambda: any(isinstance(asked.command, commands.Receive) for asked in broker.asked)
+    return lambda: any(isinstance(asked.command, Receive) for asked in broker.asked)
 
 
 def test_a_poll_that_goes_on_waits_for_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,12 +332,12 @@ def test_a_poll_that_goes_on_waits_for_the_rest_of_its_time(monkeypatch: pytest.
             poll, broker, asked = await parked(service, 20)
 
             passed_s = 15.0
-            asked.answer(commands.Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
+            asked.answer(Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
             for _ in range(2):
                 await until(next_receive(broker))
-                broker.one(commands.Receive).answer(commands.ReceiveOutcome(3, []))
+                broker.one(Receive).answer(ReceiveOutcome(3, []))
 
-            waits_ms = [asked.command.wait_ms for asked in broker.take(commands.Watch)]  # type: ignore[union-attr]
+            waits_ms = [asked.command.wait_ms for asked in broker.take(Watch)]  # type: ignore[union-attr]
             assert all(0 < wait_ms <= 5_000 for wait_ms in waits_ms)
             assert len(waits_ms) == 2
             poll.cancel()
@@ -353,11 +353,11 @@ def test_a_poll_that_goes_on_after_its_time_asks_once_more_and_ends_empty() -> N
             (call,) = service.calls.waiting
             call.deadline_ms -= 20_000
 
-            asked.answer(commands.Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
+            asked.answer(Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
             await until(next_receive(broker))
-            broker.one(commands.Receive).answer(commands.ReceiveOutcome(3, []))
+            broker.one(Receive).answer(ReceiveOutcome(3, []))
             await until(next_receive(broker))
-            broker.one(commands.Receive).answer(commands.ReceiveOutcome(3, []))
+            broker.one(Receive).answer(ReceiveOutcome(3, []))
 
             answer = await poll
             assert (answer.status, answer.json) == (200, {})
@@ -373,7 +373,7 @@ def test_a_poll_that_goes_on_when_it_was_hurried_leaves_nothing_behind() -> None
             (call,) = service.calls.waiting
 
             call.on_hurry()
-            asked.answer(commands.Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
+            asked.answer(Elsewhere(with_table(queue, entry(0, "closing"), entry(1))))
             answer = await poll
 
             assert (answer.status, answer.json) == (200, {})

@@ -10,9 +10,7 @@ from core.spread.support import HIGH, LOW, delivered, entry, message, queue, res
 
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
-from quaymaster.core.values.commands import (
-    AbortedOutcome,
-    AbortTransaction,
+from quaymaster.core.values.commands.messages import (
     Delete,
     Elsewhere,
     EntriesOutcome,
@@ -22,8 +20,9 @@ from quaymaster.core.values.commands import (
     Send,
     SendOutcome,
 )
+from quaymaster.core.values.commands.transactions import AbortedOutcome, AbortTransaction
 from quaymaster.core.values.errors import InvalidSecurity, NotLeader, QueueDoesNotExist, Unreachable
-from quaymaster.core.values.queue_definitions import KEY_MAX
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX
 
 from .support import HALVES, PLAIN, SPLIT, Bench, run, settle, submitted
 

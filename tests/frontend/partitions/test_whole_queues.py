@@ -9,22 +9,17 @@ import pytest
 from core.spread.support import HIGH, LOW, entry, queue
 from msgspec.structs import replace
 
-from quaymaster.core.values.commands import (
-    AskPartition,
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import CountMessages, Done, Purge, QueueCounts
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    Command,
-    CountMessages,
-    Done,
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    Outcome,
-    PartitionOutcome,
-    Purge,
-    QueueCounts,
-    ResetGroup,
     StartMoveTask,
 )
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import (
     NotLeader,
     QueueDoesNotExist,
@@ -33,7 +28,7 @@ from quaymaster.core.values.errors import (
     Unreachable,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.whole_queues import divide_rate
 
 from .support import HALVES, PLAIN, SPLIT, Bench, run

@@ -12,7 +12,7 @@ from harness.usage_blocks import NOON_US
 
 from frontend.support import ACCOUNT, Client, serving_recorded
 from frontend.usage.test_usage import records_of, url
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage import recorder as recorder_module
 from quaymaster.frontend.usage.counted_refusals import COUNTED_INTERVAL_MS, OTHERS
 from quaymaster.frontend.usage.recorder import DENIALS_PER_S_MAX, DENIED, UsageRecorder

@@ -14,7 +14,7 @@ import pytest
 
 from frontend.support import FakeBroker, Service, embedded_metadata, serving_with, until
 from quaymaster.coordination.stores.memory import MemoryCoordination
-from quaymaster.core.values.commands import Send
+from quaymaster.core.values.commands.messages import Send
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
@@ -22,7 +22,7 @@ from quaymaster.frontend.usage.usage_feed import UsageFeed, ensure_pipeline_key,
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.service import MetadataService
-from quaymaster.monitoring.metrics import METRICS
+from quaymaster.monitoring.metric_table import METRICS
 from quaymaster.protocol.rpc.metadata_messages import DeleteQueue
 from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage.usage_blocks import Seal, UsageBlock, decode_block, parse_block_text

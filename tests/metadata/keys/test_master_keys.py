@@ -18,7 +18,7 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import MessageContent, encode_moved
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.keys.key_providers import (
     CombinedKeyProvider,

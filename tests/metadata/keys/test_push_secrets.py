@@ -18,7 +18,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.rows import PUSH_SECRETS, PUSH_STATES, id_text
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes

@@ -13,12 +13,9 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from metadata.support import ACCOUNT, World, run
-from quaymaster.core.values.errors import (
-    KmsDisabled,
-    Unreachable,
-)
+from quaymaster.core.values.errors import KmsDisabled, Unreachable
 from quaymaster.core.values.messages import MessageContent
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.metadata.kms.key_names import not_found
 from quaymaster.metadata.kms.key_service import GeneratedKey

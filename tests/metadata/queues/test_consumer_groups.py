@@ -17,7 +17,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import encode_queue_definition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import encode_queue_definition, replace_definition
 from quaymaster.metadata.queues import creation
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.rows import QUEUES

@@ -31,7 +31,7 @@ from quaymaster.core.values.partition_tables import (
     why_broken,
     with_children_open,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.queues.partition_changes import PartitionChanges
 from quaymaster.metadata.store.rows import QUEUES
 from quaymaster.protocol.rpc.metadata_messages import (

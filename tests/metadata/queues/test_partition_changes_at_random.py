@@ -16,7 +16,7 @@ from metadata.test_several_nodes import SlowStore
 from quaymaster.coordination.interface import Put
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.partition_tables import entry_of, in_state, is_sealed_by, taking, why_broken
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     PartitionPlacement,
     QueueDefinition,
     encode_queue_definition,

@@ -11,7 +11,7 @@ import pytest
 from metadata.fake_journals import FakeJournals
 from metadata.support import ACCOUNT, World, run
 from quaymaster.coordination.interface import Put
-from quaymaster.core.values.commands import ALL_PARTITIONS
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 from quaymaster.core.values.errors import (
     QueueIdTaken,
     QueueRevisionTaken,
@@ -25,7 +25,7 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     without,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     encode_queue_definition,
     replace_definition,

@@ -29,7 +29,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.queues.permissions import add_permission
 from quaymaster.metadata.service import MetadataService

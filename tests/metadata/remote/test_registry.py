@@ -34,7 +34,7 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.keys.key_providers import EnvironmentKeyProvider, FileKeyProvider, KeysUnusable
 from quaymaster.metadata.keys.master_keys import wrapping_key_id
 from quaymaster.metadata.options import MetadataOptions

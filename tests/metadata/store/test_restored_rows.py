@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.coordination.interface import TRANSACTION_BYTES_MAX, KeyValue, Put, check_transaction
-from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.store.restored_rows import in_transactions, rows_to_restore, unexpected_key
 from quaymaster.metadata.store.rows import PendingRow, encode_row, row_decoder
 

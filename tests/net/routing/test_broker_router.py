@@ -10,14 +10,12 @@ import pytest
 from harness.routed_cell import Cell, message, poll, run, send, until
 
 from quaymaster.core.queues.repeats import as_repeat
-from quaymaster.core.values.commands import (
-    AskMarks,
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
     CountMessages,
     Delete,
     Done,
     EntriesOutcome,
-    ForgetQueue,
     Purge,
     QueueCounts,
     Receipt,
@@ -25,10 +23,10 @@ from quaymaster.core.values.commands import (
     ReceiveOutcome,
     Send,
     SendOutcome,
-    SetQueue,
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.partitions import AskMarks, ForgetQueue, SetQueue
 from quaymaster.core.values.errors import (
     DiskFull,
     InternalFailure,
@@ -42,7 +40,7 @@ from quaymaster.core.values.errors import (
     TooFewReplicas,
     Unreachable,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.monitoring.request_ids import REQUEST_ID
 from quaymaster.net.routing import broker_routes

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from harness.routed_cell import Cell, FakeBroker, poll, run, send
 
-from quaymaster.core.values.commands import (
-    Command,
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Delete,
     Receipt,
@@ -25,6 +24,7 @@ from quaymaster.core.values.commands import (
     Send,
     SendOutcome,
 )
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import (
     DiskFull,
     InternalFailure,

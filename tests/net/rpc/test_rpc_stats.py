@@ -11,7 +11,8 @@ from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core.values.errors import ConnectionLost, NotLeader, Timeout, Unreachable
-from quaymaster.monitoring.metrics import METRICS, Metrics
+from quaymaster.monitoring.metric_table import METRICS
+from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, RPCServer
 from quaymaster.net.rpc.memory import MemoryNetwork
 from quaymaster.protocol.rpc.frames import Hello

@@ -18,7 +18,7 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions.message_rules import (
     AttributeFilter,
     CheckedMessage,

@@ -17,7 +17,7 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     TooManyEntriesInBatchRequest,
 )
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.protocol.actions import validation
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,

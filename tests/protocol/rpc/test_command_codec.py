@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.core.values import errors
-from quaymaster.core.values.commands import (
-    Command,
-    CompleteOutcome,
+from quaymaster.core.values.commands.completions import CompleteOutcome
+from quaymaster.core.values.commands.messages import (
     CountMessages,
     Done,
     EntriesOutcome,
     NewMessage,
-    Outcome,
     Peek,
     Purge,
     QueueCounts,
@@ -27,8 +25,9 @@ from quaymaster.core.values.commands import (
     Send,
     SendOutcome,
     SendResult,
-    SetQueue,
 )
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.protocol.rpc.command_codec import (
     COMMAND_VERSION,

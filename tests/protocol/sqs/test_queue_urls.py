@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
-from quaymaster.core.values.queue_names import (
-    check_group_name,
-    is_addressed_name,
-    split_group,
-)
+from quaymaster.core.values.queues.queue_names import check_group_name, is_addressed_name, split_group
 from quaymaster.protocol.sqs.queue_urls import (
     QueueAddress,
     parse_queue_path,

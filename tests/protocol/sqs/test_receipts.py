@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.core.values.commands import Receipt
+from quaymaster.core.values.commands.messages import Receipt
 from quaymaster.core.values.errors import ReceiptHandleIsInvalid
 from quaymaster.protocol.sqs.receipts import HANDLE_CHARACTERS, ReceiptHandles
 

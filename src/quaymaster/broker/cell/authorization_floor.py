@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.values.commands import Receive, Watch
+from quaymaster.core.values.commands.messages import Receive, Watch
 from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCConnection

@@ -40,10 +40,10 @@ from quaymaster.broker.cell.peer_links import PeerLinks
 from quaymaster.broker.cell.queue_watch_calls import QueueWatchCalls
 from quaymaster.broker.cell.restore_calls import RestoreCalls
 from quaymaster.broker.queue_watch import QueueWatch
-from quaymaster.broker.replica import record_repair
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
-from quaymaster.broker.replica.queue_places import FindQueue
-from quaymaster.broker.replica.record_repair import FoundRecord
+from quaymaster.broker.replica.moves.queue_places import FindQueue
+from quaymaster.broker.replica.records import record_repair
+from quaymaster.broker.replica.records.record_repair import FoundRecord
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import (
     BROKERS,
@@ -58,10 +58,11 @@ from quaymaster.coordination.noted_acts import note_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.replication.messages import Envelope
-from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.core.values.errors import NotLeader
 from quaymaster.core.values.journal_configuration import JournalConfiguration
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, RPCServer

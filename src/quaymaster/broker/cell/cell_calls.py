@@ -20,8 +20,8 @@ from quaymaster.broker.cell.authorization_floor import COMMAND, AuthorizationFlo
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.command_calls import CommandCalls
 from quaymaster.broker.cell.peer_links import REPLICATE
-from quaymaster.broker.replica import record_repair
-from quaymaster.broker.replica.record_repair import RECORD, STRETCH
+from quaymaster.broker.replica.records import record_repair
+from quaymaster.broker.replica.records.record_repair import RECORD, STRETCH
 from quaymaster.coordination.noted_acts import NotedAct, act_of_peer
 from quaymaster.core.cell.cell import BrokerReport, broker_of
 from quaymaster.core.replication.messages import Envelope

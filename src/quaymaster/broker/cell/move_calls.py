@@ -15,7 +15,8 @@ import msgspec
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.replica.journal_service import ANSWER_MS, JournalService
-from quaymaster.core.values.commands import AskGroups, GroupsOutcome, MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.net.rpc import CallHandler, IncomingCall, RPCClient
 from quaymaster.protocol.rpc.broker_calls import JOURNAL_ID
 

@@ -29,7 +29,7 @@ import msgspec
 
 from quaymaster.broker.copies.copied_journal import adopt_copy, check_copy
 from quaymaster.broker.replica.journal_service import JournalService
-from quaymaster.broker.replica.recovery import INDEX_NAME
+from quaymaster.broker.replica.records.recovery import INDEX_NAME
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalCorrupt, JournalState

@@ -15,22 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from quaymaster.broker.replica.record_bodies import Body, RecordBodies
+from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.values.commands import (
-    Command,
-    Consume,
-    Consumed,
-    Decided,
-    Delivery,
-    InternalCommand,
-    MoveMessage,
-    Outcome,
-    Receive,
-    ReceiveOutcome,
-    Taken,
-    TakenOutcome,
-)
+from quaymaster.core.values.commands.decided import Consume, Consumed, Taken, TakenOutcome
+from quaymaster.core.values.commands.messages import Delivery, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.moves import MoveMessage
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand, Outcome
 from quaymaster.core.values.errors import TooFewReplicas
 from quaymaster.net.routing.broker_client import Reply
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
-from quaymaster.broker.replica.record_bodies import log_unreadable
+from quaymaster.broker.replica.records.record_bodies import log_unreadable
 from quaymaster.broker.storage.bodies import BodyCache, message_in
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segments import RecordUnreadable
-from quaymaster.core.values.commands import FetchedOffsets, FetchOutcome
+from quaymaster.core.values.commands.decided import FetchedOffsets
+from quaymaster.core.values.commands.logs import FetchOutcome
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.routing.broker_client import Reply

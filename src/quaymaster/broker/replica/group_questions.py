@@ -4,9 +4,9 @@
                                           ▲                └─ none: it waits until messages of the parent go
                                           └── groups that are still there: asked again, and again
 
-Which groups those are is in `core/structures/held_groups`. Groups that were never asked about are asked for at once;
-those that are there, by one question at a time that waits. A parent in the same journal is asked in the same way: its
-answer waits for a commit, where a look at its state would do, but there is one way, and one set of rules.
+Which groups those are is in `core/structures/orders/held_groups`. Groups that were never asked about are asked for at
+once; those that are there, by one question at a time that waits. A parent in the same journal is asked in the same way:
+its answer waits for a commit, where a look at its state would do, but there is one way, and one set of rules.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.applied_queues import partition_key
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.held_groups import HeldGroups
-from quaymaster.core.values.commands import AskGroups, GroupsOutcome
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.held_groups import HeldGroups
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.partition_tables import entry_of
 from quaymaster.monitoring.logs import log_event, log_failure

@@ -13,18 +13,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from quaymaster.core.structures.fair_turns import FairTurns
-from quaymaster.core.values.commands import (
-    Command,
-    Complete,
-    InternalCommand,
-    MoveIn,
-    MoveMessage,
-    Send,
-    SetQueue,
-    StageMessages,
-)
+from quaymaster.core.values.commands.completions import Complete
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.moves import MoveIn, MoveMessage
+from quaymaster.core.values.commands.partitions import SetQueue
+from quaymaster.core.values.commands.transactions import StageMessages
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 from quaymaster.core.values.partition_tables import journals_of
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 TURN_COMMANDS_MAX: Final = 512
 """A turn decides so many commands, some milliseconds of work."""

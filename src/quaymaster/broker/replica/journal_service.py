@@ -17,21 +17,21 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from quaymaster.broker.replica import data_key_lists, record_repair
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
 from quaymaster.broker.replica.group_questions import GroupAnswers, GroupCarrier, GroupQuestions
 from quaymaster.broker.replica.maintenance.compaction import COMPACT_AFTER_MS, Compaction
 from quaymaster.broker.replica.maintenance.expiry import MessageExpiry
 from quaymaster.broker.replica.maintenance.snapshots import Snapshots
-from quaymaster.broker.replica.message_moves import MessageMoves
-from quaymaster.broker.replica.moves_out import MoveCarrier
+from quaymaster.broker.replica.moves.message_moves import MessageMoves
+from quaymaster.broker.replica.moves.moves_out import MoveCarrier
+from quaymaster.broker.replica.moves.queue_places import QueuePlaces
 from quaymaster.broker.replica.partition_loads import PartitionLoads
-from quaymaster.broker.replica.queue_places import QueuePlaces
-from quaymaster.broker.replica.record_bodies import Body
-from quaymaster.broker.replica.record_repair import RECORDS_MAX, FoundRecord
-from quaymaster.broker.replica.recovery import Recovered, rebuild, recover
+from quaymaster.broker.replica.records import data_key_lists, record_repair
+from quaymaster.broker.replica.records.record_bodies import Body
+from quaymaster.broker.replica.records.record_repair import RECORDS_MAX, FoundRecord
+from quaymaster.broker.replica.records.recovery import Recovered, rebuild, recover
+from quaymaster.broker.replica.records.time_file import TimeFile, read_boot
 from quaymaster.broker.replica.replica import ReplicaHost
-from quaymaster.broker.replica.time_file import TimeFile, read_boot
 from quaymaster.broker.storage.chunk_store import ChunkStore
 from quaymaster.broker.storage.disk import Disk, RealDisk, is_full
 from quaymaster.broker.storage.journal_files import JournalFiles
@@ -51,25 +51,18 @@ from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.journal import JournalReplica
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.replication.replication import TAIL_BYTES_MAX, LogReplica
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.orders.index import ChunkKeeper
 from quaymaster.core.structures.shared_bytes import SharedBytes
-from quaymaster.core.values.commands import (
-    AskGroups,
-    Command,
-    Complete,
-    CompletionDecided,
-    DeadLetter,
-    GroupsOutcome,
-    ListDataKeys,
-    MoveIn,
-    MoveInOutcome,
-    StartMoveTask,
-    WriteBarrier,
-)
+from quaymaster.core.values.commands.completions import Complete, CompletionDecided
+from quaymaster.core.values.commands.decided import DeadLetter, WriteBarrier
+from quaymaster.core.values.commands.move_tasks import StartMoveTask
+from quaymaster.core.values.commands.moves import MoveIn, MoveInOutcome
+from quaymaster.core.values.commands.partitions import AskGroups, GroupsOutcome, ListDataKeys
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import JournalStopped, NotLeader, NotNow, Overloaded, StaleEpoch, Timeout
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Batch
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import NotTakenBack, Reply, Submitted

@@ -12,13 +12,9 @@ from time import perf_counter
 from typing import Final
 
 from quaymaster.core.partition.partition_counters import PartitionCounters
-from quaymaster.core.values.commands import (
-    ALL_PARTITIONS,
-    Command,
-    InternalCommand,
-    Send,
-    StageMessages,
-)
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS, Send
+from quaymaster.core.values.commands.transactions import StageMessages
+from quaymaster.core.values.commands.unions import Command, InternalCommand
 
 COUNTED_MAX: Final = 10_000
 """With more partitions in a window the counts start again: then none of them is a large part of the load."""

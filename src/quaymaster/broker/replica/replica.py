@@ -26,7 +26,7 @@ from quaymaster.broker.replica.fetches import Fetches
 from quaymaster.broker.replica.inbox import Inbox, stores
 from quaymaster.broker.replica.measures import Measures
 from quaymaster.broker.replica.partition_loads import PartitionLoads
-from quaymaster.broker.replica.record_bodies import Body, RecordBodies
+from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
 from quaymaster.broker.replica.replies import Replies, delivery_of
 from quaymaster.broker.replica.waiters import Waiter, Waiters
 from quaymaster.broker.storage.bodies import BodyCache
@@ -36,39 +36,22 @@ from quaymaster.broker.storage.writer import JournalWriter
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.touched_partitions import TOUCHED_MAX
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.replication.effects import (
-    PersistPromise,
-    ReadLog,
-    Truncate,
-    Write,
-)
+from quaymaster.core.replication.effects import PersistPromise, ReadLog, Truncate, Write
 from quaymaster.core.replication.journal import JournalReplica, ToDo
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.structures.shared_bytes import SharedBytes
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.decided import (
     ClaimedOutcome,
-    Command,
     DeadLetter,
-    Decided,
-    Elsewhere,
     FetchedOffsets,
-    InternalCommand,
-    Outcome,
     PeekedOffsets,
-    Receive,
     SentElsewhere,
     SentOutcome,
     TakenOutcome,
-    Watch,
-    WatchOutcome,
 )
-from quaymaster.core.values.errors import (
-    DiskFull,
-    JournalStopped,
-    NotLeader,
-    NotNow,
-    Overloaded,
-)
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, Watch, WatchOutcome
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand, Outcome
+from quaymaster.core.values.errors import DiskFull, JournalStopped, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.routing.broker_client import NotTakenBack, Reply

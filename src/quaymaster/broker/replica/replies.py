@@ -7,23 +7,25 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from quaymaster.broker.replica.record_bodies import Body, RecordBodies
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
+from quaymaster.broker.replica.records.record_bodies import Body, RecordBodies
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.replication.journal import JournalReplica
-from quaymaster.core.values.commands import (
-    Delivery,
+from quaymaster.core.values.commands.decided import (
     Duplicate,
-    Elsewhere,
-    PeekedMessage,
     PeekedOffsets,
-    PeekOutcome,
-    ReceiveOutcome,
-    SendOutcome,
-    SendResult,
     SentElsewhere,
     SentOutcome,
     Taken,
     TakenOutcome,
+)
+from quaymaster.core.values.commands.messages import (
+    Delivery,
+    Elsewhere,
+    PeekedMessage,
+    PeekOutcome,
+    ReceiveOutcome,
+    SendOutcome,
+    SendResult,
 )
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.core.values.messages import message_id_of, prefix_bytes

@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.timers import round_up_to_slot_ms
-from quaymaster.core.values.commands import ANY_TABLE, Receive, ReceiveOutcome, Watch, WatchOutcome
+from quaymaster.core.values.commands.messages import Receive, ReceiveOutcome, Watch, WatchOutcome
+from quaymaster.core.values.commands.partitions import ANY_TABLE
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.routing.broker_client import Reply
 

@@ -12,7 +12,7 @@ from itertools import compress, count, islice
 from operator import gt
 from typing import TypeVar
 
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES
+from quaymaster.core.queues.record_payloads import MOVE_HEAD_BYTES
 from quaymaster.core.structures.shared_bytes import SharedBytes
 from quaymaster.core.values.messages import prefix_bytes
 from quaymaster.core.values.records import Batch, RecordType, payload_places, record_at

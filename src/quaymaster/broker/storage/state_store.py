@@ -7,7 +7,7 @@ in them is committed, because the leader's state runs ahead.
 
     key   partition key u64 (queue id << 16 | partition)
     blob  version u8 · definition length u32 · definition · partition state (core/partition/partition_snapshots)
-    meta  MessagePack: last stamp · highest ids (core/values/queue_marks)
+    meta  MessagePack: last stamp · highest ids (core/values/queues/queue_marks)
 
 To change a blob, or the partition's state in it: add a version to BLOB_VERSIONS, by the recipe in
 `core/values/formats`. Other replicas copy snapshots, so they are written in the form that all of the cell read.
@@ -30,10 +30,10 @@ from quaymaster.core.partition.partition_snapshots import (
     state_version_min,
 )
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.orders.index import ChunkKeeper
 from quaymaster.core.values.formats import FORMAT_MAX, UnknownFormat, Versions, version_in
-from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
-from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.queues.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.core.values.queues.queue_marks import QueueMarks
 
 BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 7: 6, 8: 7}
 _VERSIONS_READ = frozenset(BLOB_VERSIONS.values())

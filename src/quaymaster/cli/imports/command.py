@@ -195,7 +195,7 @@ def _queues_with_messages(
     here: SQSClient, planned: list[PlannedQueue], source_urls: dict[str, str]
 ) -> list[ImportedQueue]:
     from quaymaster.cli.imports.transfer import ImportedQueue
-    from quaymaster.core.values.attributes import LOG, RETENTION_MODE
+    from quaymaster.core.values.queues.attributes import LOG, RETENTION_MODE
 
     queues: list[ImportedQueue] = []
     for queue in planned:

@@ -23,7 +23,7 @@ from quaymaster.cli.shared.connection import ServerConnection
 from quaymaster.cli.shared.failures import CommandRefused, NoServer
 from quaymaster.core.importing.messages import DeliveredMessage, read_deliveries, split_batch
 from quaymaster.core.importing.rounds import Rounds
-from quaymaster.core.values.queue_names import is_fifo_name
+from quaymaster.core.values.queues.queue_names import is_fifo_name
 
 BATCH_MESSAGES: Final = 200
 BATCH_BYTES: Final = 1_000_000

@@ -264,7 +264,7 @@ def _options(given: UpOptions, known: ClusterRecord | None, *, is_running: bool)
 
 def _has_console(settings: Mapping[str, str]) -> bool:
     """Tell whether there is to be a console: it is installed, and the settings do not say no."""
-    from quaymaster.node.console_extra import INSTALL, missing_for_console
+    from quaymaster.node.children.console_extra import INSTALL, missing_for_console
 
     if settings.get("console") == "off":
         return False

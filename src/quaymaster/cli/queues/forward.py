@@ -25,8 +25,8 @@ from quaymaster.cli.shared.output import note
 
 if TYPE_CHECKING:
     from quaymaster.core.push.calls import PushSecrets
-    from quaymaster.core.values.attributes import Attribute
-    from quaymaster.core.values.queue_definitions import QueueDefinition
+    from quaymaster.core.values.queues.attributes import Attribute
+    from quaymaster.core.values.queues.queue_definitions import QueueDefinition
     from quaymaster.net.outbound.client import OutboundAnswer, OutboundClient
     from quaymaster.push.parts import Verified
 
@@ -82,9 +82,9 @@ def forward(
     """
     from quaymaster.cli.shared.client import SQSClient
     from quaymaster.core.push.calls import PushSecrets
-    from quaymaster.core.values import attributes
     from quaymaster.core.values.errors import CallerError
-    from quaymaster.core.values.push_rules import parse_headers
+    from quaymaster.core.values.queues import attributes
+    from quaymaster.core.values.queues.push_rules import parse_headers
     from quaymaster.protocol.webhooks.signing import parse_secret
 
     try:
@@ -128,11 +128,11 @@ def forward(
 
 def _definition(name: str, told: Mapping[str, str], push: Mapping[Attribute[Any], str]) -> QueueDefinition:
     """Return a queue as pushers know it, from what the service says of it. Raises WrongUsage."""
-    from quaymaster.core.values.attribute_rules import create_attributes
-    from quaymaster.core.values.attributes import DELIVERY_GUARANTEE, FIFO_QUEUE, QUEUE_ARN
     from quaymaster.core.values.errors import CallerError
-    from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-    from quaymaster.core.values.queue_names import QueueArn, is_fifo_name
+    from quaymaster.core.values.queues.attribute_rules import create_attributes
+    from quaymaster.core.values.queues.attributes import DELIVERY_GUARANTEE, FIFO_QUEUE, QUEUE_ARN
+    from quaymaster.core.values.queues.queue_definitions import QueueDefinition, one_partition
+    from quaymaster.core.values.queues.queue_names import QueueArn, is_fifo_name
 
     parts = told.get(QUEUE_ARN.name, "").split(":")
     if len(parts) != ARN_PARTS:

@@ -80,7 +80,7 @@ def check(
 
 def _check_stored(data: Path | None, endpoint_url: str | None, queue: str | None) -> list[Checked]:
     from quaymaster.cli.shared.client import SQSClient
-    from quaymaster.core.values.attributes import POLICY
+    from quaymaster.core.values.queues.attributes import POLICY
 
     checked = []
     with SQSClient(find_connection(data, endpoint_url)) as sqs:

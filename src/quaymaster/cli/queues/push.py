@@ -78,7 +78,7 @@ def set_push(
     if no_headers and headers_file is not None:
         raise WrongUsage("Give --headers-file or --no-headers, not both.")
     from quaymaster.cli.shared.client import SQSClient
-    from quaymaster.core.values import attributes
+    from quaymaster.core.values.queues import attributes
 
     given: dict[attributes.Attribute[Any], str | int | None] = {
         attributes.PUSH_ENDPOINT: "" if off else endpoint,

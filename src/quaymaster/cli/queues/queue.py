@@ -81,8 +81,8 @@ def create(
     as_json: options.AsJSON = False,
 ) -> None:
     """Create a queue and print its URL."""
-    from quaymaster.core.values.attributes import FIFO_QUEUE
-    from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
+    from quaymaster.core.values.queues.attributes import FIFO_QUEUE
+    from quaymaster.core.values.queues.queue_names import FIFO_SUFFIX, is_fifo_name
 
     values = options.parse_assignments(attributes or (), "attribute")
     if fifo and not is_fifo_name(name):

@@ -23,7 +23,7 @@ from quaymaster.cli.shared.failures import (
     WrongUsage,
     told_at_the_end,
 )
-from quaymaster.core.values.attributes import (
+from quaymaster.core.values.queues.attributes import (
     DELAYED_MESSAGES,
     MESSAGES_IN_FLIGHT,
     QUEUE_ARN,

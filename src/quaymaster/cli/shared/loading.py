@@ -96,7 +96,7 @@ def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
 
 def run_process(process: Coroutine[Any, Any, int]) -> None:
     """Run a process to its end, and exit with its code."""
-    from quaymaster.node.process import run_to_code
+    from quaymaster.node.children.process import run_to_code
 
     raise typer.Exit(run_to_code(process))
 

@@ -51,7 +51,7 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.net.outbound.urls import BadURL, parse_url
 from quaymaster.protocol.webhooks.signing import derived_secret, secret_text
 

@@ -24,7 +24,7 @@ from quaymaster.core.alerts.alerts import Alert, Destination, Notification
 from quaymaster.core.alerts.messages import alert_arn, message_json, message_subject, message_text
 from quaymaster.core.alerts.rules import parse_action
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from quaymaster.core.alerts.alerts import Alert
 from quaymaster.core.monitoring.queue_statistics import METRICS, STATISTICS, has_statistic
 from quaymaster.core.values.errors import InvalidParameterValue
-from quaymaster.core.values.queue_names import QueueArn, is_queue_name, parse_queue_arn
+from quaymaster.core.values.queues.queue_names import QueueArn, is_queue_name, parse_queue_arn
 
 NAME_CHARS_MAX: Final = 255
 DESCRIPTION_CHARS_MAX: Final = 1_024

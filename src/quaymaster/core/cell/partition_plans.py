@@ -19,7 +19,7 @@ import msgspec
 
 from quaymaster.core.cell.load import CALM_SHARE
 from quaymaster.core.values.partition_tables import LISTED_MAX
-from quaymaster.core.values.queue_definitions import PartitionState
+from quaymaster.core.values.queues.queue_definitions import PartitionState
 
 BUSY_MS: Final = 10_000
 """A journal that is above BUSY_SHARE for so long gives load away."""

@@ -26,7 +26,7 @@ from quaymaster.core.cell.partition_plans import (
     QueueSeen,
 )
 from quaymaster.core.values.partition_tables import in_state
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 
 DAY_MS: Final = 86_400_000
 GAP_MS: Final = 10_000

@@ -13,8 +13,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from quaymaster.core.values.attribute_rules import create_attributes
-from quaymaster.core.values.attributes import (
+from quaymaster.core.values.errors import CallerError
+from quaymaster.core.values.queues.attribute_rules import create_attributes
+from quaymaster.core.values.queues.attributes import (
     COMPUTED,
     DEDUPLICATION_WINDOW,
     KMS_KEY,
@@ -28,9 +29,8 @@ from quaymaster.core.values.attributes import (
     RETENTION_MODE,
     SETTABLE,
 )
-from quaymaster.core.values.errors import CallerError
-from quaymaster.core.values.push_rules import shown_endpoint
-from quaymaster.core.values.queue_names import QueueArn, is_fifo_name, parse_queue_arn
+from quaymaster.core.values.queues.push_rules import shown_endpoint
+from quaymaster.core.values.queues.queue_names import QueueArn, is_fifo_name, parse_queue_arn
 
 DifferenceKind = Literal["missing", "differs", "left out", "refused", "note"]
 

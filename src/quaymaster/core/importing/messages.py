@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.queue_names import GROUP_MARK, is_fifo_name
+from quaymaster.core.values.queues.queue_names import GROUP_MARK, is_fifo_name
 
 PART_MESSAGES: Final = 1_000
 PART_BYTES: Final = 1_500_000

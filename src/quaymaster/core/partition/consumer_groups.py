@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from quaymaster.core.partition.partition import DELAY_MAX_MS, Partition
-from quaymaster.core.structures.index import GroupIndex
-from quaymaster.core.structures.standard_order import StandardOrder
-from quaymaster.core.values.attributes import EARLIEST, LATEST
+from quaymaster.core.structures.orders.index import GroupIndex
+from quaymaster.core.structures.orders.standard_order import StandardOrder
 from quaymaster.core.values.errors import InvalidParameterValue
+from quaymaster.core.values.queues.attributes import EARLIEST, LATEST
 
 OFFSET: Final = "offset:"
 TIMESTAMP: Final = "timestamp:"

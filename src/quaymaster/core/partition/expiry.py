@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.values.partition_tables import share_of
-from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.queues.queue_names import split_group
 
 EXPIRED_ROWS_MAX = 4_096
 """About so many messages that were received before expire in one step."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Final
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.decided import FetchedOffsets
+from quaymaster.core.values.commands.logs import (
     Fetch,
-    FetchedOffsets,
     FetchOutcome,
     FindOffset,
     FoundOffset,

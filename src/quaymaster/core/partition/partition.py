@@ -28,22 +28,22 @@ from pyroaring import BitMap64
 from quaymaster.core.partition.partition_moves import MovesOut, PartitionMoves
 from quaymaster.core.partition.partition_totals import PartitionTotals
 from quaymaster.core.partition.staged_messages import StagedMessages
-from quaymaster.core.structures.claims import Claims, OpenClaim
 from quaymaster.core.structures.deliveries import CLAIMED_MS, RETURNED_PACKING, Attempts, InFlight, Returned
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.groups_left import GroupsLeft
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.ids.sent_ids import SentIds
+from quaymaster.core.structures.ids.settled_deliveries import BY_DELETE, SettledDeliveries
 from quaymaster.core.structures.log_sizes import LogSizes
 from quaymaster.core.structures.message_sums import NO_SHARE
+from quaymaster.core.structures.orders.claims import Claims, OpenClaim
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.groups_left import GroupsLeft
+from quaymaster.core.structures.orders.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
+from quaymaster.core.structures.orders.standard_order import StandardOrder
 from quaymaster.core.structures.rows import RowTable
-from quaymaster.core.structures.sent_ids import SentIds
 from quaymaster.core.structures.sequences import SequenceSet, end_of_run
-from quaymaster.core.structures.settled_deliveries import BY_DELETE, SettledDeliveries
-from quaymaster.core.structures.standard_order import StandardOrder
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
-from quaymaster.core.values.commands import MoveTask
-from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
+from quaymaster.core.values.commands.move_tasks import MoveTask
+from quaymaster.core.values.queues.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quaymaster.core.values.commands import NewMessage
+from quaymaster.core.values.commands.messages import NewMessage
 
 KEY_COUNTERS: Final = 16
 _KEY_SHIFT: Final = 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import QueueCounts
+from quaymaster.core.values.commands.messages import QueueCounts
 
 
 def counts_of(partition: Partition, now_ms: int) -> QueueCounts:

@@ -19,9 +19,9 @@ A sealed target takes no new numbers. All moves to it then go on to other partit
 in their order. A message of a group goes where the one of its group goes that left before it and is not settled: the
 tables that both go by may differ, their order must not.
 
-Outputs of completions (`core/partition/completion_records`) leave as numbered moves, too, also for partitions of the
-same journal. They have no sequence number, and never return: each is in a COMPLETE record, which stays until all of its
-outputs are settled.
+Outputs of completions (`core/partition/work/completion_records`) leave as numbered moves, too, also for partitions of
+the same journal. They have no sequence number, and never return: each is in a COMPLETE record, which stays until all of
+its outputs are settled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.values.formats import CellFormat, Versions
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 NUMBERED_MOVES: Versions = {1: 0, 2: 1}
 """Since which cell format messages move between journals: 0 stands for not at all."""

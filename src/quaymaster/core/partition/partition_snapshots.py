@@ -25,17 +25,17 @@ from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import PartitionMoves
 from quaymaster.core.partition.staged_messages import StagedMessages
 from quaymaster.core.partition.staged_snapshots import Parts
-from quaymaster.core.structures.claims import Claims
 from quaymaster.core.structures.deliveries import CLAIMED_MS, Attempt, InFlight, Returned
-from quaymaster.core.structures.fifo_order import FIFOOrder, GroupState
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SequenceIndex
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.ids.settled_deliveries import SettledDeliveries
 from quaymaster.core.structures.log_sizes import LogSizes, LogState
+from quaymaster.core.structures.orders.claims import Claims
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder, GroupState
+from quaymaster.core.structures.orders.index import ChunkKeeper, GroupIndex, SequenceIndex
+from quaymaster.core.structures.orders.standard_order import StandardOrder
 from quaymaster.core.structures.sequences import SequenceSet
-from quaymaster.core.structures.settled_deliveries import SettledDeliveries
-from quaymaster.core.structures.standard_order import StandardOrder
-from quaymaster.core.values.commands import MoveTask
-from quaymaster.core.values.queue_definitions import FIRST_SEQUENCE, QueueDefinition
+from quaymaster.core.values.commands.move_tasks import MoveTask
+from quaymaster.core.values.queues.queue_definitions import FIRST_SEQUENCE, QueueDefinition
 
 STATE_VERSION = 7
 STATE_VERSION_WITHOUT_SETTLED = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.attributes import Durability
+from quaymaster.core.values.queues.attributes import Durability
 from quaymaster.core.values.records import Record, RecordType
 
 

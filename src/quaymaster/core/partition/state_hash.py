@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.structures.deliveries import ATTEMPT_WINDOW_MS
-from quaymaster.core.structures.standard_order import StandardOrder
+from quaymaster.core.structures.orders.standard_order import StandardOrder
 
 _encoder = msgspec.msgpack.Encoder()
 

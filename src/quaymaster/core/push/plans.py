@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from quaymaster.core.push.flow import PushFormat, PushPlan
-from quaymaster.core.values.attributes import PUSH_SIGNING
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attributes import PUSH_SIGNING
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 
 def plan_of(definition: QueueDefinition, source_arn: str) -> PushPlan | None:

@@ -12,7 +12,8 @@ Records and what their payloads hold, all integers little-endian:
     DELETE             sequence u64 each; flag BY_RECEIVE: a receive took them (AtMostOnce)
     EXPIRE             the same, for single ones; `sequence`: every message below it has expired
     PURGE              nothing; `sequence`: every message below it is gone
-    QUEUE_SET          the definition (core/values/queue_definitions), by whose table partitions begin and are sealed;
+    QUEUE_SET          the definition (core/values/queues/queue_definitions), by whose table partitions begin
+                       and are sealed;
                        flag IS_NEW: the journal did not have the queue;
                        with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
     QUEUE_DELETE       nothing
@@ -23,9 +24,9 @@ Records and what their payloads hold, all integers little-endian:
                        with IS_DUPLICATE: outputs that are here already
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
     GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
-    STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/partition_transactions
-    CLAIM              see core/partition/applied_claims
-    COMPLETE           see core/partition/completion_records
+    STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/work/partition_transactions
+    CLAIM              see core/partition/work/applied_claims
+    COMPLETE           see core/partition/work/completion_records
 
 What a SEND, commit, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow
 (`core/partition/partition`). A new group starts where the leader said, and has the messages up to an end: others it is
@@ -36,15 +37,19 @@ A message that came by a numbered move is a MOVE too, whose wrapper has the numb
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-import msgspec
-
-from quaymaster.core.partition.applied_claims import (
+from quaymaster.core.partition.consumer_groups import begin_group, follow, follow_send, reset_group
+from quaymaster.core.partition.open_stages import OpenStages
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_moves import OpenMove
+from quaymaster.core.partition.running_tasks import RunningTasks
+from quaymaster.core.partition.state_hash import partition_hash
+from quaymaster.core.partition.touched_partitions import TouchedPartitions
+from quaymaster.core.partition.work.applied_claims import (
     ClaimStep,
     apply_broken,
     apply_forgotten,
@@ -54,38 +59,50 @@ from quaymaster.core.partition.applied_claims import (
     opened_consumer,
     split_claim,
 )
-from quaymaster.core.partition.applied_moves import (
+from quaymaster.core.partition.work.applied_moves import (
     apply_move_end,
     apply_move_out,
     apply_move_withdrawn,
     opened_moves,
 )
-from quaymaster.core.partition.completion_records import apply_completion, split_completion
-from quaymaster.core.partition.consumer_groups import begin_group, follow, follow_send, reset_group
-from quaymaster.core.partition.open_stages import OpenStages
-from quaymaster.core.partition.partition import Partition
-from quaymaster.core.partition.partition_moves import OpenMove
-from quaymaster.core.partition.partition_transactions import (
+from quaymaster.core.partition.work.completion_records import apply_completion, split_completion
+from quaymaster.core.partition.work.partition_transactions import (
     ONE_DELAY,
     Committed,
     apply_commit,
     apply_stage_begin,
-    entry_of_staged,
     follow_commit,
     opened_staged,
     split_commit,
     split_transaction,
 )
-from quaymaster.core.partition.running_tasks import RunningTasks
-from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
-from quaymaster.core.partition.state_hash import partition_hash
-from quaymaster.core.partition.touched_partitions import TouchedPartitions
-from quaymaster.core.structures.claims import OpenClaim
-from quaymaster.core.structures.committed_runs import Run
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
-from quaymaster.core.structures.kept_ids import KeptMessage
-from quaymaster.core.values.commands import ALL_PARTITIONS, MoveTask
+from quaymaster.core.partition.work.slices import Slices, UnfinishedWork, Work
+from quaymaster.core.queues.record_payloads import (
+    BY_RECEIVE,
+    CHANGE,
+    ENDED,
+    GOES_ON,
+    GONE_ON,
+    HAS_ATTEMPT,
+    IS_DUPLICATE,
+    IS_NEW,
+    IS_OUTPUT,
+    MOVE_HEAD,
+    MOVE_HEAD_BYTES,
+    MOVE_OUT,
+    OTHER_END,
+    OWN_DELAY,
+    PAIR,
+    PREFIX_FLAGS,
+    SETTLED_BELOW,
+    decode_task,
+    split_queue_set,
+)
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.ids.kept_ids import KeptMessage
+from quaymaster.core.structures.orders.claims import OpenClaim
+from quaymaster.core.structures.orders.index import ChunkKeeper
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.formats import UnknownFormat
 from quaymaster.core.values.messages import (
@@ -96,67 +113,16 @@ from quaymaster.core.values.messages import (
     split_prefix,
 )
 from quaymaster.core.values.partition_tables import is_sealed_by
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     PartitionPlacement,
     QueueDefinition,
-    decode_queue_definition,
-    encode_queue_definition,
     group_definition,
 )
-from quaymaster.core.values.queue_marks import QueueMarks
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_marks import QueueMarks
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.core.values.records import HOLDING_TYPES, RecordRow, RecordType
 
-OWN_DELAY = 8
-"""Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/values/messages`'s."""
-
-HAS_ATTEMPT = 1
-"""Flag of a RECEIVE that was asked for with a ReceiveRequestAttemptId."""
-
-IS_NEW = 1
-"""Flag of a QUEUE_SET that brought a queue into the journal; without it, one that is there was changed."""
-
-HAS_STARTS = 2
-"""Flag of a QUEUE_SET of a new consumer group: it says where the group starts."""
-
-BY_RECEIVE = 1
-"""Flag of a DELETE by which a receive of a queue with AtMostOnce took its messages: no consumer deleted them."""
-
-IS_DUPLICATE = 1
-"""Flag of a MOVE_WITHDRAWN of messages that the target has already, by their deduplication ids."""
-
-GOES_ON = 1
-"""Flag of a MOVE_OUT of a message that was leaving already, for a partition that was sealed."""
-
-IS_OUTPUT = 16
-"""Flag of a MOVE of an output of a completion; the lower ones are those of a SEND."""
-
-PREFIX_FLAGS = 7
-
-PAIR = struct.Struct("<QI")
-"""Sequence and delivery count, in a RECEIVE."""
-CHANGE = struct.Struct("<IQ")
-"""Delivery count and receipt's epoch, in a CHANGE_VISIBILITY."""
-MOVE_HEAD = struct.Struct("<QQIB")
-"""Sent, first receive, delivery count and whether a task moved it, in a MOVE."""
-MOVE_HEAD_BYTES = MOVE_HEAD.size
-MOVE_OUT = struct.Struct("<QHQQB")
-"""Target's queue, partition and journal, number and whether a task moved it, in a MOVE_OUT."""
-GONE_ON = struct.Struct("<HQ")
-"""Partition and number of the move that is over, in a MOVE_OUT with GOES_ON."""
-OTHER_END = struct.Struct("<QH")
-"""Queue and partition of the other end, in a MOVE_WITHDRAWN or MOVE_END."""
-SETTLED_BELOW = struct.Struct("<Q")
-STARTS_COUNT = struct.Struct("<H")
-START = struct.Struct("<HQQ")
-"""Partition, first message that is not consumed, and end of those there are, in a QUEUE_SET."""
-ENDED = struct.Struct("<QB")
-"""Number and whether the target has taken the message, in a MOVE_END."""
-
 NO_STARTS: Mapping[int, tuple[int, int]] = {}
-
-_task_encoder = msgspec.msgpack.Encoder()
-_task_decoder = msgspec.msgpack.Decoder(MoveTask)
 
 
 def partition_key(queue_id: int, number: int) -> int:
@@ -167,11 +133,6 @@ def partition_key(queue_id: int, number: int) -> int:
 def parts_of_key(key: int) -> tuple[int, int]:
     """Return queue id and number of a partition from `partition_key`."""
     return key >> 16, key & 0xFFFF
-
-
-def encode_task(task: MoveTask) -> bytes:
-    """Return the payload of a MOVE_TASK record."""
-    return _task_encoder.encode(task)
 
 
 def count_moved(source: Partition) -> None:
@@ -692,7 +653,7 @@ class AppliedQueues:
     def _apply_task(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_task(_task_decoder.decode(payload))
+            partition.apply_task(decode_task(payload))
             self.running_tasks.note(partition.key, partition)
 
     # Queues
@@ -884,52 +845,3 @@ def _brought_up(partition: Partition, row: RecordRow) -> Partition:
     if partition.is_behind(row.time_ms):
         partition.advance(row.time_ms)
     return partition
-
-
-def join_queue_set(definition: QueueDefinition, starts: Mapping[int, tuple[int, int]]) -> bytes:
-    """Return the payload of a QUEUE_SET; with `starts` it has the flag HAS_STARTS."""
-    encoded = encode_queue_definition(definition)
-    if not starts:
-        return encoded
-    each = [START.pack(number, start, end) for number, (start, end) in starts.items()]
-    return b"".join((STARTS_COUNT.pack(len(each)), *each, encoded))
-
-
-def split_queue_set(
-    flags: int, payload: bytes | memoryview
-) -> tuple[dict[int, tuple[int, int]], QueueDefinition]:
-    """Return starts and definition of a QUEUE_SET."""
-    starts: dict[int, tuple[int, int]] = {}
-    at = 0
-    if flags & HAS_STARTS:
-        (count,) = STARTS_COUNT.unpack_from(payload)
-        at = STARTS_COUNT.size
-        for _ in range(count):
-            number, start, end = START.unpack_from(payload, at)
-            starts[number] = start, end
-            at += START.size
-    return starts, decode_queue_definition(payload[at:])
-
-
-def find_message(partition: Partition, row: RecordRow) -> tuple[int, Run | None]:
-    """Return the sequence number of the message in a record, and its run if it was staged; 0: it has none."""
-    if row.type != RecordType.STAGE:
-        return row.sequence, None
-    run = partition.staged.runs.find(row.sequence) if partition.staged is not None else None
-    return (run.sequence, run) if run is not None else (0, None)
-
-
-def entry_of_record(row: RecordRow, payload: bytes | memoryview, run: Run | None = None) -> IndexEntry:
-    """Return what the index says of a record's message. `due_ms` is `sent_ms` plus the delay.
-
-    `run`: that of a message that was staged.
-    """
-    if run is not None:
-        own_delay_ms = row.due_after_ms if row.flags & OWN_DELAY else None
-        return entry_of_staged(run, row.offset, split_prefix(row.flags, payload)[0], own_delay_ms)
-    if row.type == RecordType.MOVE:
-        sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
-        group = split_prefix(row.flags, payload[MOVE_HEAD_BYTES:])[0]
-        return IndexEntry(row.offset, sent_ms, sent_ms + row.due_after_ms, group)
-    group = split_prefix(row.flags, payload)[0]
-    return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)

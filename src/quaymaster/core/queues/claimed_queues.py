@@ -5,7 +5,7 @@ from __future__ import annotations
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.partition.slices import Slices, Work
+from quaymaster.core.partition.work.slices import Slices, Work
 from quaymaster.core.queues.claims import (
     CLAIMED_AT_ONCE_MAX,
     CLAIMED_OF_GROUPS_MAX,
@@ -24,17 +24,17 @@ from quaymaster.core.queues.claims import (
     take_over,
 )
 from quaymaster.core.queues.consumed_queues import ConsumedQueues
-from quaymaster.core.structures.claims import OpenClaim
-from quaymaster.core.values.commands import (
+from quaymaster.core.structures.orders.claims import OpenClaim
+from quaymaster.core.values.commands.claims import (
     Claim,
-    ClaimedOutcome,
     ClaimOutcome,
-    Decided,
     DescribeClaims,
     ReadClaim,
     ReleaseClaims,
     Settle,
 )
+from quaymaster.core.values.commands.decided import ClaimedOutcome
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.formats import CellFormat
 
 

@@ -1,6 +1,6 @@
 """What a leader decides about claims: messages that a consumer holds, reads again, and settles.
 
-What a claim is: `core/structures/claims`; what its records do: `core/partition/applied_claims`.
+What a claim is: `core/structures/orders/claims`; what its records do: `core/partition/work/applied_claims`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quaymaster.core.partition import slices
-from quaymaster.core.partition.applied_claims import (
+from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_totals import totals_of
+from quaymaster.core.partition.proposals import Proposal
+from quaymaster.core.partition.work import slices
+from quaymaster.core.partition.work.applied_claims import (
     ClaimStep,
     apply_broken,
     apply_forgotten,
@@ -20,12 +24,8 @@ from quaymaster.core.partition.applied_claims import (
     join_claim,
     opened_consumer,
 )
-from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.partition.partition import Partition
-from quaymaster.core.partition.partition_totals import totals_of
-from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.partition.slices import Slices, next_turn
-from quaymaster.core.structures.claims import (
+from quaymaster.core.partition.work.slices import Slices, next_turn
+from quaymaster.core.structures.orders.claims import (
     CONSUMERS_MAX,
     MESSAGES_MAX,
     OPEN_MAX,
@@ -34,20 +34,20 @@ from quaymaster.core.structures.claims import (
     OpenClaim,
 )
 from quaymaster.core.structures.timers import round_up_to_slot_ms
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.claims import (
     Claim,
     ClaimConsumerView,
     ClaimOutcome,
     ClaimsOutcome,
     ClaimView,
-    FetchedOffsets,
-    FetchOutcome,
     ReadClaim,
     ReleaseClaims,
     ReleasedOutcome,
     Settle,
     SettledOutcome,
 )
+from quaymaster.core.values.commands.decided import FetchedOffsets
+from quaymaster.core.values.commands.logs import FetchOutcome
 from quaymaster.core.values.errors import (
     ClaimIsSettled,
     ClaimNotFound,

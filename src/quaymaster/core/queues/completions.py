@@ -11,8 +11,12 @@ hold their messages; of others any, as long as the message is there. So the firs
 
 from __future__ import annotations
 
-from quaymaster.core.partition.applied_moves import opened_moves
-from quaymaster.core.partition.completion_records import (
+from quaymaster.core.partition.partition import RESETS_SHIFT, Partition
+from quaymaster.core.partition.partition_moves import OUTPUTS_MAX
+from quaymaster.core.partition.proposals import Proposal
+from quaymaster.core.partition.receipts import EXPIRED, holds, receipt_invalid
+from quaymaster.core.partition.work.applied_moves import opened_moves
+from quaymaster.core.partition.work.completion_records import (
     Completed,
     OutputPlace,
     RecordedOutput,
@@ -20,26 +24,12 @@ from quaymaster.core.partition.completion_records import (
     begin_output,
     join_completion,
 )
-from quaymaster.core.partition.partition import RESETS_SHIFT, Partition
-from quaymaster.core.partition.partition_moves import OUTPUTS_MAX
-from quaymaster.core.partition.partition_transactions import own_delay
-from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.partition.receipts import EXPIRED, holds, receipt_invalid
-from quaymaster.core.queues.applied_queues import (
-    IS_OUTPUT,
-    MOVE_HEAD,
-    OWN_DELAY,
-    parts_of_key,
-)
-from quaymaster.core.values.commands import (
-    Complete,
-    CompleteOutcome,
-    CompletionDecided,
-    MoveBegun,
-    MovedMessage,
-    Output,
-    Receipt,
-)
+from quaymaster.core.partition.work.partition_transactions import own_delay
+from quaymaster.core.queues.applied_queues import parts_of_key
+from quaymaster.core.queues.record_payloads import IS_OUTPUT, MOVE_HEAD, OWN_DELAY
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, CompletionDecided, Output
+from quaymaster.core.values.commands.messages import Receipt
+from quaymaster.core.values.commands.moves import MoveBegun, MovedMessage
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.messages import encode_moved, prefix_bytes
 from quaymaster.core.values.records import Record, RecordType

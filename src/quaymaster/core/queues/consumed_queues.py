@@ -21,44 +21,38 @@ from quaymaster.core.partition.receipts import (
     visibility_error,
     was_finished_by,
 )
-from quaymaster.core.partition.slices import Slices, Turn, Work
-from quaymaster.core.queues.applied_queues import (
-    BY_RECEIVE,
-    CHANGE,
-    HAS_ATTEMPT,
-    PAIR,
-    AppliedQueues,
-    partition_key,
-)
+from quaymaster.core.partition.work.slices import Slices, Turn, Work
+from quaymaster.core.queues.applied_queues import AppliedQueues, partition_key
+from quaymaster.core.queues.record_payloads import BY_RECEIVE, CHANGE, HAS_ATTEMPT, PAIR
 from quaymaster.core.queues.transactions import expire_transactions
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.groups_left import GroupsLeft
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.groups_left import GroupsLeft
+from quaymaster.core.structures.orders.index import ChunkKeeper
 from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
-from quaymaster.core.values.commands import (
-    ANY_TABLE,
-    AskGroups,
-    ChangeVisibility,
+from quaymaster.core.values.commands.decided import (
     Consume,
     Consumed,
     DeadLetter,
-    Decided,
+    ExpireMessages,
+    Taken,
+    TakenOutcome,
+)
+from quaymaster.core.values.commands.messages import (
+    ChangeVisibility,
     Delete,
     Done,
     Elsewhere,
     EntriesOutcome,
-    ExpireMessages,
-    GroupsOutcome,
     Receive,
-    Taken,
-    TakenOutcome,
     Watch,
     WatchOutcome,
 )
+from quaymaster.core.values.commands.partitions import ANY_TABLE, AskGroups, GroupsOutcome
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
 from quaymaster.core.values.partition_tables import parents_of
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100

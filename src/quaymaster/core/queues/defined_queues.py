@@ -7,23 +7,21 @@ import msgspec
 from quaymaster.core.partition.consumer_groups import check_start, find_start, reset_group
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.queues.applied_queues import HAS_STARTS, IS_NEW, AppliedQueues, join_queue_set
-from quaymaster.core.values.attributes import EARLIEST, GROUP_START
-from quaymaster.core.values.commands import (
+from quaymaster.core.queues.applied_queues import AppliedQueues
+from quaymaster.core.queues.record_payloads import HAS_STARTS, IS_NEW, join_queue_set
+from quaymaster.core.values.commands.logs import ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import Done, Elsewhere
+from quaymaster.core.values.commands.partitions import (
     AskIds,
     AskMarks,
     AskPartition,
-    Decided,
-    Done,
-    Elsewhere,
     ForgetQueue,
     IdsOutcome,
     MarksOutcome,
     PartitionOutcome,
-    ResetGroup,
-    SetGroupOffset,
     SetQueue,
 )
+from quaymaster.core.values.commands.unions import Decided
 from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
@@ -35,9 +33,10 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
 from quaymaster.core.values.partition_tables import is_newer_table, journals_of
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
-from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
-from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.queues.attributes import EARLIEST, GROUP_START
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, identity_of
+from quaymaster.core.values.queues.queue_names import split_group
 from quaymaster.core.values.records import Record, RecordType
 
 GROUPS_MAX = 100

@@ -18,8 +18,8 @@ import msgspec
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.queues.applied_queues import encode_task
-from quaymaster.core.values.commands import (
+from quaymaster.core.queues.record_payloads import encode_task
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
     FinishMoveTask,
     MoveTask,

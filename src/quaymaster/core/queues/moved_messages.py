@@ -16,13 +16,15 @@ from array import array
 from collections.abc import Callable, Collection
 from typing import Final
 
-from quaymaster.core.partition.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
 from quaymaster.core.partition.consumer_groups import follow_send
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_moves import AWAY_MAX, MovesOut, OpenMove
 from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.queues.applied_queues import (
+from quaymaster.core.partition.work.applied_moves import apply_move_out, apply_move_withdrawn, opened_moves
+from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
+from quaymaster.core.queues.completions import record_of_output
+from quaymaster.core.queues.record_payloads import (
     GOES_ON,
     GONE_ON,
     IS_DUPLICATE,
@@ -33,17 +35,14 @@ from quaymaster.core.queues.applied_queues import (
     OWN_DELAY,
     PREFIX_FLAGS,
     SETTLED_BELOW,
-    partition_key,
-    parts_of_key,
 )
-from quaymaster.core.queues.completions import record_of_output
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.kept_ids import KeptMessage
-from quaymaster.core.values.commands import MoveBegun, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
+from quaymaster.core.structures.ids.kept_ids import KeptMessage
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.values.commands.moves import MoveBegun, MovedMessage, MoveIn, MoveInOutcome, MoveMessage
 from quaymaster.core.values.errors import NotNow, Overloaded
 from quaymaster.core.values.messages import encode_moved, message_id_of, prefix_bytes, split_prefix
 from quaymaster.core.values.partition_tables import taking
-from quaymaster.core.values.queue_definitions import KEY_MAX, PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import KEY_MAX, PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
 SPREAD: Final = 0x9E37_79B9_7F4A_7C15

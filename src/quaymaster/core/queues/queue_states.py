@@ -17,16 +17,9 @@ from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.partition.partition_counts import counts_of
 from quaymaster.core.partition.partition_totals import totals_of
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
-from quaymaster.core.partition.slices import Slices, Turn, Work
 from quaymaster.core.partition.staged_messages import Stage
-from quaymaster.core.queues.applied_queues import (
-    ENDED,
-    OTHER_END,
-    OWN_DELAY,
-    count_moved,
-    partition_key,
-    parts_of_key,
-)
+from quaymaster.core.partition.work.slices import Slices, Turn, Work
+from quaymaster.core.queues.applied_queues import count_moved, partition_key, parts_of_key
 from quaymaster.core.queues.claimed_queues import ClaimedQueues
 from quaymaster.core.queues.completions import complete
 from quaymaster.core.queues.defined_queues import DefinedQueues
@@ -50,6 +43,7 @@ from quaymaster.core.queues.moved_messages import (
     store_moved,
     take_in,
 )
+from quaymaster.core.queues.record_payloads import ENDED, OTHER_END, OWN_DELAY
 from quaymaster.core.queues.transactions import (
     abort_transaction,
     check_begins_no_stage,
@@ -63,79 +57,71 @@ from quaymaster.core.queues.transactions import (
     stage_to_send,
     stages_to_commit,
 )
-from quaymaster.core.structures.fifo_order import FIFOOrder
-from quaymaster.core.structures.id_limits import ID_LIMITS, IdLimits
-from quaymaster.core.structures.index import ChunkKeeper
-from quaymaster.core.structures.kept_ids import KeptMessage
-from quaymaster.core.structures.recent_marks import RecentMarks
+from quaymaster.core.structures.ids.id_limits import ID_LIMITS, IdLimits
+from quaymaster.core.structures.ids.kept_ids import KeptMessage
+from quaymaster.core.structures.ids.recent_marks import RecentMarks
+from quaymaster.core.structures.orders.fifo_order import FIFOOrder
+from quaymaster.core.structures.orders.index import ChunkKeeper
 from quaymaster.core.structures.timers import round_up_to_slot_ms
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    AskGroups,
-    AskIds,
-    AskMarks,
-    AskPartition,
-    CancelMoveTask,
-    ChangeVisibility,
-    Claim,
-    Command,
-    CommitTransaction,
-    Complete,
+from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
+from quaymaster.core.values.commands.completions import Complete
+from quaymaster.core.values.commands.decided import (
     Consume,
-    CountMessages,
-    Decided,
-    Delete,
-    DescribeClaims,
-    Done,
     Duplicate,
-    Elsewhere,
-    EndMoves,
     ExpireMessages,
-    Fetch,
-    FindOffset,
+    PeekedOffsets,
+    SentElsewhere,
+    SentOutcome,
+    Taken,
+    WriteBarrier,
+)
+from quaymaster.core.values.commands.logs import Fetch, FindOffset, LogBounds, ResetGroup, SetGroupOffset
+from quaymaster.core.values.commands.messages import (
+    ChangeVisibility,
+    CountMessages,
+    Delete,
+    Done,
+    Elsewhere,
+    Peek,
+    Purge,
+    Receive,
+    Send,
+    SendResult,
+    Watch,
+)
+from quaymaster.core.values.commands.move_tasks import (
+    CancelMoveTask,
     FinishMoveTask,
-    ForgetQueue,
-    InternalCommand,
-    ListDataKeys,
     ListMoveTasks,
-    LogBounds,
+    MoveTask,
+    MoveTasksOutcome,
+    StartMoveTask,
+    TakeForMove,
+    TakenForTask,
+)
+from quaymaster.core.values.commands.moves import (
+    EndMoves,
     MoveBegun,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
     MovesGoOn,
-    MoveTask,
-    MoveTasksOutcome,
-    Peek,
-    PeekedOffsets,
-    Purge,
-    ReadClaim,
-    Receive,
-    ReleaseClaims,
-    ResetGroup,
-    Send,
-    SendResult,
-    SentElsewhere,
-    SentOutcome,
-    SetGroupOffset,
+)
+from quaymaster.core.values.commands.partitions import (
+    AskGroups,
+    AskIds,
+    AskMarks,
+    AskPartition,
+    ForgetQueue,
+    ListDataKeys,
     SetQueue,
-    Settle,
-    StageMessages,
-    StartMoveTask,
-    TakeForMove,
-    Taken,
-    TakenForTask,
-    Watch,
-    WriteBarrier,
 )
-from quaymaster.core.values.errors import (
-    NotNow,
-    OverLimit,
-    UnsupportedOperation,
-)
+from quaymaster.core.values.commands.transactions import AbortTransaction, CommitTransaction, StageMessages
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
+from quaymaster.core.values.errors import NotNow, OverLimit, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY, CellFormat
 from quaymaster.core.values.queue_counts import sum_counts
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
 
 ACTIVE_TASKS_MAX = 100

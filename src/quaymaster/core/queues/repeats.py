@@ -7,45 +7,40 @@ from __future__ import annotations
 
 import msgspec
 
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    AskIds,
-    AskMarks,
-    AskPartition,
+from quaymaster.core.values.commands.claims import Claim, DescribeClaims, ReadClaim, ReleaseClaims, Settle
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome
+from quaymaster.core.values.commands.logs import Fetch, FindOffset, LogBounds, SetGroupOffset
+from quaymaster.core.values.commands.messages import (
     ChangeVisibility,
-    Claim,
-    Command,
-    CommittedOutcome,
-    CommitTransaction,
-    Complete,
-    CompleteOutcome,
     CountMessages,
     Delete,
-    DescribeClaims,
     Elsewhere,
     EntriesOutcome,
-    Fetch,
-    FindOffset,
-    ForgetQueue,
-    ListDataKeys,
-    ListMoveTasks,
-    LogBounds,
     NewMessage,
-    Outcome,
     Peek,
-    ReadClaim,
     Receive,
-    ReleaseClaims,
     Send,
     SendOutcome,
     SendResult,
-    SetGroupOffset,
-    SetQueue,
-    Settle,
-    StagedOutcome,
-    StageMessages,
     Watch,
 )
+from quaymaster.core.values.commands.move_tasks import ListMoveTasks
+from quaymaster.core.values.commands.partitions import (
+    AskIds,
+    AskMarks,
+    AskPartition,
+    ForgetQueue,
+    ListDataKeys,
+    SetQueue,
+)
+from quaymaster.core.values.commands.transactions import (
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import Timeout
 
 _REPEATABLE = (

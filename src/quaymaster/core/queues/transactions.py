@@ -10,21 +10,9 @@ from struct import iter_unpack
 
 from pyroaring import BitMap
 
-from quaymaster.core.partition import slices
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.partition_totals import totals_of
-from quaymaster.core.partition.partition_transactions import (
-    ONE_DELAY,
-    Committed,
-    apply_commit,
-    apply_stage_begin,
-    follow_commit,
-    join_commit,
-    join_transaction,
-    opened_staged,
-)
 from quaymaster.core.partition.proposals import Proposal
-from quaymaster.core.partition.slices import Slices, next_turn
 from quaymaster.core.partition.staged_messages import (
     OPEN_MESSAGES_MAX,
     OPEN_STAGES_MAX,
@@ -38,14 +26,26 @@ from quaymaster.core.partition.staged_messages import (
     Transaction,
     place_of,
 )
-from quaymaster.core.queues.applied_queues import OWN_DELAY
-from quaymaster.core.structures.recent_ids import ID_BYTES
-from quaymaster.core.values.commands import (
+from quaymaster.core.partition.work import slices
+from quaymaster.core.partition.work.partition_transactions import (
+    ONE_DELAY,
+    Committed,
+    apply_commit,
+    apply_stage_begin,
+    follow_commit,
+    join_commit,
+    join_transaction,
+    opened_staged,
+)
+from quaymaster.core.partition.work.slices import Slices, next_turn
+from quaymaster.core.queues.record_payloads import OWN_DELAY
+from quaymaster.core.structures.ids.recent_ids import ID_BYTES
+from quaymaster.core.values.commands.messages import NewMessage
+from quaymaster.core.values.commands.transactions import (
     AbortedOutcome,
     AbortTransaction,
     CommittedOutcome,
     CommitTransaction,
-    NewMessage,
     StagedOutcome,
     StageMessages,
 )

@@ -28,19 +28,14 @@ import msgspec
 
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.partition.proposals import Proposal, Wait
-from quaymaster.core.partition.slices import Work
+from quaymaster.core.partition.work.slices import Work
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.replication.effects import LogOperation, ReadLog, Write
 from quaymaster.core.replication.messages import Envelope, Message
 from quaymaster.core.replication.replication import LogReplica, Role
-from quaymaster.core.values.commands import (
-    Command,
-    CountMessages,
-    Decided,
-    InternalCommand,
-    ListMoveTasks,
-    Peek,
-)
+from quaymaster.core.values.commands.messages import CountMessages, Peek
+from quaymaster.core.values.commands.move_tasks import ListMoveTasks
+from quaymaster.core.values.commands.unions import Command, Decided, InternalCommand
 from quaymaster.core.values.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.journal_configuration import JournalConfiguration

@@ -5,9 +5,10 @@ from __future__ import annotations
 from quaymaster.core.partition.receipts import receipt_invalid
 from quaymaster.core.queues.completions import GONE
 from quaymaster.core.spread.parts import Part
-from quaymaster.core.values.commands import Complete, CompleteOutcome, Outcome
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.partition_tables import entry_of
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 
 class SpreadCompletion:

@@ -12,10 +12,11 @@ import msgspec
 
 from quaymaster.core.partition.receipts import EXPIRED, NOT_AVAILABLE, receipt_invalid
 from quaymaster.core.spread.parts import SEVERAL, Part
-from quaymaster.core.values.commands import ChangeVisibility, Delete, EntriesOutcome, Outcome, Receipt
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, EntriesOutcome, Receipt
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.partition_tables import entry_of, is_read
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 
 class HandledEntries(msgspec.Struct, gc=False):

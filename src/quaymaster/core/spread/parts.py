@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import Unreachable
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 SEVERAL: Final = -2
 """The partition of commands that concern a queue of several: they are spread before they go to brokers."""

@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.spread.parts import Part
-from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, ReceiveOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import (
     ConnectionLost,
     JournalStopped,
@@ -29,7 +30,7 @@ from quaymaster.core.values.errors import (
     Timeout,
 )
 from quaymaster.core.values.partition_tables import entry_of, is_read, read_partitions
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 _UNKNOWN: Final = (Timeout, ConnectionLost, StaleEpoch, JournalStopped)
 """Errors after which what was asked may have happened."""

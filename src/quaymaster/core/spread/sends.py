@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.spread.parts import Part, partitions_are_changing
-from quaymaster.core.values.commands import Elsewhere, NewMessage, Outcome, Send, SendOutcome, SendResult
+from quaymaster.core.values.commands.messages import Elsewhere, NewMessage, Send, SendOutcome, SendResult
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import NotNow, Timeout
 from quaymaster.core.values.partition_tables import in_state, taking
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 ATTEMPTS_MAX: Final = 5
 """So often a message is brought to a partition: each attempt but the last meets one that was sealed meanwhile."""

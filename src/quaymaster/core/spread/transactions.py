@@ -12,16 +12,12 @@ import msgspec
 import xxhash
 
 from quaymaster.core.spread.parts import Part, partitions_are_changing
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    CommitTransaction,
-    Elsewhere,
-    Outcome,
-    StageMessages,
-)
+from quaymaster.core.values.commands.messages import Elsewhere
+from quaymaster.core.values.commands.transactions import AbortTransaction, CommitTransaction, StageMessages
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import UnsupportedOperation
 from quaymaster.core.values.partition_tables import has_key, in_state
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 TransactionCommand = StageMessages | CommitTransaction | AbortTransaction
 

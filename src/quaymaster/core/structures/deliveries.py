@@ -17,7 +17,8 @@ from quaymaster.core.structures.rows import Packing, RowTable
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
 CLAIMED_MS: Final = 1 << 62
-"""The deadline of a message of a claim: it comes back with the claim (`core/structures/claims`), not by itself."""
+"""The deadline of a message of a claim: it comes back with the claim (`core/structures/orders/claims`), not by
+itself."""
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.partition_tables import in_state, with_state, without
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 
 REMOVED_MS: Final = 15 * 86_400_000
 """A drained partition is listed until so long after its seal: nothing asks for its old moves and batches then."""

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.commands import ALL_PARTITIONS
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     FIRST_SEQUENCE,
     KEY_MAX,
     PartitionPlacement,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quaymaster.core.values.commands import QueueCounts
+from quaymaster.core.values.commands.messages import QueueCounts
 
 
 def sum_counts(each: Sequence[QueueCounts], *, sends: int = 0, deletions: int = 0) -> QueueCounts:

@@ -5,7 +5,7 @@ What is claimed is read in columns, as a log is: `log_actions`.
 
 from __future__ import annotations
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.claims import (
     Claim,
     ClaimOutcome,
     ClaimsOutcome,

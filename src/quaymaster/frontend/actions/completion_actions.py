@@ -13,17 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quaymaster.core.spread.sends import key_of
-from quaymaster.core.values.commands import (
-    Command,
-    Complete,
-    CompleteOutcome,
-    Outcome,
-    Output,
-    Send,
-)
+from quaymaster.core.values.commands.completions import Complete, CompleteOutcome, Output
+from quaymaster.core.values.commands.messages import Send
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue, NotNow
 from quaymaster.core.values.partition_tables import taking
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.message_actions import (
     RenderSent,
     hex_or_none,

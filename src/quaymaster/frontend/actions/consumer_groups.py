@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from quaymaster.core.values.errors import GroupTakenOver, Overloaded, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import group_name
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import group_name
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, TagQueue

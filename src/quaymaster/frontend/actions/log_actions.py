@@ -12,14 +12,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from quaymaster.core.values.commands import (
-    FindOffset,
-    FoundOffset,
-    SetGroupOffset,
-)
+from quaymaster.core.values.commands.logs import FindOffset, FoundOffset, SetGroupOffset
 from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
 from quaymaster.core.values.partition_tables import described_partitions, end_of_drained, in_state
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.logs.built_blocks import (

@@ -16,26 +16,21 @@ from typing import Final, Protocol
 
 from quaymaster.core.spread.entries import HandledEntries
 from quaymaster.core.spread.parts import SEVERAL
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import (
     QUEUE_DEFAULT,
     RECEIPT_HANDLE_PLACEHOLDER,
     ChangeVisibility,
     Delete,
     Delivery,
     EntriesOutcome,
-    Outcome,
     Receive,
     ReceiveOutcome,
     Send,
     SendOutcome,
     SendResult,
 )
-from quaymaster.core.values.errors import (
-    CallerError,
-    InvalidParameterValue,
-    NotNow,
-    ReceiptHandleIsInvalid,
-)
+from quaymaster.core.values.commands.unions import Outcome
+from quaymaster.core.values.errors import CallerError, InvalidParameterValue, NotNow, ReceiptHandleIsInvalid
 from quaymaster.core.values.messages import (
     MessageContent,
     StoredMessage,
@@ -44,7 +39,7 @@ from quaymaster.core.values.messages import (
     hash_attempt,
     prefix_bytes,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.message_preparation import MessagePreparation, Prepared, SentMessage
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.partitions.partitioned_broker import SubmittedCommand

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.commands import QUEUE_DEFAULT, NewMessage
+from quaymaster.core.values.commands.messages import QUEUE_DEFAULT, NewMessage
 from quaymaster.core.values.messages import (
     MessageContent,
     hash_dedup,
@@ -23,7 +23,7 @@ from quaymaster.core.values.messages import (
     join_payload,
     retry_hash_prefix,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import Call
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.protocol.actions import message_rules, transaction_shapes

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
     ListMoveTasks,
     MoveTask,
@@ -17,7 +17,7 @@ from quaymaster.core.values.commands import (
     StartMoveTask,
 )
 from quaymaster.core.values.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
 from quaymaster.protocol.actions import validation

@@ -12,8 +12,12 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
-from quaymaster.core.values.attribute_rules import check_attribute_names
-from quaymaster.core.values.attributes import (
+from quaymaster.core.values.commands.messages import CountMessages, Purge, QueueCounts
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
+from quaymaster.core.values.commands.unions import Command
+from quaymaster.core.values.errors import MissingParameter, NotNow, QueueDoesNotExist, UnsupportedOperation
+from quaymaster.core.values.queues.attribute_rules import check_attribute_names
+from quaymaster.core.values.queues.attributes import (
     COMPUTED,
     EFFECTIVE_LIMITS,
     LATEST,
@@ -21,17 +25,8 @@ from quaymaster.core.values.attributes import (
     SETTABLE,
     QueueFacts,
 )
-from quaymaster.core.values.commands import (
-    AskPartition,
-    Command,
-    CountMessages,
-    PartitionOutcome,
-    Purge,
-    QueueCounts,
-)
-from quaymaster.core.values.errors import MissingParameter, NotNow, QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import split_group
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
 from quaymaster.protocol.actions import permission_rules, validation

@@ -21,8 +21,8 @@ from quaymaster.core.access.principals import Requester
 from quaymaster.core.values.errors import AccessDenied
 from quaymaster.core.values.sts_errors import InvalidIdentityToken
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.issuer_keys import IssuerInForce, IssuerKeys
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.callers.issuer_keys import IssuerInForce, IssuerKeys
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.protocol.sts import shapes
 from quaymaster.protocol.sts.validation import RoleAsked, check_duration_of_role, session_seconds
 from quaymaster.protocol.tokens.session_tokens import SessionContent, packed_policy_percent

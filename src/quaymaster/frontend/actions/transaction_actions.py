@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from quaymaster.core.values.commands import (
+from quaymaster.core.values.commands.messages import NewMessage
+from quaymaster.core.values.commands.transactions import (
     AbortedOutcome,
     AbortTransaction,
     CommittedOutcome,
     CommitTransaction,
-    NewMessage,
     StageCount,
     StagedOutcome,
     StageMessages,

@@ -17,36 +17,36 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.access.authorization import Floor
 from quaymaster.frontend.actions.monitoring_actions import AsksConsole
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
-from quaymaster.frontend.admin.access_trial import AccessTrial
-from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
+from quaymaster.frontend.admin.accounts.access_trial import AccessTrial
+from quaymaster.frontend.admin.accounts.account_admin import AccountAdmin, AccountService
+from quaymaster.frontend.admin.accounts.identity_admin import IdentityAdmin, IdentityService
+from quaymaster.frontend.admin.accounts.issuer_admin import IssuerAdmin, IssuerService
+from quaymaster.frontend.admin.accounts.kms_admin import KMSAdmin, LocalKeyService
+from quaymaster.frontend.admin.accounts.limit_admin import LimitAdmin, LimitService
+from quaymaster.frontend.admin.accounts.own_admin import OwnAdmin
+from quaymaster.frontend.admin.accounts.policy_admin import PolicyAdmin
+from quaymaster.frontend.admin.accounts.sign_in_admin import Links, SignInAdmin
 from quaymaster.frontend.admin.admin_calls import AdminRoute
 from quaymaster.frontend.admin.api import AdminAPI, WaitForFrontEnds, no_others
 from quaymaster.frontend.admin.console_admin import ConsoleAdmin
-from quaymaster.frontend.admin.identity_admin import IdentityAdmin, IdentityService
-from quaymaster.frontend.admin.issuer_admin import IssuerAdmin, IssuerService
-from quaymaster.frontend.admin.kms_admin import KMSAdmin, LocalKeyService
-from quaymaster.frontend.admin.limit_admin import LimitAdmin, LimitService
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization, OwnerAuthorization
-from quaymaster.frontend.admin.own_admin import OwnAdmin
-from quaymaster.frontend.admin.partition_admin import PartitionAdmin
-from quaymaster.frontend.admin.policy_admin import PolicyAdmin
-from quaymaster.frontend.admin.push_admin import (
+from quaymaster.frontend.admin.queues.partition_admin import PartitionAdmin
+from quaymaster.frontend.admin.queues.push_admin import (
     PushAdmin,
     PushSecretService,
     PushStateService,
     TestsPush,
 )
-from quaymaster.frontend.admin.queue_admin import QueueAdmin
+from quaymaster.frontend.admin.queues.queue_admin import QueueAdmin
 from quaymaster.frontend.admin.server_admin import Operations, ServerAdmin, ServerKeys
-from quaymaster.frontend.admin.sign_in_admin import Links, SignInAdmin
-from quaymaster.frontend.authentication import FindSession, Signed
-from quaymaster.frontend.authorization import Floor
-from quaymaster.frontend.key_uses import KeyUses
-from quaymaster.frontend.standing import Enforced, Standing
+from quaymaster.frontend.callers.authentication import FindSession, Signed
+from quaymaster.frontend.callers.key_uses import KeyUses
+from quaymaster.frontend.callers.standing import Enforced, Standing
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.messaging.encryption import MessageCipher

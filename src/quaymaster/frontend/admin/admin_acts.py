@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.principal import Principal
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage.recorder import RecordedTimes, UsageRecorder, bounded_json
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.http.message import HTTPRequest

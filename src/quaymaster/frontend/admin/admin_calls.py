@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quaymaster.frontend.principal import Principal
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.net.http.message import HTTPRequest
 
 

@@ -26,18 +26,18 @@ from quaymaster.core.values.errors import (
     Overloaded,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.access.authorization import Floor
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute, Routes
 from quaymaster.frontend.admin.console_admin import RefusedByConsole
 from quaymaster.frontend.admin.operator_authorization import OperatorAuthorization
 from quaymaster.frontend.admin.sign_in_attempts import SignInAttempts
-from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
-from quaymaster.frontend.authorization import Floor
 from quaymaster.frontend.call import NOBODY
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.standing import Standing
-from quaymaster.frontend.unsigned_actions import Charged
+from quaymaster.frontend.callers.authentication import Signed, Unjudged, too_many_connections
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.standing import Standing
+from quaymaster.frontend.callers.unsigned_actions import Charged
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.http.message import HTTPRequest

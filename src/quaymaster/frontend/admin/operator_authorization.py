@@ -17,9 +17,9 @@ from collections.abc import Callable
 from quaymaster.core.access.operations import ADMIN_SERVICE, OPERATION_NAMES, Operation
 from quaymaster.core.access.statements import AccessRequest
 from quaymaster.core.values.errors import AccessDenied
-from quaymaster.frontend.authorization import check_identity
-from quaymaster.frontend.principal import Principal
-from quaymaster.frontend.request_keys import RequestKeys
+from quaymaster.frontend.access.authorization import check_identity
+from quaymaster.frontend.callers.principal import Principal
+from quaymaster.frontend.callers.request_keys import RequestKeys
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.admin.operation import AdminOperation
 

@@ -10,7 +10,7 @@ import msgspec
 
 from quaymaster import __version__
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
-from quaymaster.frontend.admin.account_admin import AccountService
+from quaymaster.frontend.admin.accounts.account_admin import AccountService
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.monitoring.health import Health

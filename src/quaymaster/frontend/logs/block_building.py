@@ -19,7 +19,7 @@ from typing import Final
 
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.partition_tables import read_partitions
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.logs.built_blocks import BLOCK_COLUMNS, BlockPlace, BuiltBlocks, build_block
 from quaymaster.frontend.logs.log_ends import LogEnds
 from quaymaster.frontend.logs.log_reader import LogReader

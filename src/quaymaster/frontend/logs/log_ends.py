@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from quaymaster.core.values.commands import LogBounds, LogBoundsOutcome
+from quaymaster.core.values.commands.logs import LogBounds, LogBoundsOutcome
 from quaymaster.core.values.partition_tables import end_of_drained
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 
 

@@ -20,7 +20,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.values.commands import ClaimOutcome, Fetch, FetchOutcome, ReadClaim
+from quaymaster.core.values.commands.claims import ClaimOutcome, ReadClaim
+from quaymaster.core.values.commands.logs import Fetch, FetchOutcome
 from quaymaster.core.values.errors import (
     CallerError,
     ClaimIsBroken,
@@ -29,7 +30,7 @@ from quaymaster.core.values.errors import (
     NotNow,
 )
 from quaymaster.core.values.messages import UnknownMessageFormat, message_id_of
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.logs.opening import Piece, keys_for
 from quaymaster.frontend.logs.opening_pool import OpeningPool
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, OpenedMessages

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 FORGOTTEN_AFTER_S: Final = 3600.0
 LOGS_MAX: Final = 1_000

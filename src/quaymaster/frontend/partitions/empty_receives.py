@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quaymaster.core.values.commands import Outcome, ReceiveOutcome
+from quaymaster.core.values.commands.messages import ReceiveOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.net.routing.broker_client import Reply
 
 

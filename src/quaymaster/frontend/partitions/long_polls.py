@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.spread.receives import SpreadReceive, may_have_lost
-from quaymaster.core.values.commands import Elsewhere, Outcome, Receive, ReceiveOutcome, Watch, WatchOutcome
+from quaymaster.core.values.commands.messages import Elsewhere, Receive, ReceiveOutcome, Watch, WatchOutcome
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import CallerError, NotNow, OverLimit, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import read_partitions
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.spread_call import SpreadCall
 from quaymaster.frontend.partitions.tables import PartitionTables

@@ -19,24 +19,14 @@ from quaymaster.core.spread.parts import SEVERAL, Spread
 from quaymaster.core.spread.receives import SpreadReceive
 from quaymaster.core.spread.sends import PeerSend, SpreadSend
 from quaymaster.core.spread.transactions import SpreadTransaction
-from quaymaster.core.values.commands import (
-    AbortTransaction,
-    AskIds,
-    ChangeVisibility,
-    Command,
-    CommitTransaction,
-    Complete,
-    Delete,
-    Elsewhere,
-    IdsOutcome,
-    Outcome,
-    Receive,
-    Send,
-    StageMessages,
-)
+from quaymaster.core.values.commands.completions import Complete
+from quaymaster.core.values.commands.messages import ChangeVisibility, Delete, Elsewhere, Receive, Send
+from quaymaster.core.values.commands.partitions import AskIds, IdsOutcome
+from quaymaster.core.values.commands.transactions import AbortTransaction, CommitTransaction, StageMessages
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.partition_tables import entry_of, is_plain
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.empty_receives import EmptyReceives
 from quaymaster.frontend.partitions.long_polls import LongPolls
 from quaymaster.frontend.partitions.spread_call import SpreadCall

@@ -6,9 +6,10 @@ import asyncio
 from functools import partial
 
 from quaymaster.core.spread.parts import Part, Spread, partitions_are_changing
-from quaymaster.core.values.commands import Elsewhere, Outcome, Send
+from quaymaster.core.values.commands.messages import Elsewhere, Send
+from quaymaster.core.values.commands.unions import Outcome
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, Timeout
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, Reply, Submitted
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from quaymaster.core.structures.recent_ids import top_of
+from quaymaster.core.structures.ids.recent_ids import top_of
 from quaymaster.core.values.partition_tables import is_newer_table, journal_of_partition
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.monitoring.metrics import Histogram
 
 Refresh = Callable[[QueueDefinition], Coroutine[Any, Any, None]]

@@ -9,30 +9,21 @@ from typing import Final, TypeVar
 import msgspec
 
 from quaymaster.core.spread.parts import partitions_are_changing
-from quaymaster.core.values.commands import (
-    AskPartition,
+from quaymaster.core.values.commands.logs import ResetGroup
+from quaymaster.core.values.commands.messages import CountMessages, Done, Purge, QueueCounts
+from quaymaster.core.values.commands.move_tasks import (
     CancelMoveTask,
-    CountMessages,
-    Done,
     ListMoveTasks,
     MoveTask,
     MoveTasksOutcome,
-    Outcome,
-    PartitionOutcome,
-    Purge,
-    QueueCounts,
-    ResetGroup,
     StartMoveTask,
 )
-from quaymaster.core.values.errors import (
-    CallerError,
-    NotNow,
-    QueueDoesNotExist,
-    UnsupportedOperation,
-)
+from quaymaster.core.values.commands.partitions import AskPartition, PartitionOutcome
+from quaymaster.core.values.commands.unions import Outcome
+from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist, UnsupportedOperation
 from quaymaster.core.values.partition_tables import final_counts, read_partitions
 from quaymaster.core.values.queue_counts import sum_counts
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.partitions.tables import PartitionTables
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 

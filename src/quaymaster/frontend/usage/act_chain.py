@@ -24,8 +24,8 @@ from quaymaster.coordination.interface import Compare, Coordination, RevisionMis
 from quaymaster.coordination.left_acts import LeftActs
 from quaymaster.coordination.noted_acts import NotedAct, encode_act, list_acts
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.principal import Principal
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage.incarnations import Incarnation
 from quaymaster.frontend.usage.recorder import RecordedTimes, bounded_json
 from quaymaster.monitoring.logs import log_event

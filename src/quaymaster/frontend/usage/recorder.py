@@ -33,12 +33,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from quaymaster.core.limits.fair_window import FairWindow
-from quaymaster.core.values.attribute_rules import says_push, shown_attributes
-from quaymaster.core.values.attributes import LOG
 from quaymaster.core.values.errors import AccessDenied, CallerError
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import is_addressed_name
-from quaymaster.frontend.principal import Principal
+from quaymaster.core.values.queues.attribute_rules import says_push, shown_attributes
+from quaymaster.core.values.queues.attributes import LOG
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import is_addressed_name
+from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.frontend.usage.counted_refusals import OTHERS, CountedRefusals, RefusalKind
 from quaymaster.frontend.usage.taken_rows import MS_TO_US, TakenRows, one_dropped

@@ -21,12 +21,12 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from quaymaster.core.values.attributes import LOG, REDRIVE_ALLOW_POLICY, RETENTION, RETENTION_MODE
-from quaymaster.core.values.commands import NewMessage, Send
+from quaymaster.core.values.commands.messages import NewMessage, Send
 from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, QueueDoesNotExist
 from quaymaster.core.values.messages import MessageContent, join_payload
-from quaymaster.core.values.policies import RedriveAllowPolicy
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attributes import LOG, REDRIVE_ALLOW_POLICY, RETENTION, RETENTION_MODE
+from quaymaster.core.values.queues.policies import RedriveAllowPolicy
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.usage.spool_files import SpooledBlock
 from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.logs import log_event

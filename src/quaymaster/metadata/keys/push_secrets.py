@@ -21,12 +21,12 @@ import msgspec
 
 from quaymaster.coordination.interface import Put, RevisionMismatch
 from quaymaster.core.push.calls import NO_SECRETS, PushSecrets
-from quaymaster.core.values.attribute_rules import PUSHED
-from quaymaster.core.values.attributes import PUSH_ENDPOINT, PUSH_HEADERS
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY, CellFormat
-from quaymaster.core.values.push_rules import MASKED, endpoint_of, parse_endpoint_text, parse_headers
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attribute_rules import PUSHED
+from quaymaster.core.values.queues.attributes import PUSH_ENDPOINT, PUSH_HEADERS
+from quaymaster.core.values.queues.push_rules import MASKED, endpoint_of, parse_endpoint_text, parse_headers
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.keys.data_keys import KEY_BYTES, push_headers_purpose, push_key_purpose
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.store.counted_time import CountedTime

@@ -25,8 +25,8 @@ from typing import Final
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
 from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, QueueDoesNotExist, Unreachable
 from quaymaster.core.values.formats import FRONT_DOOR, CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
-from quaymaster.core.values.queue_names import QueueArn, split_group
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_names import QueueArn, split_group
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.messaging.lent_keys import LentKey
 from quaymaster.metadata.keys.data_keys import DataKeys

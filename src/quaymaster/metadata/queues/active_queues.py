@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from quaymaster.core.values.errors import QueueDoesNotExist
 from quaymaster.core.values.partition_tables import journal_of_partition
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
 
 class ActiveQueues:

@@ -7,12 +7,17 @@ from collections.abc import Callable
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.coordination.push_rows import pushed_key
-from quaymaster.core.values.attribute_rules import PUSHED, change_attributes, require_delivery, says_push
-from quaymaster.core.values.attributes import POLICY, PUSH_ENDPOINT
 from quaymaster.core.values.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.values.formats import DELIVERY
 from quaymaster.core.values.partition_tables import check_stays_by_group
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.attribute_rules import (
+    PUSHED,
+    change_attributes,
+    require_delivery,
+    says_push,
+)
+from quaymaster.core.values.queues.attributes import POLICY, PUSH_ENDPOINT
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     encode_queue_definition,
     replace_definition,

@@ -9,15 +9,6 @@ from contextlib import suppress
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.partition.consumer_groups import check_start
 from quaymaster.core.queues.defined_queues import GROUPS_MAX
-from quaymaster.core.values.attribute_rules import create_attributes, require_delivery, spelled
-from quaymaster.core.values.attributes import (
-    GROUP_START,
-    LOG,
-    POLICY,
-    PUSH_ENDPOINT,
-    REPLICATION_MODE,
-    RETENTION_MODE,
-)
 from quaymaster.core.values.errors import (
     CallerError,
     OverLimit,
@@ -29,13 +20,22 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import DELIVERY, KEYED_IDS, LOG_QUEUES, PARTITIONS
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.attribute_rules import create_attributes, require_delivery, spelled
+from quaymaster.core.values.queues.attributes import (
+    GROUP_START,
+    LOG,
+    POLICY,
+    PUSH_ENDPOINT,
+    REPLICATION_MODE,
+    RETENTION_MODE,
+)
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     differing_attribute,
     encode_queue_definition,
     replace_definition,
 )
-from quaymaster.core.values.queue_names import check_group_name, split_group
+from quaymaster.core.values.queues.queue_names import check_group_name, split_group
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding
 from quaymaster.metadata.queues.dead_letter_targets import check_given_target

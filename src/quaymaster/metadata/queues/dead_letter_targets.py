@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quaymaster.core.partition.partition_moves import NUMBERED_MOVES
-from quaymaster.core.values.attributes import REDRIVE_POLICY
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.policies import invalid_redrive_policy
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.attributes import REDRIVE_POLICY
+from quaymaster.core.values.queues.policies import invalid_redrive_policy
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.metadata.queues.known_queues import KnownQueues
 
 

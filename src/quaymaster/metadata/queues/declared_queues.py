@@ -25,11 +25,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from quaymaster.core.values.attribute_rules import create_attributes, spelled
-from quaymaster.core.values.attributes import FIFO_QUEUE, REDRIVE_POLICY
 from quaymaster.core.values.errors import CallerError
-from quaymaster.core.values.queue_definitions import QueueDefinition, differing_attribute
-from quaymaster.core.values.queue_names import QueueArn, is_fifo_name
+from quaymaster.core.values.queues.attribute_rules import create_attributes, spelled
+from quaymaster.core.values.queues.attributes import FIFO_QUEUE, REDRIVE_POLICY
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, differing_attribute
+from quaymaster.core.values.queues.queue_names import QueueArn, is_fifo_name
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, QueueChange, SetAttributes, TagQueue
 
 MAX_RECEIVE_COUNT_DEFAULT: Final = 10

@@ -10,13 +10,8 @@ from contextlib import suppress
 
 from quaymaster.coordination.interface import Put, RevisionMismatch
 from quaymaster.coordination.push_rows import pushed_key
-from quaymaster.core.values.errors import (
-    NotNow,
-    Overloaded,
-    PurgeQueueInProgress,
-    UnsupportedOperation,
-)
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.errors import NotNow, Overloaded, PurgeQueueInProgress, UnsupportedOperation
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.metadata.queues.known_queues import deleted_row
 from quaymaster.metadata.queues.queue_journals import LATE_SET_MS, QueueJournals
 from quaymaster.metadata.queues.stored_queues import (

@@ -18,7 +18,7 @@ from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.coordination.number_rows import encode_number, number_of
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import Versions
-from quaymaster.core.values.queue_marks import TOLD_MAX, QueueMarks
+from quaymaster.core.values.queues.queue_marks import TOLD_MAX, QueueMarks
 from quaymaster.metadata.store.ids import IdAllocator
 from quaymaster.metadata.store.mirror import RowStore
 from quaymaster.metadata.store.rows import ACCEPTED, DATA_KEY_FLOOR

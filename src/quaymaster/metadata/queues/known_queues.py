@@ -15,17 +15,17 @@ from typing import Final, get_args
 
 import msgspec
 
-from quaymaster.core.values.attributes import LOG, RETENTION_MODE
-from quaymaster.core.values.commands import ALL_PARTITIONS
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
 from quaymaster.core.values.errors import InvalidParameterValue
 from quaymaster.core.values.partition_tables import is_at_rest, journal_of_partition
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.attributes import LOG, RETENTION_MODE
+from quaymaster.core.values.queues.queue_definitions import (
     PartitionState,
     QueueDefinition,
     decode_queue_definition,
     group_definition,
 )
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queues.queue_names import QueueArn
 from quaymaster.metadata.queues.active_queues import ActiveQueues
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import QueueQuotas, Quotas

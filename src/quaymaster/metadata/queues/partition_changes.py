@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.structures.sent_ids import DEDUP_WINDOW_MS
-from quaymaster.core.values.commands import PartitionOutcome
+from quaymaster.core.structures.ids.sent_ids import DEDUP_WINDOW_MS
+from quaymaster.core.values.commands.partitions import PartitionOutcome
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidParameterValue,
@@ -46,12 +46,12 @@ from quaymaster.core.values.partition_tables import (
     with_state,
     with_told,
 )
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.queues.queue_definitions import (
     PartitionPlacement,
     QueueDefinition,
     encode_queue_definition,
 )
-from quaymaster.core.values.queue_names import GROUP_MARK
+from quaymaster.core.values.queues.queue_names import GROUP_MARK
 from quaymaster.metadata.queues.placement import choose_journals
 from quaymaster.metadata.queues.queue_journals import QueueJournals
 from quaymaster.metadata.queues.settling import Settling

@@ -16,8 +16,8 @@ from quaymaster.core.access.policies import (
     compile_policy,
     read_policy,
 )
-from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import InvalidAttributeValue, InvalidParameterValue, OverLimit
+from quaymaster.core.values.queues.attributes import POLICY
 from quaymaster.metadata.keys.name_binding import BoundNames, NameBinding, NoSuchIdentity
 from quaymaster.protocol.actions.permission_rules import check_statement, unknown_action
 from quaymaster.protocol.actions.table import GRANTABLE

@@ -26,12 +26,12 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.values.attributes import REDRIVE_POLICY, REPLICATION_MODE
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.partition_tables import in_state, spread_table
-from quaymaster.core.values.queue_definitions import PartitionPlacement, QueueDefinition
-from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
+from quaymaster.core.values.queues.attributes import REDRIVE_POLICY, REPLICATION_MODE
+from quaymaster.core.values.queues.queue_definitions import PartitionPlacement, QueueDefinition
+from quaymaster.core.values.queues.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
 
 DEAD_LETTER_MARKS: Final = (

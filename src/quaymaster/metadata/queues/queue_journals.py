@@ -8,18 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from quaymaster.core.values.commands import PartitionOutcome
-from quaymaster.core.values.errors import (
-    NotNow,
-    QueueDoesNotExist,
-    QueueIdTaken,
-    QueueRevisionTaken,
-    Timeout,
-)
+from quaymaster.core.values.commands.partitions import PartitionOutcome
+from quaymaster.core.values.errors import NotNow, QueueDoesNotExist, QueueIdTaken, QueueRevisionTaken, Timeout
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import awaited_journals, journals_of, told_journals
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.queues.id_guard import MARKS_ASKED
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_names import split_group
 from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.keys.known_identities import KnownIdentities
 from quaymaster.metadata.keys.name_binding import NameBinding

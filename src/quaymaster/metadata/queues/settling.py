@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from quaymaster.coordination.interface import Compare, RevisionMismatch
 from quaymaster.core.values.errors import Overloaded, QueueRevisionTaken
 from quaymaster.core.values.partition_tables import is_newer_table, with_table_of
-from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.metadata.queues.id_guard import LostAttributes
 from quaymaster.metadata.queues.queue_journals import QueueJournals, TableTaken
 from quaymaster.metadata.queues.stored_queues import StoredQueues, attempts, put_pending, suffix_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put
-from quaymaster.core.values.attributes import KMS_KEY
 from quaymaster.core.values.formats import SHARED_DATA_KEYS
+from quaymaster.core.values.queues.attributes import KMS_KEY
 from quaymaster.metadata.queues.id_guard import IdGuard
 from quaymaster.metadata.queues.stored_queues import StoredQueues
 from quaymaster.metadata.store.mirror import MirrorTable

@@ -9,15 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
-from quaymaster.coordination.interface import (
-    TRANSACTION_OPERATIONS_MAX,
-    Compare,
-    Put,
-    RevisionMismatch,
-)
+from quaymaster.coordination.interface import TRANSACTION_OPERATIONS_MAX, Compare, Put, RevisionMismatch
 from quaymaster.coordination.push_rows import put_pushed
 from quaymaster.core.values.errors import QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.options import MetadataOptions
 from quaymaster.metadata.queues.known_queues import KnownQueues
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable

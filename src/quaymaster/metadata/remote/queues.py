@@ -6,13 +6,8 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from quaymaster.core.values.errors import (
-    ConnectionLost,
-    NotNow,
-    QueueDoesNotExist,
-    Timeout,
-)
-from quaymaster.core.values.queue_definitions import (
+from quaymaster.core.values.errors import ConnectionLost, NotNow, QueueDoesNotExist, Timeout
+from quaymaster.core.values.queues.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
     replace_definition,
@@ -23,11 +18,7 @@ from quaymaster.metadata.queues.shared_data_keys import DataKeyStale
 from quaymaster.metadata.remote.read_through import CacheLoader, ReadThroughCache
 from quaymaster.metadata.remote.rows import RemoteLimits
 from quaymaster.metadata.store.mirror import MirrorTable
-from quaymaster.metadata.store.rows import (
-    DATA_KEYS,
-    QUEUES,
-    id_text,
-)
+from quaymaster.metadata.store.rows import DATA_KEYS, QUEUES, id_text
 from quaymaster.net.routing.metadata_client import MetadataClient
 from quaymaster.protocol.rpc.metadata_messages import (
     CancelPurge,

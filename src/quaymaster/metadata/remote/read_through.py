@@ -13,35 +13,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from quaymaster.coordination.interface import (
-    ABSENT,
-)
-from quaymaster.core.values.errors import (
-    CallerError,
-    NotNow,
-    NotYetKnown,
-    Overloaded,
-    Unreachable,
-)
-from quaymaster.core.values.queue_definitions import (
-    QueueDefinition,
-)
+from quaymaster.coordination.interface import ABSENT
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded, Unreachable
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.metadata.remote.rows import RemoteLimits, RemoteSource, RemoteStore
 from quaymaster.metadata.store.mirror import Mirror
-from quaymaster.metadata.store.rows import (
-    ACCESS_KEYS,
-    DATA_KEYS,
-    QUEUES,
-    ROLES,
-    SESSION_KEYS,
-    USERS,
-)
+from quaymaster.metadata.store.rows import ACCESS_KEYS, DATA_KEYS, QUEUES, ROLES, SESSION_KEYS, USERS
 from quaymaster.net.routing.metadata_client import MetadataClient, looked_up
-from quaymaster.protocol.rpc.metadata_messages import (
-    FindRows,
-    FoundRows,
-    StoreRow,
-)
+from quaymaster.protocol.rpc.metadata_messages import FindRows, FoundRows, StoreRow
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from quaymaster.core.values.attributes import POLICY, PUSH_ENDPOINT
 from quaymaster.core.values.errors import OverLimit
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attributes import POLICY, PUSH_ENDPOINT
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 from quaymaster.protocol.sqs.internal_queues import is_internal
 

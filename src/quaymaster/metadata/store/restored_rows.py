@@ -21,7 +21,7 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.noted_acts import ACTS
 from quaymaster.coordination.presence import ALIVE
 from quaymaster.coordination.store_witness import STORE
-from quaymaster.core.values.queue_definitions import decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import decode_queue_definition
 from quaymaster.metadata.store.rows import NODES, PENDING, QUEUES, READERS, PendingRow, encode_row
 
 OF_PROCESSES: Final = (ALIVE, BROKERS, JOURNALS, JOURNAL_FLOORS, "managers/", NODES, READERS, ACTS, STORE)

@@ -1,6 +1,6 @@
 """What metadata keeps in the store: the keys' names and the bytes of each kind of row.
 
-    /queues/ACCOUNT/NAME        QueueDefinition                        (core/values/queue_definitions)
+    /queues/ACCOUNT/NAME        QueueDefinition                        (core/values/queues/queue_definitions)
     /pending/ACCOUNT/NAME       PendingRow: the journal may not know the queue's newest state yet
     /deleted/ACCOUNT/NAME       DeletedRow: the name was in use lately
     /deleted/QUEUE-ID           DeletedRow: the same, when the name was used again since
@@ -52,7 +52,7 @@ from quaymaster.coordination.cell_keys import AUTHORIZATION_FLOOR as AUTHORIZATI
 from quaymaster.coordination.counted_time import COUNTED_TIME
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.values import row_codec
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.row_codec import RowCodec
 
 ROW_VERSION: Final = 1

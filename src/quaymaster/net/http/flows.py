@@ -3,7 +3,7 @@
     readable ──▶ its flow's queue ──▶ the flow's turn: FLOW_REQUESTS_MAX requests ──more waits──▶ behind the other flows
 
 So an account with thousands of connections delays the requests of another by one turn, also where each has many
-requests. In overload the flows with most requests in a pass are refused first (`frontend/refusals`).
+requests. In overload the flows with most requests in a pass are refused first (`frontend/limits/refusals`).
 
 Public: `Flow`, `Flows` (`wait`, `begin_turn`, `end_turn`).
 """

@@ -11,15 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from quaymaster.core.values.commands import (
-    ALL_PARTITIONS,
-    AskMarks,
-    Command,
-    ForgetQueue,
-    ListDataKeys,
-    Outcome,
-    SetQueue,
-)
+from quaymaster.core.values.commands.messages import ALL_PARTITIONS
+from quaymaster.core.values.commands.partitions import AskMarks, ForgetQueue, ListDataKeys, SetQueue
+from quaymaster.core.values.commands.unions import Command, Outcome
 
 JournalOf = Callable[[int, int], int | None]
 """Returns which journal has a partition of a queue, None when there is no such queue."""

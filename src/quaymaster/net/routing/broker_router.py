@@ -29,17 +29,10 @@ import msgspec
 
 from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
-from quaymaster.core.values.commands import (
-    AskMarks,
-    Command,
-    ListDataKeys,
-    Outcome,
-    Receive,
-    Send,
-    SetQueue,
-    StageMessages,
-    Watch,
-)
+from quaymaster.core.values.commands.messages import Receive, Send, Watch
+from quaymaster.core.values.commands.partitions import AskMarks, ListDataKeys, SetQueue
+from quaymaster.core.values.commands.transactions import StageMessages
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import (
     CallerError,
     ConnectionLost,

@@ -29,7 +29,8 @@ from typing import Final, Protocol
 import msgspec
 
 from quaymaster.core.cell.leader_table import Leader, LeaderTable
-from quaymaster.core.values.commands import Command, CountMessages, Receive, Watch
+from quaymaster.core.values.commands.messages import CountMessages, Receive, Watch
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.core.values.errors import (
     ConnectionLost,
     JournalStopped,

@@ -35,7 +35,7 @@ from quaymaster.net.console_key import derive_key
 from quaymaster.net.outbound.client import OutboundClient
 from quaymaster.net.outbound.own_endpoints import customer_rules
 from quaymaster.net.rpc import CallHandler, IncomingCall
-from quaymaster.node.live_processes import live_processes
+from quaymaster.node.cell.live_processes import live_processes
 from quaymaster.node.node import Node
 from quaymaster.protocol.rpc.alert_calls import (
     SETTLE,

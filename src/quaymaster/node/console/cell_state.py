@@ -24,7 +24,7 @@ from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.monitoring.process_metrics import SAMPLE_MS
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.unreadable import UNREADABLE
-from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE
+from quaymaster.node.cell.transport import BROKER_ROLE, FRONT_END_ROLE, MANAGER_ROLE
 from quaymaster.settings import parse_endpoint
 
 LOOK_S: Final = 5.0

@@ -6,8 +6,8 @@ import gc
 import os
 import sys
 
-from quaymaster.node.console_child import read_console_brief, settings_of
-from quaymaster.node.process import run_to_code
+from quaymaster.node.children.console_child import read_console_brief, settings_of
+from quaymaster.node.children.process import run_to_code
 
 PIPE = 0
 NICE = 10

@@ -45,17 +45,17 @@ from quaymaster.net.console_key import make_console_key, read_console_key
 from quaymaster.net.listener import bind_all
 from quaymaster.net.routing.queue_metrics_client import AllLeaders, OneAddress, QueueMetricsClient
 from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.node.cell.membership import Membership
+from quaymaster.node.cell.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, MANAGER_ROLE, Transport
+from quaymaster.node.children.console_child import ConsoleBrief
+from quaymaster.node.children.lifeline import Lifeline
 from quaymaster.node.console.alerts import start_alerts
 from quaymaster.node.console.cell_state import CellState, CellView, ServerState, charts_of
 from quaymaster.node.console.pages import serve_pages, sockets_of
-from quaymaster.node.console_child import ConsoleBrief
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory
 from quaymaster.node.data.stores import SQLITE_FILE, open_etcd
-from quaymaster.node.lifeline import Lifeline
-from quaymaster.node.membership import Membership
+from quaymaster.node.edge.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, SERVER_SOCKET, SQS_SOCKET, unix_address
 from quaymaster.node.node import Node, Role, cannot_listen
-from quaymaster.node.sockets import ADMIN_SOCKET, CONSOLE_SOCKET, SERVER_SOCKET, SQS_SOCKET, unix_address
-from quaymaster.node.transport import BROKER_ROLE, CONSOLE_ROLE, FRONT_END_ROLE, MANAGER_ROLE, Transport
 from quaymaster.protocol.rpc.console_calls import (
     METRICS,
     QUEUE_METRICS,

@@ -22,8 +22,8 @@ from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act,
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
 from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.values.partition_tables import awaited_journals
-from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
-from quaymaster.core.values.queue_marks import find_contradictions, identity_of, tell_contradictions
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queues.queue_marks import find_contradictions, identity_of, tell_contradictions
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.rows import DELETED, PENDING, QUEUES, DeletedRow, PendingRow, row_decoder

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from quaymaster.frontend.logs.opening_pool import usable_cores
-from quaymaster.node.children import read_first_line
+from quaymaster.node.children.child import read_first_line
+from quaymaster.node.edge.left_usage import worker_name
 from quaymaster.node.from_settings import plain_values
-from quaymaster.node.left_usage import worker_name
 from quaymaster.settings import UNIX_PREFIX, Address, Settings
 
 LINE_BYTES_MAX: Final = 60_000

@@ -17,7 +17,7 @@ import msgspec
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.own_journals import OwnJournals
 from quaymaster.net.rpc import CallHandler, IncomingCall
-from quaymaster.node.lifeline import Lifeline
+from quaymaster.node.children.lifeline import Lifeline
 from quaymaster.node.node import Node
 from quaymaster.node.operations import show_pauses
 

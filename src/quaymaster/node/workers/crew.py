@@ -18,8 +18,8 @@ import msgspec
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.rpc import RPCClient
-from quaymaster.node.children import Child
-from quaymaster.node.lifeline import CLOSE, DRAIN, HURRY
+from quaymaster.node.children.child import Child
+from quaymaster.node.children.lifeline import CLOSE, DRAIN, HURRY
 from quaymaster.node.node import WorkerNotStarted
 from quaymaster.node.workers.brief import WorkerBrief, encode_brief
 from quaymaster.node.workers.calls import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.broker.own_journals import OwnJournals
-from quaymaster.core.values.commands import Command
+from quaymaster.core.values.commands.unions import Command
 from quaymaster.net.routing.broker_client import JournalOf, Reply, Submitted, journal_of_command
 from quaymaster.net.routing.broker_router import BrokerRouter
 

@@ -31,30 +31,36 @@ from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.net.listener import bind_all
 from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import RPCClient
-from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.console_child import choose_console_port, prepare_console
+from quaymaster.node.cell.broker_routing import route_to_brokers
+from quaymaster.node.cell.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.cell.transport import (
+    BROKER_ROLE,
+    FRONT_END_ROLE,
+    METADATA_ROLE,
+    OPERATOR_ROLE,
+    Transport,
+)
+from quaymaster.node.children.console_child import choose_console_port, prepare_console
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.settling import is_to_settle, settle
 from quaymaster.node.data.stores import JOURNALS_DIRECTORY, declaring, open_store
-from quaymaster.node.edge_listener import listen_for_workers
-from quaymaster.node.from_settings import journal_options, key_provider, metadata_options
-from quaymaster.node.front_end_role import (
+from quaymaster.node.edge.edge_listener import listen_for_workers
+from quaymaster.node.edge.front_end_role import (
     Behind,
     record_operators,
     start_key_uses,
     usage_incarnations,
     write_client_file,
 )
-from quaymaster.node.front_ends_behind import FrontEndsBehind
+from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
+from quaymaster.node.edge.left_usage import ship_left_usage, worker_name
+from quaymaster.node.edge.sockets import CONSOLE_SOCKET, make_sockets
+from quaymaster.node.from_settings import journal_options, key_provider, metadata_options
 from quaymaster.node.journal_status import add_up_journals
-from quaymaster.node.left_usage import ship_left_usage, worker_name
-from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
 from quaymaster.node.node import Node, cannot_listen
 from quaymaster.node.operations import show_pauses
 from quaymaster.node.push_tests import push_test_of
 from quaymaster.node.server_role import greet
-from quaymaster.node.sockets import CONSOLE_SOCKET, make_sockets
-from quaymaster.node.transport import BROKER_ROLE, FRONT_END_ROLE, METADATA_ROLE, OPERATOR_ROLE, Transport
 from quaymaster.node.workers.brief import WorkerBrief, metadata_address, settings_for_worker, worker_of
 from quaymaster.node.workers.crew import Crew
 from quaymaster.node.workers.cuts import WorkerJournalCut

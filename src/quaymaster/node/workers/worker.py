@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from quaymaster.node.process import run_to_code
+from quaymaster.node.children.process import run_to_code
 from quaymaster.node.workers.brief import read_brief
 
 LIFELINE = 0

@@ -38,23 +38,23 @@ from quaymaster.net.routing.broker_client import JournalOf
 from quaymaster.net.routing.enforced_floor import EnforcedFloor
 from quaymaster.net.routing.queue_metrics_client import AllLeaders
 from quaymaster.net.rpc import IncomingCall, OnReply, RPCClient, RPCServer
-from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.cell.broker_routing import route_to_brokers
+from quaymaster.node.cell.metadata_roles import start_remote_metadata
+from quaymaster.node.cell.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
+from quaymaster.node.children.lifeline import Lifeline
 from quaymaster.node.consoles import console_of_server
 from quaymaster.node.data.data_directory import DirectoryLock, lock_data_directory, worker_directory
 from quaymaster.node.data.settling import check_settled
 from quaymaster.node.data.stores import SQLITE_FILE
+from quaymaster.node.edge.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
+from quaymaster.node.edge.front_ends_behind import FrontEndsBehind
+from quaymaster.node.edge.left_usage import note_in_use
+from quaymaster.node.edge.sockets import SQS_SOCKET
 from quaymaster.node.from_settings import journal_options, key_provider, rpc_limits
-from quaymaster.node.front_end_role import Behind, Shared, serve_sqs, start_building, start_key_uses
-from quaymaster.node.front_ends_behind import FrontEndsBehind
 from quaymaster.node.journal_status import show_journals
-from quaymaster.node.left_usage import note_in_use
-from quaymaster.node.lifeline import Lifeline
-from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.node.node import Node, Role
 from quaymaster.node.push_role import start_engine
 from quaymaster.node.push_tests import push_test_of
-from quaymaster.node.sockets import SQS_SOCKET
-from quaymaster.node.transport import BROKER_ROLE, DRAIN_MS, FRONT_END_ROLE, Transport
 from quaymaster.node.workers import calls
 from quaymaster.node.workers.brief import WorkerBrief, metadata_address, worker_address, worker_of
 from quaymaster.node.workers.calls import WorkerCalls

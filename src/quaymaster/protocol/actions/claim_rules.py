@@ -6,9 +6,9 @@ import re
 from typing import Final, NamedTuple
 
 from quaymaster.core.queues.claims import CLAIMED_AT_ONCE_MAX
-from quaymaster.core.structures.claims import MESSAGES_MAX
-from quaymaster.core.values.attributes import VISIBILITY_TIMEOUT_S_MAX
+from quaymaster.core.structures.orders.claims import MESSAGES_MAX
 from quaymaster.core.values.errors import InvalidParameterValue
+from quaymaster.core.values.queues.attributes import VISIBILITY_TIMEOUT_S_MAX
 from quaymaster.protocol.actions.claim_shapes import (
     ClaimMessagesRequest,
     ReadClaimRequest,

@@ -1,6 +1,6 @@
 """The input and output of the actions on claims, which SQS does not have: AWS JSON 1.0, `Quaymaster.<Action>`.
 
-A claim is what a consumer holds of one partition, under an id that grows by one (`core/structures/claims`).
+A claim is what a consumer holds of one partition, under an id that grows by one (`core/structures/orders/claims`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions import message_rules
 from quaymaster.protocol.actions.completion_shapes import (
     CompleteMessagesRequest,

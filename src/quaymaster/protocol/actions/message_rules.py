@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from quaymaster.core.values.attributes import DELAY_S_MAX
 from quaymaster.core.values.errors import (
     BATCH_BYTES_MAX,
     BatchRequestTooLong,
@@ -22,7 +21,8 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.attributes import DELAY_S_MAX
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions.completion_shapes import CompleteMessagesRequestEntry
 from quaymaster.protocol.actions.transaction_shapes import StagedMessageEntry
 from quaymaster.protocol.sqs.shapes import (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter, OverLimit
-from quaymaster.core.values.queue_names import is_account_id
+from quaymaster.core.values.queues.queue_names import is_account_id
 from quaymaster.protocol.actions.table import SQS_ACTIONS
 from quaymaster.protocol.sqs.shapes import AddPermissionRequest
 

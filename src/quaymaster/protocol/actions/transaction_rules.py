@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue
-from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions import completion_rules, message_rules
 from quaymaster.protocol.actions.message_rules import CheckedMessage
 from quaymaster.protocol.actions.transaction_shapes import (

@@ -1,8 +1,8 @@
 """What every request must satisfy before anything is done for it: one function per action that has rules.
 
 Messages have rules of their own in `message_rules`, permissions in `permission_rules`, queue attributes in
-`core/values/attribute_rules`. The functions return what the request means where that is more than its fields (times in
-milliseconds, defaults filled in).
+`core/values/queues/attribute_rules`. The functions return what the request means where that is more than its fields
+(times in milliseconds, defaults filled in).
 
 Source: Amazon SQS API Reference, the parameters of each action; wordings as the service sends them.
 """
@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from quaymaster.core.values.attributes import ATTRIBUTES, VISIBILITY_TIMEOUT_S_MAX
 from quaymaster.core.values.errors import (
     BATCH_ENTRIES_MAX,
     BatchEntryIdsNotDistinct,
@@ -27,7 +26,8 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     TooManyEntriesInBatchRequest,
 )
-from quaymaster.core.values.queue_names import QueueArn, parse_queue_arn
+from quaymaster.core.values.queues.attributes import ATTRIBUTES, VISIBILITY_TIMEOUT_S_MAX
+from quaymaster.core.values.queues.queue_names import QueueArn, parse_queue_arn
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     FetchMessagesRequest,

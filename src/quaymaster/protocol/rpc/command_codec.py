@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.commands.unions import Command, Outcome
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.core.values.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.core.values.unreadable import UNREADABLE

@@ -20,7 +20,7 @@ import re
 import msgspec
 
 from quaymaster.core.values.errors import QueueDoesNotExist
-from quaymaster.core.values.queue_names import (
+from quaymaster.core.values.queues.queue_names import (
     check_group_name,
     is_account_id,
     is_addressed_name,

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from quaymaster.core.values.commands import Receipt
+from quaymaster.core.values.commands.messages import Receipt
 from quaymaster.core.values.errors import ReceiptHandleIsInvalid
 
 HANDLE_VERSION: Final = 1

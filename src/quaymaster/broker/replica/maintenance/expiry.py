@@ -10,7 +10,7 @@ from quaymaster.broker.replica.maintenance.steps import STEP_S
 from quaymaster.broker.replica.replica import ReplicaHost
 from quaymaster.core.partition.expiry import may_find_expired
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.commands import ExpireMessages
+from quaymaster.core.values.commands.decided import ExpireMessages
 from quaymaster.monitoring.logs import log_event
 
 EXPIRY_STEP_S = 0.1

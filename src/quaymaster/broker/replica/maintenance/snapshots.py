@@ -22,7 +22,7 @@ from quaymaster.broker.storage.state_store import (
 )
 from quaymaster.core.partition.partition import Partition
 from quaymaster.core.queues.queue_states import QueueStates
-from quaymaster.core.structures.recent_ids import DIGESTED_AT_ONCE
+from quaymaster.core.structures.ids.recent_ids import DIGESTED_AT_ONCE
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.monitoring.logs import log_event
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import FormData
 
 from quaymaster.console.site import APIError
-from quaymaster.core.values.attributes import ATTRIBUTES, PUSH_PREFIX, Attribute
+from quaymaster.core.values.queues.attributes import ATTRIBUTES, PUSH_PREFIX, Attribute
 
 _CHOICE: Final = re.compile(r"`([A-Za-z]+)`")
 _NAMED: Final = re.compile(r"[A-Z][A-Za-z]+")

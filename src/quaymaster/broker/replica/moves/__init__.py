@@ -1,0 +1,1 @@
+"""Messages that leave a journal for another one, and where queues have their partitions."""

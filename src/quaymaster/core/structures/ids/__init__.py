@@ -1,0 +1,1 @@
+"""Ids that are remembered for a while: of sends, of deduplication, of settled deliveries."""

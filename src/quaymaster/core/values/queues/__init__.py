@@ -1,0 +1,1 @@
+"""What a queue is: its name, attributes and their rules, definition and marks."""

@@ -1,0 +1,1 @@
+"""Accounts and what belongs to them: users, roles, policies, issuers, limits, keys, sign-ins."""

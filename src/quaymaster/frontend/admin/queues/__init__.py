@@ -1,0 +1,1 @@
+"""Queues as an operator sees them: figures, partitions, groups, endpoints."""

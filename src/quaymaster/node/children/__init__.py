@@ -1,0 +1,1 @@
+"""Processes that a process starts, and what it takes to be one."""
