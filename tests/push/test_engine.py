@@ -25,7 +25,7 @@ from quaymaster.coordination.stores.memory import MemoryCoordination
 from quaymaster.core.push.calls import PushedMessage
 from quaymaster.core.values.errors import NotLeader, NotNow
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.push.engine import PushEngine
+from quaymaster.push.engine import LOOKED_AT_ONCE_MAX, PushEngine
 from quaymaster.push.owners import OnlyPusher
 
 
@@ -35,8 +35,10 @@ class SomeOwners(OnlyPusher):
     def __init__(self) -> None:
         super().__init__()
         self.owned = {7}
+        self.asked: list[int] = []
 
     def owns(self, queue_id: int) -> bool:
+        self.asked.append(queue_id)
         return queue_id in self.owned
 
 
@@ -121,6 +123,31 @@ def test_queues_of_other_owners_are_left_alone_until_they_are_this_ones() -> Non
             world.owners.owned.clear()
             world.owners.on_change()
             await until(lambda: world.sample("queues", "active") == 0)
+
+    run(scenario())
+
+
+def test_a_row_that_changes_is_looked_at_alone_and_all_are_when_owners_change() -> None:
+    async def scenario() -> None:
+        async with pushing() as world:
+            for queue_id in range(100, 100 + 2 * LOOKED_AT_ONCE_MAX):
+                other = replace_definition(define(), queue_id=queue_id, name=f"queue-{queue_id}")
+                await world.store.transaction([], put_pushed(other))
+            await world.show(define())
+            await until(lambda: world.sample("queues", "active") == 1)
+
+            world.owners.asked.clear()
+            await world.store.transaction([], [], [pushed_key(7)])
+            await world.store.transaction([], [], [pushed_key(100)])
+            await until(lambda: world.sample("queues", "active") == 0)
+            assert not world.owners.asked  # what has no row is nobody's
+
+            await world.show(define(revision=2))
+            await until(lambda: world.sample("queues", "active") == 1)
+            assert world.owners.asked == [7]
+
+            world.owners.on_change()
+            await until(lambda: len(world.owners.asked) == 1 + 2 * LOOKED_AT_ONCE_MAX)
 
     run(scenario())
 

@@ -38,6 +38,8 @@ AGAIN_MAX_S: Final = 10.0
 """So soon a queue that could not be found is looked for again; doubled each time."""
 STATES_AGAIN_S: Final = 1.0
 TOLD_AT_ONCE_MAX: Final = 64
+LOOKED_AT_ONCE_MAX: Final = 500
+"""Rows; then others have their turn on the loop: a cell may push 100,000 queues."""
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class PushEngine:
         self._pushing: dict[int, _Pushing] = {}
         self._slots = asyncio.Semaphore(BEGUN_AT_ONCE_MAX)
         self._changed = asyncio.Event()
+        self._changed_ids: set[int] = set()
+        """Queues to look at; those of all rows after `look`."""
         self._states: dict[int, tuple[QueueDefinition, PushState]] = {}
         """Those that are not written yet."""
         self._told = asyncio.Event()
@@ -95,6 +99,7 @@ class PushEngine:
 
     def look(self) -> None:
         """Look again which queues are to be pushed here."""
+        self._changed_ids.update(self._rows)
         self._changed.set()
 
     def samples(self) -> Iterator[Sample]:
@@ -111,6 +116,7 @@ class PushEngine:
             self._rows.pop(queue_id, None)
         else:
             self._rows[queue_id] = decode_pushed(value)
+        self._changed_ids.add(queue_id)
         self._changed.set()
 
     # Which are pushed
@@ -119,27 +125,28 @@ class PushEngine:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._look()
+            if self._rows:
+                self._owners.need()
+            while self._changed_ids:
+                for _ in range(min(len(self._changed_ids), LOOKED_AT_ONCE_MAX)):
+                    self._look_at(self._changed_ids.pop())
+                await asyncio.sleep(0)
 
-    def _look(self) -> None:
-        """Begin and end pushers, so that those of the rows run that this process owns."""
-        if self._rows:
-            self._owners.need()
-        wanted = {
-            queue_id: row
-            for queue_id, row in self._rows.items()
-            if self._owners.owns(queue_id) and not self._is_closed(row.account_id)
-        }
-        for queue_id, pushing in list(self._pushing.items()):
-            if wanted.get(queue_id) != pushing.row:
-                del self._pushing[queue_id]
-                self._states.pop(queue_id, None)
-                ending = supervise(asyncio.create_task(pushing.stop(), name="push ends"))
-                self._ending[ending] = pushing
-                ending.add_done_callback(self._ending.pop)
-        for queue_id, row in wanted.items():
-            if queue_id not in self._pushing:
-                self._pushing[queue_id] = _Pushing(self, queue_id, row)
+    def _look_at(self, queue_id: int) -> None:
+        """Begin or end the pusher of a queue, so that it runs if there is a row and this process owns it."""
+        row = self._rows.get(queue_id)
+        if row is not None and (not self._owners.owns(queue_id) or self._is_closed(row.account_id)):
+            row = None
+        pushing = self._pushing.get(queue_id)
+        if pushing is not None and pushing.row != row:
+            del self._pushing[queue_id]
+            self._states.pop(queue_id, None)
+            ending = supervise(asyncio.create_task(pushing.stop(), name="push ends"))
+            self._ending[ending] = pushing
+            ending.add_done_callback(self._ending.pop)
+            pushing = None
+        if row is not None and pushing is None:
+            self._pushing[queue_id] = _Pushing(self, queue_id, row)
 
     # States
 
