@@ -127,11 +127,12 @@ class KeyedQueues:
         check_reachable(changes.get(PUSH_ENDPOINT.name, ""), self._networks)
         current = self._queues.queue(request.account_id, request.name)
         queue_id = request.queue_id or current.queue_id
+        endpoint = current.push_endpoint
         for _ in range(DATA_KEY_ATTEMPTS_MAX):
             secret = await self._push_secrets.secret_with(
                 *(request.account_id, request.name, changes),
                 queue_id=queue_id,
-                endpoint=current.push_endpoint,
+                endpoint=endpoint,
             )
             masked = replace(
                 request, changes=with_masked_headers(changes), queue_id=queue_id, push_secret=secret
@@ -143,6 +144,11 @@ class KeyedQueues:
                 continue
             if secret is not None:
                 await self._see_secret(changed)
+                if PUSH_ENDPOINT.name not in changes and changed.push_endpoint != endpoint:
+                    endpoint = (
+                        changed.push_endpoint
+                    )  # set meanwhile, elsewhere: headers are for the host of now
+                    continue
             return changed
         raise Overloaded
 

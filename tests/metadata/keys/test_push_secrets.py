@@ -250,6 +250,27 @@ def test_a_master_key_that_is_rotated_in_the_middle_keeps_no_secret_from_being_s
     run(scenario, tmp_path)
 
 
+def test_headers_are_for_the_host_that_the_queue_has_when_they_are_stored(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await make(service, PushEndpoint=URL)
+            wrapping = service.push_secrets.secret_with
+
+            async def elsewhere_meanwhile(*given: object, **named: object) -> object:
+                secret = await wrapping(*given, **named)  # type: ignore[arg-type]
+                service.push_secrets.secret_with = wrapping  # type: ignore[method-assign]
+                await put(service, PushEndpoint="https://example.org/orders")
+                return secret
+
+            service.push_secrets.secret_with = elsewhere_meanwhile  # type: ignore[method-assign,assignment]
+            queue = await put(service, PushHeaders=json.dumps(HEADERS))
+
+            assert queue.push_endpoint == "https://example.org/orders"
+            assert headers_of(service, queue) == HEADERS
+
+    run(scenario, tmp_path)
+
+
 def test_secrets_go_with_their_queue(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service(queue_name_reuse_s=0) as service:
