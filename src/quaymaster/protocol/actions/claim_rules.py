@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
 from quaymaster.core.queues.claims import CLAIMED_AT_ONCE_MAX
@@ -15,11 +14,15 @@ from quaymaster.protocol.actions.claim_shapes import (
     ReleaseClaimsRequest,
     SettleClaimsRequest,
 )
-from quaymaster.protocol.actions.validation import OFFSET_MAX, FetchLog, check_columns
+from quaymaster.protocol.actions.validation import (
+    OFFSET_MAX,
+    FetchLog,
+    check_columns,
+    check_name,
+    check_range,
+)
 
 HELD_S_DEFAULT: Final = 300
-
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class WantedClaim(NamedTuple):
@@ -36,9 +39,9 @@ def check_claim(request: ClaimMessagesRequest) -> WantedClaim:
     count_max = request.MaxNumberOfMessages or 0
     known = request.Known or 0
     held_s = HELD_S_DEFAULT if request.VisibilityTimeout is None else request.VisibilityTimeout
-    _check_range("MaxNumberOfMessages", count_max, 0, CLAIMED_AT_ONCE_MAX)
-    _check_range("Known", known, 0, MESSAGES_MAX)
-    _check_range("VisibilityTimeout", held_s, 1, VISIBILITY_TIMEOUT_S_MAX)
+    check_range("MaxNumberOfMessages", count_max, 0, CLAIMED_AT_ONCE_MAX)
+    check_range("Known", known, 0, MESSAGES_MAX)
+    check_range("VisibilityTimeout", held_s, 1, VISIBILITY_TIMEOUT_S_MAX)
     return WantedClaim(count_max, known, held_s * 1000)
 
 
@@ -47,7 +50,7 @@ def check_read(request: ReadClaimRequest) -> FetchLog:
     check_name("Consumer", request.Consumer)
     _check_claim_id(request.ClaimId)
     for name, place in (("From", request.From), ("To", request.To)):
-        _check_range(name, place, 0, OFFSET_MAX)
+        check_range(name, place, 0, OFFSET_MAX)
     if request.To < request.From:
         raise InvalidParameterValue.of(
             "To", request.To, f"It must not be below From, which is {request.From}."
@@ -65,14 +68,6 @@ def check_release(request: ReleaseClaimsRequest) -> None:
     check_name("Consumer", request.Consumer)
 
 
-def check_name(parameter: str, name: str) -> None:
-    """Raise InvalidParameterValue unless a consumer or an owner may be called so."""
-    if _NAME.fullmatch(name) is None:
-        raise InvalidParameterValue.of(
-            parameter, name, "It must be 1 to 128 letters, digits and _ . : - characters."
-        )
-
-
 def _check_owned(request: ClaimMessagesRequest | SettleClaimsRequest) -> None:
     check_name("Consumer", request.Consumer)
     check_name("Owner", request.Owner)
@@ -80,9 +75,4 @@ def _check_owned(request: ClaimMessagesRequest | SettleClaimsRequest) -> None:
 
 
 def _check_claim_id(claim_id: int) -> None:
-    _check_range("ClaimId", claim_id, 0, OFFSET_MAX)
-
-
-def _check_range(parameter: str, value: int, smallest: int, largest: int) -> None:
-    if not smallest <= value <= largest:
-        raise InvalidParameterValue.of(parameter, value, f"It must be from {smallest} to {largest}.")
+    check_range("ClaimId", claim_id, 0, OFFSET_MAX)

@@ -96,9 +96,7 @@ def check_output(
             )
         return message_rules.check_send(message, queue)
     except CallerError as error:
-        error.message = f"Messages[{number}]: {error.message}"
-        error.args = (error.message,)
-        raise
+        raise message_rules.telling_which(number, error) from None
 
 
 def check_size(size_bytes: int) -> None:

@@ -125,6 +125,13 @@ def check_send_batch(
     return results
 
 
+def telling_which(number: int, error: CallerError) -> CallerError:
+    """Return the error of one of `Messages`, which then says of which."""
+    error.message = f"Messages[{number}]: {error.message}"
+    error.args = (error.message,)
+    return error
+
+
 def attributes_bytes(attributes: Attributes) -> int:
     """Return what message attributes add to the size of a message: names, types and values."""
     total = 0

@@ -65,9 +65,7 @@ def check_message(number: int, message: StagedMessageEntry, queue: QueueDefiniti
             raise InvalidParameterValue("What is staged completes no message.")
         return message_rules.check_send(message, queue)
     except CallerError as error:
-        error.message = f"Messages[{number}]: {error.message}"
-        error.args = (error.message,)
-        raise
+        raise message_rules.telling_which(number, error) from None
 
 
 def check_origin(number: int, message: StagedMessageEntry) -> bytes | None:
@@ -76,9 +74,8 @@ def check_origin(number: int, message: StagedMessageEntry) -> bytes | None:
     if given is None:
         return None
     if _UUID.fullmatch(given) is None:
-        raise InvalidParameterValue(
-            f"Messages[{number}]: Value {given} for parameter OriginMessageId is invalid. Reason: It must be a UUID."
-        )
+        error = InvalidParameterValue.of("OriginMessageId", given, "It must be a UUID.")
+        raise message_rules.telling_which(number, error)
     return bytes.fromhex(given.replace("-", ""))
 
 

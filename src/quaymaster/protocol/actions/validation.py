@@ -60,7 +60,7 @@ TAG_KEY_CHARS_MAX = 128
 TAG_VALUE_CHARS_MAX = 256
 
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_READER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TAG_CHARACTERS = re.compile(r"[\w\s.:/=+\-@]*")
 
 SYSTEM_ATTRIBUTE_NAMES = frozenset(
@@ -319,7 +319,7 @@ class FetchLog(msgspec.Struct, frozen=True, gc=False):
 def check_fetch(request: FetchMessagesRequest) -> FetchLog:
     """Return what `request` asks for. Raises InvalidParameterValue."""
     for name, offset in (("FromOffset", request.FromOffset), ("ToOffset", request.ToOffset)):
-        _check_range(name, offset, 0, OFFSET_MAX)
+        check_range(name, offset, 0, OFFSET_MAX)
     if request.ToOffset < request.FromOffset:
         raise InvalidParameterValue.of(
             "ToOffset", request.ToOffset, f"It must not be below FromOffset, which is {request.FromOffset}."
@@ -341,7 +341,7 @@ class _InColumns(Protocol):
 def check_columns(request: _InColumns, start: int, stop: int) -> FetchLog:
     """Return a request for messages [start, stop) in columns. Raises InvalidParameterValue."""
     bytes_max = FETCH_BYTES_DEFAULT if request.MaxBytes is None else request.MaxBytes
-    _check_range("MaxBytes", bytes_max, 1, FETCH_BYTES_MAX)
+    check_range("MaxBytes", bytes_max, 1, FETCH_BYTES_MAX)
     given = tuple(COLUMNS) if request.Columns is None else tuple(request.Columns)
     if not given:
         raise InvalidParameterValue.of("Columns", "[]", "It must name at least one column.")
@@ -359,7 +359,7 @@ def check_columns(request: _InColumns, start: int, stop: int) -> FetchLog:
 
 def check_offset(offset: int) -> None:
     """Raise InvalidParameterValue unless a message may have this offset."""
-    _check_range("Offset", offset, 0, OFFSET_MAX)
+    check_range("Offset", offset, 0, OFFSET_MAX)
 
 
 def check_reader(request: CommitOffsetsRequest) -> None:
@@ -367,18 +367,25 @@ def check_reader(request: CommitOffsetsRequest) -> None:
     if request.Reader is None:
         if request.Take:
             raise InvalidParameterValue.of("Take", "true", "It needs a Reader: who is to have the group.")
-    elif _READER.fullmatch(request.Reader) is None:
+    else:
+        check_name("Reader", request.Reader)
+
+
+def check_name(parameter: str, name: str) -> None:
+    """Raise InvalidParameterValue unless a reader, a consumer or an owner may be called so."""
+    if _NAME.fullmatch(name) is None:
         raise InvalidParameterValue.of(
-            "Reader", request.Reader, "It must be 1 to 128 letters, digits and _ . : - characters."
+            parameter, name, "It must be 1 to 128 letters, digits and _ . : - characters."
         )
 
 
 def check_find_offsets(request: FindOffsetsRequest) -> int:
     """Return the time that `request` asks for. Raises InvalidParameterValue."""
-    _check_range("Timestamp", request.Timestamp, 0, OFFSET_MAX // 1_000)
+    check_range("Timestamp", request.Timestamp, 0, OFFSET_MAX // 1_000)
     return request.Timestamp
 
 
-def _check_range(name: str, value: int, least: int, most: int) -> None:
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise InvalidParameterValue for a number outside of a range, which it names."""
     if not least <= value <= most:
         raise InvalidParameterValue.of(name, value, f"It must be between {least} and {most}.")
