@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -31,7 +32,7 @@ from quaymaster.frontend.actions.sts_actions import IssuerService, SessionServic
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admin.api import AdminAPI
-from quaymaster.frontend.admin.queues.push_admin import PushStateService
+from quaymaster.frontend.admin.queues.push_admin import PushSecretService, PushStateService, public_key_of
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.callers.authentication import FindSession, FindUser, Open, Signed, VerifyingKey
 from quaymaster.frontend.callers.issuer_keys import IssuerKeys, KeyFetcher
@@ -101,6 +102,9 @@ class Metadata(Protocol):
 
     @property
     def limits(self) -> HasLimits: ...
+
+    @property
+    def push_secrets(self) -> PushSecretService: ...
 
     @property
     def push_states(self) -> PushStateService: ...
@@ -202,6 +206,7 @@ def make_front_end(
     queues = QueueActions(
         *(addresses, metadata.queues, metadata.limits.table),
         push_state=metadata.push_states.of,
+        push_public_key=partial(public_key_of, metadata.push_secrets),
         can_delete=settings.delete_queue == "api",
     )
     moves = MoveActions(addresses, queues.dead_letter_sources, authorization.authorize_destination)

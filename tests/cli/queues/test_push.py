@@ -47,6 +47,7 @@ def test_an_endpoint_is_set_with_all_that_is_said_of_it(
     done = run(
         *("queue", "push", "set", "orders", "--endpoint", "https://example.com/orders"),
         *("--format", "Lambda", "--batch-size", 5, "--max-concurrency", 20, "--timeout", 10),
+        *("--signing", "Ed25519"),
         *("--max-backoff", 60, "--headers-file", headers, "--data", data),
     )
 
@@ -58,6 +59,7 @@ def test_an_endpoint_is_set_with_all_that_is_said_of_it(
         "PushFormat": "Lambda",
         "PushBatchSize": "5",
         "PushMaxConcurrency": "20",
+        "PushSigning": "Ed25519",
         "PushTimeoutSeconds": "10",
         "PushHeaders": '{"Authorization": "Bearer s3cret"}',
         "PushRetryPolicy": '{"minBackoffSeconds": 10, "maxBackoffSeconds": 60}',

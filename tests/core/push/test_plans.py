@@ -32,8 +32,8 @@ def test_a_queue_is_pushed_as_its_attributes_say() -> None:
     )
 
     assert plan_of(replace_definition(queue(1), attributes=plain), str(ARN)) == PushPlan(
-        "https://example.com", str(ARN), is_signed=True
+        "https://example.com", str(ARN), signing="HMAC"
     )
     assert plan_of(replace_definition(queue(1), attributes=full), str(ARN)) == PushPlan(
-        "https://example.com", str(ARN), "Lambda", 5, 7, 9_000, 1_000, 2_000, is_signed=True
+        "https://example.com", str(ARN), "Lambda", 5, 7, 9_000, 1_000, 2_000, signing="HMAC"
     )

@@ -321,7 +321,7 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
         ("LegalHold", "true", " Reason: Only a queue with RetentionMode=Log has it."),
         ("LegalHold", "1", " Reason: It must be true or false."),
         ("GroupStart", "newest", " Reason: It must be earliest or latest."),
-        ("PushSigning", "Ed25519", " Reason: Ed25519 is not supported yet."),
+        ("PushSigning", "RSA", " Reason: It must be HMAC or Ed25519."),
         ("Durability", "Eternal", " Reason: It must be Memory or Async or Sync."),
         ("RetentionMode", "", " Reason: It must be Delete or Log."),
         ("RetentionMode", "Lug", " Reason: It must be Delete or Log."),

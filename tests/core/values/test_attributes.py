@@ -113,4 +113,5 @@ def test_computed_attributes_are_rendered_in_seconds_and_digits() -> None:
         "LastModifiedTimestamp": "1700000001",
         "EffectiveLimits": "{}",
         "PushState": "",
+        "PushPublicKey": "",
     }

@@ -156,8 +156,7 @@ def test_the_host_of_an_endpoint_is_compared_as_it_is_called() -> None:
         ("PushBatchSize", "0", "It must be a whole number of messages between 1 and 10."),
         ("PushMaxConcurrency", "1001", "It must be a whole number of calls between 1 and 1000."),
         ("PushTimeoutSeconds", "901", "It must be a whole number of seconds between 1 and 900."),
-        ("PushSigning", "Ed25519", "Ed25519 is not supported yet."),
-        ("PushSigning", "None", "It must be HMAC."),
+        ("PushSigning", "None", "It must be HMAC or Ed25519."),
         (
             "PushBatchSize",
             "2",

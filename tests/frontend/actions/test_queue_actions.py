@@ -16,6 +16,7 @@ from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions import move_actions, queue_actions
 from quaymaster.protocol.rpc.metadata_messages import AddPermission, CreateQueue, DeleteQueue, QueueChange
 from quaymaster.protocol.sqs.task_handles import parse_task_handle
+from quaymaster.protocol.webhooks.signing import public_key_text
 
 
 def arn(name: str) -> str:
@@ -513,6 +514,8 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
             given = {"PushEndpoint": "https://example.com/a?key=b", "PushHeaders": '{"X-Key":"s3cret"}'}
 
             await client.json("CreateQueue", {"QueueName": "plain"})
+            by_key = {"PushEndpoint": "https://example.com/b", "PushSigning": "Ed25519"}
+            await client.json("CreateQueue", {"QueueName": "by-key", "Attributes": by_key})
             await client.json("CreateQueue", {"QueueName": "jobs", "Attributes": given})
             queue = service.metadata.queue(ACCOUNT, "jobs")
             before = await client.json("GetQueueAttributes", {**url, "AttributeNames": ["PushState"]})
@@ -526,6 +529,14 @@ def test_push_attributes_are_shown_where_they_were_set_and_headers_never() -> No
                 {"QueueUrl": client.url("plain"), "AttributeNames": ["All", "PushState"]},
             )
 
+            signed = await client.json(
+                "GetQueueAttributes",
+                {"QueueUrl": client.url("by-key"), "AttributeNames": ["All"]},
+            )
+            asymmetric = service.metadata.queue(ACCOUNT, "by-key")
+            (secret,) = service.metadata.push_secrets.of(asymmetric).keys
+
+            assert signed.json["Attributes"]["PushPublicKey"] == public_key_text(secret)
             pushed = {name: each for name, each in shown.json["Attributes"].items() if name[:4] == "Push"}
             assert pushed == {
                 "PushEndpoint": "https://example.com/a?key=b",

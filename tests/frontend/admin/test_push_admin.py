@@ -19,7 +19,7 @@ from quaymaster.frontend.admin.queues.push_admin import PushAdmin
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.protocol.admin.push import TestedPush as TriedPush
 from quaymaster.protocol.admin.queues import QueueRequest
-from quaymaster.protocol.webhooks.signing import signed_headers
+from quaymaster.protocol.webhooks.signing import public_key_text, signed_headers
 
 URL = "https://example.com/orders?key=s3cret"
 
@@ -79,6 +79,24 @@ def test_the_secret_that_is_shown_verifies_what_is_signed_before_and_after_a_rot
             }
             for secret in (first["secret"], rotated["secret"]):
                 Webhook(secret).verify(b"{}", signed())
+
+    asyncio.run(scenario())
+
+
+def test_with_ed25519_the_public_key_is_shown_in_place_of_the_secret() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            queue = await port.service.add_queue("orders", PushEndpoint=URL, PushSigning="Ed25519")
+            (key,) = port.service.metadata.push_secrets.of(queue).keys
+
+            shown = (await port.call("GET", "queues/orders/push/secret")).json
+            rotated = (await port.call("POST", "queues/orders/push/rotate")).json
+            both = (await port.call("GET", "queues/orders/push/secret")).json
+
+            assert shown == {"name": "orders", "secret": public_key_text(key), "older_secret": None}
+            assert both["older_secret"] == shown["secret"]
+            assert both["secret"] == rotated["secret"]
+            assert rotated["secret"].startswith("whpk_")
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
@@ -14,16 +15,18 @@ from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.bindings.http import HTTPMessage, from_http
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
+from cryptography.exceptions import InvalidSignature
 from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from quaymaster.core.push.calls import NO_SECRETS, PushedMessage, PushRequest, PushSecrets
-from quaymaster.core.push.flow import PushFormat, PushPlan
+from quaymaster.core.push.flow import PushFormat, PushPlan, PushSigning
 from quaymaster.protocol.cloudevents import content_type_of, time_text
 from quaymaster.protocol.push.requests import build_request, call_id_of
-from quaymaster.protocol.webhooks.signing import secret_text
+from quaymaster.protocol.webhooks.signing import public_key_text, secret_text
 
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "push.md"
 ARN = "arn:aws:sqs:eu-central-1:123456789012:orders"
 KEY, OLDER_KEY = bytes(range(32)), bytes(range(1, 33))
 SECRETS = PushSecrets((KEY, OLDER_KEY))
@@ -47,8 +50,10 @@ def message(number: int = 1, body: str = '{"order": 17}', **fields: Any) -> Push
     )
 
 
-def plan(push_format: PushFormat = "CloudEvents", batch_size: int = 1, *, is_signed: bool = True) -> PushPlan:
-    return PushPlan("https://example.com", ARN, push_format, batch_size, is_signed=is_signed)
+def plan(
+    push_format: PushFormat = "CloudEvents", batch_size: int = 1, *, signing: PushSigning = "HMAC"
+) -> PushPlan:
+    return PushPlan("https://example.com", ARN, push_format, batch_size, signing=signing)
 
 
 def now_ms() -> int:
@@ -90,9 +95,34 @@ def test_any_message_is_an_event_to_the_published_library(
         Webhook(secret_text(secret)).verify(request.body, dict(request.headers), json_parse=False)
 
 
+def test_with_ed25519_the_code_of_the_guide_verifies_by_either_public_key_of_an_exchange() -> None:
+    (block,) = (
+        code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if "Ed25519" in code
+    )
+    guide: dict[str, Any] = {}
+    exec(block, guide)
+
+    request = build_request(plan(signing="Ed25519"), [message()], SECRETS, now_ms())
+    old = build_request(plan(signing="Ed25519"), [message()], SECRETS, now_ms() - 301_000)
+
+    for secret in (KEY, OLDER_KEY):
+        public_key = public_key_text(secret)
+        guide["verify"](public_key, request.headers, request.body)
+        for headers, body in (
+            (request.headers, request.body + b" "),
+            ({**request.headers, "webhook-id": "other"}, request.body),
+            ({**request.headers, "webhook-signature": "v1,AAAA v1a,AAAA"}, request.body),
+            (old.headers, old.body),
+        ):
+            with pytest.raises(InvalidSignature):
+                guide["verify"](public_key, headers, body)
+    with pytest.raises(InvalidSignature):
+        guide["verify"](public_key_text(bytes(32)), request.headers, request.body)
+
+
 def test_a_message_is_an_event_in_binary_mode() -> None:
     request = build_request(
-        plan(is_signed=False), [message(group_id="customer 7")], NO_SECRETS, 1_769_846_999_999
+        plan(signing="none"), [message(group_id="customer 7")], NO_SECRETS, 1_769_846_999_999
     )
 
     assert request.body == b'{"order": 17}'

@@ -205,7 +205,7 @@ async def _forward(
 
     plan = plan_of(definition, arn)
     assert plan is not None, "the endpoint is given"
-    plan = replace(plan, is_signed=bool(secrets.keys))
+    plan = replace(plan, signing="HMAC" if secrets.keys else "none")
     service = OutboundClient(rules=None, concurrency_max=plan.concurrency_max + 1)
     endpoint = OutboundClient(rules=None, concurrency_max=CALLS_MAX)
     signer = Signer(

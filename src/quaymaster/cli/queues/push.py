@@ -52,6 +52,10 @@ def set_push(
         int | None,
         typer.Option("--max-backoff", help="The most seconds that this grows to.", metavar="S"),
     ] = None,
+    signing: Annotated[
+        str | None,
+        typer.Option("--signing", help="HMAC, or Ed25519: receivers hold no secret.", metavar="HOW"),
+    ] = None,
     headers_file: Annotated[
         Path | None,
         typer.Option(
@@ -86,6 +90,7 @@ def set_push(
         attributes.PUSH_BATCH_SIZE: batch_size,
         attributes.PUSH_CONCURRENCY: max_concurrency,
         attributes.PUSH_TIMEOUT: timeout,
+        attributes.PUSH_SIGNING: signing,
         attributes.PUSH_HEADERS: "" if no_headers else _headers(headers_file),
     }
     values = {attribute.name: str(value) for attribute, value in given.items() if value is not None}
@@ -127,7 +132,9 @@ def show(
     queue: options.QueueName,
     secret: Annotated[
         bool,
-        typer.Option("--secret", help="Show the secret by which receivers verify calls, and nothing else."),
+        typer.Option(
+            "--secret", help="Show by what receivers verify calls, secret or public key, and nothing else."
+        ),
     ] = False,
     account: options.QueueAccount = None,
     data: options.Data = None,

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 PushFormat = Literal["CloudEvents", "CloudEventsJson", "Lambda"]
+PushSigning = Literal["HMAC", "Ed25519", "none"]
 Verdict = Literal["works", "rejects", "gone", "fails", "refused"]
 """What an answer says of the endpoint:
 
@@ -46,7 +47,7 @@ class PushPlan(msgspec.Struct, frozen=True, gc=False):
     timeout_ms: int = 30_000
     backoff_min_ms: int = 10_000
     backoff_max_ms: int = 600_000
-    is_signed: bool = False
+    signing: PushSigning = "none"
     is_fifo: bool = False
 
     def __repr__(self) -> str:

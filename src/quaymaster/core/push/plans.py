@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from quaymaster.core.push.flow import PushFormat, PushPlan
+from quaymaster.core.push.flow import PushFormat, PushPlan, PushSigning
 from quaymaster.core.values.queues.attributes import PUSH_SIGNING
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 
@@ -23,6 +23,6 @@ def plan_of(definition: QueueDefinition, source_arn: str) -> PushPlan | None:
         timeout_ms=definition.push_timeout_ms,
         backoff_min_ms=retry.backoff_min_ms,
         backoff_max_ms=retry.backoff_max_ms,
-        is_signed=PUSH_SIGNING.of(definition.attributes) == "HMAC",
+        signing=cast(PushSigning, PUSH_SIGNING.of(definition.attributes)),
         is_fifo=definition.is_fifo,
     )

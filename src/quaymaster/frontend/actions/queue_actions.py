@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from quaymaster.core.limits.limits import LimitTable
@@ -19,16 +20,21 @@ from quaymaster.core.values.errors import MissingParameter, NotNow, QueueDoesNot
 from quaymaster.core.values.queues.attribute_rules import check_attribute_names
 from quaymaster.core.values.queues.attributes import (
     COMPUTED,
+    ED25519,
     EFFECTIVE_LIMITS,
     LATEST,
+    PUSH_PUBLIC_KEY,
+    PUSH_SIGNING,
     PUSH_STATE,
     SETTABLE,
+    ComputedAttribute,
     QueueFacts,
 )
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.queues.queue_names import split_group
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
+from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.protocol.actions import permission_rules, validation
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -47,6 +53,8 @@ from quaymaster.protocol.rpc.metadata_messages import (
 )
 from quaymaster.protocol.sqs import shapes
 
+_OF_PUSHED: Final = (PUSH_STATE, PUSH_PUBLIC_KEY)
+"""Shown of queues that are pushed, though SQS has no such thing."""
 SOURCES_AT_A_TIME: Final = 1_000
 """So many sources of a dead-letter queue are listed together."""
 
@@ -94,12 +102,14 @@ class QueueActions:
         limits: LimitTable,
         *,
         push_state: Callable[[QueueDefinition], str],
+        push_public_key: Callable[[QueueDefinition], str],
         can_delete: bool,
     ) -> None:
         self._addresses = addresses
         self._queues = queues
         self._limits = limits
         self._push_state = push_state
+        self._push_public_key = push_public_key
         self._can_delete = can_delete
 
     async def dead_letter_sources(self, definition: QueueDefinition) -> AsyncIterator[list[QueueDefinition]]:
@@ -178,10 +188,12 @@ class QueueActions:
         computed = [
             each
             for name, each in COMPUTED.items()
-            if (name in named or (asked is None and not each.is_ours)) and each != PUSH_STATE
+            if (name in named or (asked is None and not each.is_ours)) and each not in _OF_PUSHED
         ]
-        if definition.push_endpoint and (asked is None or PUSH_STATE.name in asked):
-            computed.append(PUSH_STATE)
+        computed += [each for each in _of_pushed(definition) if asked is None or each.name in asked]
+        public_key = ""
+        if PUSH_PUBLIC_KEY in computed:
+            public_key = await when_known(partial(self._push_public_key, definition))
         counts = QueueCounts(0, 0, 0)
         if any(attribute.is_count for attribute in computed):
             counts = await self._count(call, definition)
@@ -194,6 +206,7 @@ class QueueActions:
             counts.delayed,
             self._effective_limits(call, definition) if EFFECTIVE_LIMITS in computed else "",
             self._push_state(definition),
+            public_key,
         )
         values = {attribute.name: attribute.render(facts) for attribute in computed}
         in_force = definition.all_attributes()
@@ -286,6 +299,13 @@ class QueueActions:
                 definition.account_id, definition.name, given.Label, queue_id=definition.queue_id
             )
         )
+
+
+def _of_pushed(definition: QueueDefinition) -> tuple[ComputedAttribute, ...]:
+    """Return the attributes that a queue has because it is pushed."""
+    if not definition.push_endpoint:
+        return ()
+    return _OF_PUSHED if PUSH_SIGNING.of(definition.attributes) == ED25519 else (PUSH_STATE,)
 
 
 def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | None) -> bool:

@@ -13,7 +13,12 @@ from quaymaster.protocol.admin.members import AdminAnswer, Change
 from quaymaster.protocol.admin.operation import NO_QUEUE, row
 from quaymaster.protocol.admin.queues import QueueRequest
 
-Secret = Annotated[str, Meta(description="By which a receiver verifies signatures: `whsec_` and base64.")]
+Secret = Annotated[
+    str,
+    Meta(
+        description="By which receivers verify signatures: `whsec_` and base64, with Ed25519 the public key, `whpk_`."
+    ),
+]
 
 
 class PushView(AdminAnswer, frozen=True, kw_only=True):

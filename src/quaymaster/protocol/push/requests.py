@@ -15,6 +15,7 @@ from typing import Final
 
 from quaymaster.core.push.calls import PushedMessage, PushRequest, PushSecrets
 from quaymaster.core.push.flow import PushPlan
+from quaymaster.core.values.queues.attributes import ED25519
 from quaymaster.protocol.cloudevents import (
     BATCH_TYPE_JSON,
     EVENT_TYPE_JSON,
@@ -24,7 +25,13 @@ from quaymaster.protocol.cloudevents import (
     json_event,
 )
 from quaymaster.protocol.push.lambda_events import lambda_event
-from quaymaster.protocol.webhooks.signing import ID_HEADER, TIMESTAMP_HEADER, signed_headers
+from quaymaster.protocol.webhooks.signing import (
+    ID_HEADER,
+    TIMESTAMP_HEADER,
+    asymmetric_signature,
+    signature,
+    signed_headers,
+)
 
 BATCH_ID_PREFIX: Final = "batch_"
 _BATCH_DIGEST_BYTES: Final = 16
@@ -38,8 +45,9 @@ def build_request(
     headers, body = _event(plan, messages)
     call_id = call_id_of(messages)
     signed = {ID_HEADER: call_id, TIMESTAMP_HEADER: str(now_ms // 1_000)}
-    if plan.is_signed:
-        signed = signed_headers(secrets.keys, call_id, now_ms // 1_000, body)
+    if plan.signing != "none":
+        sign = asymmetric_signature if plan.signing == ED25519 else signature
+        signed = signed_headers(secrets.keys, call_id, now_ms // 1_000, body, sign=sign)
     return PushRequest({**dict(secrets.headers), **headers, **signed}, body)
 
 

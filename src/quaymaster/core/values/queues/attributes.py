@@ -61,6 +61,8 @@ PARTITIONS_MOST: Final = 64
 PUSH_PREFIX: Final = "Push"
 """What the names of attributes begin with that say how a queue is pushed."""
 KEY_ID_CHARS_MAX: Final = 2_048
+ED25519: Final = "Ed25519"
+"""The PushSigning by which receivers hold no secret."""
 PEERS: Final = "Peers"
 """The ReplicationMode of queues whose partitions are equal."""
 LOG: Final = "Log"
@@ -170,6 +172,7 @@ class QueueFacts(msgspec.Struct, frozen=True, gc=False):
     limits: str = ""
     """Those that hold for who asks, as JSON."""
     push_state: str = ""
+    push_public_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +221,8 @@ def _choice(*accepted: str) -> Values:
     return Values(_listed(accepted), parse)
 
 
-def _our_choice(*accepted: str, later: tuple[str, ...] = ()) -> Values:
-    """`later`: values that may come one day, and are refused by name until then."""
-
+def _our_choice(*accepted: str) -> Values:
     def parse(name: str, text: str) -> str:
-        if text in later:
-            raise InvalidAttributeValue.of(name, f"{text} is not supported yet.")
         if text not in accepted:
             raise InvalidAttributeValue.of(name, f"It must be {' or '.join(accepted)}.")
         return text
@@ -598,8 +597,9 @@ PUSH_RETRY_POLICY: Final = Attribute(
 )
 PUSH_SIGNING: Final = Attribute(
     name="PushSigning",
-    meaning="how calls are signed: by the rules of Standard Webhooks, with a secret of the queue",
-    values=_our_choice("HMAC", later=("Ed25519",)),
+    meaning="how calls are signed, by the rules of Standard Webhooks: with a secret that receivers have as well, or "
+    "with a private key, of which they have the public one",
+    values=_our_choice("HMAC", ED25519),
     read=str,
     default="HMAC",
     is_ours=True,
@@ -658,6 +658,13 @@ PUSH_STATE: Final = ComputedAttribute(
     meaning="how calls to the `PushEndpoint` go: `verifying`, `active`, `unreachable`, `gone` or `refused`; only where "
     "there is an endpoint",
     render=lambda facts: facts.push_state,
+    is_ours=True,
+)
+PUSH_PUBLIC_KEY: Final = ComputedAttribute(
+    name="PushPublicKey",
+    meaning="by which receivers verify calls: `whpk_` and base64; only where there is an endpoint and `PushSigning` is "
+    "`Ed25519`",
+    render=lambda facts: facts.push_public_key,
     is_ours=True,
 )
 

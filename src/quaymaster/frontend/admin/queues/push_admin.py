@@ -11,13 +11,13 @@ from typing import Protocol
 from quaymaster.core.push.calls import PushSecrets
 from quaymaster.core.push.states import PushState, TriedEndpoint
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.values.queues.attributes import PUSH_SIGNING
+from quaymaster.core.values.queues.attributes import ED25519, PUSH_SIGNING
 from quaymaster.core.values.queues.push_rules import shown_endpoint
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.protocol.admin import push as shapes
 from quaymaster.protocol.admin.queues import QueueRequest
-from quaymaster.protocol.webhooks.signing import secret_text
+from quaymaster.protocol.webhooks.signing import public_key_text, secret_text
 
 TestsPush = Callable[[QueueDefinition], Awaitable[TriedEndpoint]]
 """Calls the endpoint of a queue once, if that wants calls."""
@@ -89,13 +89,13 @@ class PushAdmin:
         keys = self._metadata.push_secrets.of(queue).keys
         if not keys:
             raise UnsupportedOperation(f"The queue {queue.name} has no secret: it never had a PushEndpoint.")
-        newest, *older = map(secret_text, keys)
+        newest, *older = (_verifying_text(queue, key) for key in keys)
         return shapes.PushSecretView(name=queue.name, secret=newest, older_secret=older[0] if older else None)
 
     async def _rotate(self, call: AdminCall, given: QueueRequest) -> shapes.RotatedPushSecret:
         queue = self._queue(call, given)
         key = await self._metadata.push_secrets.rotate(queue)
-        return shapes.RotatedPushSecret(name=queue.name, secret=secret_text(key))
+        return shapes.RotatedPushSecret(name=queue.name, secret=_verifying_text(queue, key))
 
     async def _try(self, call: AdminCall, given: QueueRequest) -> shapes.TestedPush:
         queue = self._queue(call, given)
@@ -113,3 +113,15 @@ class PushAdmin:
         if queue is None:
             raise QueueDoesNotExist
         return queue
+
+
+def public_key_of(secrets: PushSecretService, queue: QueueDefinition) -> str:
+    """Return the public key of what signs a queue's calls now; empty: nothing does. May raise NotYetKnown."""
+    keys = secrets.of(queue).keys
+    return public_key_text(keys[0]) if keys else ""
+
+
+def _verifying_text(queue: QueueDefinition, key: bytes) -> str:
+    """Return what receivers verify with: what signs, or only its public key."""
+    is_asymmetric = PUSH_SIGNING.of(queue.attributes) == ED25519
+    return public_key_text(key) if is_asymmetric else secret_text(key)
