@@ -25,6 +25,7 @@ from quaymaster.frontend.admin.admin_calls import AdminCall
 from quaymaster.frontend.admin.queues.queue_admin import PEEK_BYTES_MAX
 from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.frontend.usage.usage_feed import ensure_pipeline_key
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
@@ -621,11 +622,28 @@ def test_issuers_of_web_identity_tokens_are_set_listed_and_deleted() -> None:
 def test_the_last_key_of_the_default_account_cannot_be_taken_away() -> None:
     async def scenario() -> None:
         async with administered() as port:
+            await ensure_pipeline_key(port.service.metadata.accounts)
             disabled = await port.call("POST", f"keys/{port.client.key_id}/disable")
             deleted = await port.call("DELETE", f"keys/{port.client.key_id}")
 
             assert disabled.status == deleted.status == 400
             assert "last enabled root key" in disabled.json["error"]["message"]
+            assert "last enabled root key" in deleted.json["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_key_of_operators_cannot_have_the_name_of_the_pipelines() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            refused = await port.call("POST", "keys", {"name": "pipeline"})
+            await port.call("POST", "users", {"name": "ada", "key": False})
+            of_a_user = await port.call("POST", "keys", {"name": "pipeline", "user": "ada"})
+            pipeline = await ensure_pipeline_key(port.service.metadata.accounts)
+
+            assert error_of(refused) == (400, "InvalidParameterValue")
+            assert of_a_user.status == 200
+            assert pipeline.access_key_id != of_a_user.json["access_key_id"]
 
     asyncio.run(scenario())
 

@@ -10,6 +10,7 @@ import pytest
 
 from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.core.values.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
+from quaymaster.frontend.usage.usage_feed import ensure_pipeline_key
 
 
 def test_first_start_makes_an_account_with_an_access_key(tmp_path: Path) -> None:
@@ -74,6 +75,49 @@ def test_keys_that_are_taken_away_at_once_leave_one_where_one_must_stay(tmp_path
             assert len(left) == 1
             with pytest.raises(UnsupportedOperation, match="last enabled root key"):
                 await accounts.delete_access_key(left[0].access_key_id, not_last_of=ACCOUNT)
+
+    run(scenario, tmp_path)
+
+
+def test_the_pipelines_key_does_not_let_the_last_key_of_operators_be_taken_away(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts = service.accounts
+            (only,) = accounts.list_access_keys(ACCOUNT)
+            pipeline = await ensure_pipeline_key(accounts)
+
+            with pytest.raises(UnsupportedOperation, match="last enabled root key"):
+                await accounts.delete_access_key(only.access_key_id, not_last_of=ACCOUNT)
+            with pytest.raises(UnsupportedOperation, match="last enabled root key"):
+                await accounts.set_enabled(only.access_key_id, enabled=False, not_last_of=ACCOUNT)
+            await accounts.delete_access_key(pipeline.access_key_id, not_last_of=ACCOUNT)
+
+            assert accounts.list_access_keys(ACCOUNT) == [only]
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("taken", ["deleted", "disabled"])
+def test_a_store_with_no_key_but_the_pipelines_gives_its_operators_another(
+    tmp_path: Path, taken: str
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts = service.accounts
+            (only,) = accounts.list_access_keys(ACCOUNT)
+            pipeline = await ensure_pipeline_key(accounts)
+            if taken == "deleted":
+                await accounts.delete_access_key(only.access_key_id)
+            else:
+                await accounts.set_enabled(only.access_key_id, enabled=False)
+        async with world.service() as service:
+            shown = service.default_access_key
+
+            assert shown is not None
+            assert shown.access_key_id not in (only.access_key_id, pipeline.access_key_id)
+            assert await ensure_pipeline_key(service.accounts) == pipeline
+        async with world.service() as service:
+            assert service.default_access_key == shown
 
     run(scenario, tmp_path)
 

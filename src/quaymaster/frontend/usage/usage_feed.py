@@ -39,7 +39,12 @@ from quaymaster.frontend.usage.usage_spool import SpoolAppend, UsageSpool
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
+from quaymaster.protocol.sqs.internal_queues import (
+    INTERNAL_ACCOUNT,
+    PIPELINE_KEY,
+    USAGE_QUEUE,
+    is_pipeline_key,
+)
 from quaymaster.protocol.usage.dropped_records import DropReason
 from quaymaster.protocol.usage.usage_blocks import decode_header
 from quaymaster.protocol.usage.usage_rows import CorruptBlock
@@ -48,7 +53,6 @@ STOP_SHIPPING_S: Final = 2.0
 CHAIN_FIRST_S: Final = 5.0
 """A start waits so long for the acts that were noted before it."""
 PIPELINE_FILE: Final = "pipeline.json"
-PIPELINE_KEY: Final = "pipeline"
 """The access key by which the pipeline reads, as `quaymaster key list` shows it."""
 
 log = logging.getLogger(__name__)
@@ -385,6 +389,8 @@ class PipelineAccessKey(Protocol):
     def name(self) -> str: ...
     @property
     def is_enabled(self) -> bool: ...
+    @property
+    def user(self) -> str: ...
 
 
 class PipelineAccounts(Protocol):
@@ -405,7 +411,7 @@ async def ensure_pipeline_key(accounts: PipelineAccounts) -> PipelineAccessKey:
         with suppress(CallerError):  # another front end was faster
             await accounts.create_account("internal", INTERNAL_ACCOUNT)
     for key in accounts.list_access_keys(INTERNAL_ACCOUNT):
-        if key.name == PIPELINE_KEY and key.is_enabled:
+        if key.is_enabled and is_pipeline_key(INTERNAL_ACCOUNT, key.name, key.user):
             return key
     return await accounts.create_access_key(INTERNAL_ACCOUNT, PIPELINE_KEY)
 

@@ -47,6 +47,7 @@ from quaymaster.metadata.store.rows import (
     row_decoder,
 )
 from quaymaster.protocol.rpc.metadata_messages import CountedQueues
+from quaymaster.protocol.sqs.internal_queues import is_pipeline_key
 
 ACCOUNT_DIGITS: Final = 12
 NAME_CHARS_MAX: Final = 128
@@ -282,7 +283,8 @@ class Accounts:
     async def ensure_default(self, account_id: str) -> AccessKey | None:
         """Make the default account and its first access key, if they are not there; return the key to show.
 
-        None when the operator has disabled every key of the account.
+        None when the operator has disabled every key of the account. The pipeline's key is never shown. Programs that
+        counted it let operators take all of theirs away: those get another.
         """
         while self.account(account_id) is None:
             try:
@@ -290,10 +292,12 @@ class Accounts:
             except RevisionMismatch:
                 # Another node made both at the same time, or the master key was rotated.
                 await self._mirror.refresh_all(ACCESS_KEYS)
-        if not self.list_access_keys(account_id):
-            await self.create_access_key(account_id, "default")
-        enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled and not key.user]
-        return enabled[0] if enabled else None
+        roots = [key for key in self.list_access_keys(account_id) if not key.user]
+        enabled = [key for key in roots if key.is_enabled]
+        of_operators = [key for key in enabled if not _is_of_pipeline(key)]
+        if not of_operators and (enabled or not roots):
+            return await self.create_access_key(account_id, "default")
+        return of_operators[0] if of_operators else None
 
     async def _create_default(self, account_id: str) -> None:
         """Make account and key in one transaction: of nodes that start together, one does."""
@@ -476,6 +480,7 @@ class Accounts:
     def _another_stays(self, access_key_id: str, account_id: str | None) -> list[Compare]:
         """Return the condition that another enabled key of an account stays as it is; none where none has to.
 
+        Only root keys of people count: neither those of users nor the pipeline's, which the server made for itself.
         Two that are taken away at once are each other's condition, also by two nodes: one of them finds that it is
         the last. UnsupportedOperation where it is.
         """
@@ -484,7 +489,7 @@ class Accounts:
         enabled = [
             row.access_key_id
             for row in self._rows_of(account_id)
-            if row.is_enabled and not row.user and row.expires_ms is None
+            if row.is_enabled and not row.user and row.expires_ms is None and not _is_of_pipeline(row)
         ]
         if access_key_id not in enabled:
             return []
@@ -594,6 +599,10 @@ class Accounts:
 def random_secret() -> str:
     """Return a new secret."""
     return secrets.token_urlsafe(30)  # 40 characters
+
+
+def _is_of_pipeline(key: AccessKey | AccessKeyRow) -> bool:
+    return is_pipeline_key(key.account_id, key.name, key.user)
 
 
 def _check_name(parameter: str, name: str) -> None:

@@ -308,7 +308,8 @@ KEYS_OPERATIONS: Final = (
         Operation.DISABLE_ACCESS_KEY,
         KeyRequest,
         KeyView,
-        "Refuses a key; its sessions end. Not for the last enabled root key of the default account.",
+        "Refuses a key; its sessions end. Not for the last enabled root key of the default account; the key that the "
+        "server made for the pipeline does not count.",
         errors=NOT_THERE,
         who="owner",
     ),

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.frontend.actions.sts_actions import NewSession, SessionService
 from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.admin.operator_authorization import check_root_key
@@ -15,7 +15,7 @@ from quaymaster.frontend.callers.authentication import VerifyingKey
 from quaymaster.frontend.callers.key_uses import KeyUses
 from quaymaster.protocol.admin import accounts as shapes
 from quaymaster.protocol.admin.members import PAGE_MAX
-from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, is_pipeline_key
 
 
 class Account(Protocol):
@@ -164,6 +164,10 @@ class AccountAdmin:
     async def _create_key(self, call: AdminCall, given: shapes.CreateKeyRequest) -> shapes.KeyWithSecret:
         if not given.user:
             check_root_key(call.principal, call.owner)
+        if is_pipeline_key(call.owner, given.name, given.user):
+            raise InvalidParameterValue.of(
+                "Name", given.name, "The server gives this name to the key that it makes for the pipeline."
+            )
         key = await self._accounts.create_access_key(call.owner, given.name, user=given.user)
         return _with_secret(key)
 
