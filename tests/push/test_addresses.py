@@ -65,6 +65,38 @@ def test_a_name_that_turns_private_is_not_called(is_planted: bool) -> None:
     asyncio.run(scenario())
 
 
+class KnownLater(MadeUpNames):
+    """Knows no name when it is asked first."""
+
+    async def resolve(self, host: str, *args: Any, **more: Any) -> Any:
+        if self.asked:
+            return await super().resolve(host, *args, **more)
+        self.asked.append(host)
+        raise OSError("no such name")
+
+
+def test_an_endpoint_outside_is_asked_when_its_name_is_known_again() -> None:
+    async def scenario() -> None:
+        resolver = KnownLater({"hook.example.com": [["127.0.0.1"]]})
+        client = OutboundClient(rules=AddressRules([ip_network("127.0.0.0/8")]), resolver=resolver)
+        rules = AddressRules([ip_network("127.0.0.2/32")], only_networks=True)
+        inside = OutboundClient(rules=rules, resolver=resolver)
+        checks = EndpointChecks(client, inside, "push.example.com")
+        async with web_server(allow) as server:
+            plan = type(PLAN)(f"http://hook.example.com:{server.port}/", PLAN.source_arn)
+
+            while_unknown = await checks.verify(plan)
+            later = await checks.verify(plan)
+
+            assert while_unknown.state == "unreachable"
+            assert (later.state, later.client) == ("active", client)
+            assert [request.method for request in server.requests] == ["OPTIONS"]
+        for made in (client, inside):
+            await made.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_redirect_to_an_address_that_may_not_be_called_is_not_followed() -> None:
     async def scenario() -> None:
         async def redirect(request: web.BaseRequest) -> web.StreamResponse:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from push.model import PLAN, ModelAnswer, ModelEndpoint, answering, raising, run
-from quaymaster.net.outbound.failures import OutboundFailed, OutboundRefused
+from quaymaster.net.outbound.failures import OutboundBusy, OutboundFailed, OutboundRefused
 from quaymaster.push.verification import EndpointChecks
 
 ORIGIN = "push.example.com"
 REFUSED = OutboundRefused("the address may not be called")
-FAILED = OutboundFailed("no connection")
+FAILED = OutboundFailed("no connection", was_dialed=True)
+UNKNOWN = OutboundFailed("the name of the host is not known")
 ALLOWED = ModelAnswer(200, {"webhook-allowed-origin": "*"})
 
 
@@ -39,6 +40,19 @@ def test_an_endpoint_in_the_networks_of_the_operator_is_called_there_alone_and_n
             verified = await EndpointChecks(client, inside, ORIGIN).verify(PLAN)
 
             assert (verified.state, verified.client) == ("active", inside)
+            assert client.calls == []
+
+    run(scenario())
+
+
+def test_an_endpoint_without_an_address_is_called_nowhere_before_it_has_one() -> None:
+    async def scenario() -> None:
+        for error in (UNKNOWN, OutboundBusy("1000 calls wait already")):
+            client, inside = ModelEndpoint(), raising(error)
+
+            verified = await EndpointChecks(client, inside, ORIGIN).verify(PLAN)
+
+            assert (verified.state, verified.reason) == ("unreachable", str(error))
             assert client.calls == []
 
     run(scenario())

@@ -1,7 +1,8 @@
 """Whether an endpoint wants calls: asked outside of `outbound_networks`, so that queues cannot flood strangers.
 
     an OPTIONS request that may go into `outbound_networks` alone ──┬── its address is there ──▶ calls go there alone
-                                                                  └── it is not ──▶ handshake ──▶ calls go anywhere
+                                                                  ├── it is not ──▶ handshake ──▶ calls go anywhere
+                                                                  └── it has none now ──▶ no calls; asked again
 
 What is in the operator's own networks needs no handshake. Whether an endpoint is there is decided as its address is
 dialed, and its calls may then go nowhere else: a name that leads to another place later is asked again.
@@ -40,7 +41,9 @@ class EndpointChecks:
                 await _ask(self._inside, plan, headers)
             except OutboundRefused:
                 pass  # it is elsewhere, or nowhere
-            except OutboundError:
+            except OutboundError as error:
+                if not error.was_dialed:  # its name may lead to a stranger when it is known again
+                    return Verified("unreachable", str(error), self._inside)
                 return Verified("active", "", self._inside)  # how it works is learned by calls
             else:
                 return Verified("active", "", self._inside)

@@ -181,10 +181,14 @@ def test_no_listener_and_unknown_names_are_failures_that_did_nothing() -> None:
         async with web_server(hello) as server:
             url = server.url
         async with client(resolver=MadeUpNames({})) as calls:
-            for called, why in ((url, "no connection"), ("http://nowhere.example", "not known")):
+            for called, why, was_dialed in (
+                (url, "no connection", True),
+                ("http://nowhere.example", "not known", False),
+            ):
                 with pytest.raises(OutboundFailed, match=why) as failed:
                     await calls.call("GET", called)
                 assert not failed.value.may_have_acted
+                assert failed.value.was_dialed is was_dialed
 
     asyncio.run(scenario())
 

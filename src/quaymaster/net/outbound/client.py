@@ -39,8 +39,8 @@ WAITING_MAX: Final = 1_000
 IDLE_CONNECTION_S: Final = 15.0
 
 _AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
-_refusals: ContextVar[list[str] | None] = ContextVar("_refusals", default=None)
-"""Why addresses of the call in progress were not dialed: aiohttp tells only that there is no connection."""
+_dialing: ContextVar[_Dialing | None] = ContextVar("_dialing", default=None)
+"""What became of the addresses of the call in progress: aiohttp tells only that there is no connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +108,28 @@ class OutboundClient:
         except BadURL as error:
             raise OutboundRefused(str(error)) from None
         progress = _Progress()
-        refusals: list[str] = []
-        token = _refusals.set(refusals)
+        dialing = _Dialing()
+        token = _dialing.set(dialing)
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._call(method, parsed, headers or {}, body, answer_bytes_max, progress)
         except TimeoutError:
             raise OutboundFailed(
-                f"no answer within {timeout_s:g} s", may_have_acted=progress.is_connected
+                f"no answer within {timeout_s:g} s",
+                may_have_acted=progress.is_connected,
+                was_dialed=dialing.was_dialed,
             ) from None
         except aiohttp.InvalidURL:
             raise OutboundRefused("the host is neither a name nor an IP address in its usual form") from None
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
-            if refusals and not progress.is_connected:
-                raise OutboundRefused(f"the address may not be called: {refusals[0]}") from None
-            raise OutboundFailed(_reason(error), may_have_acted=progress.is_connected) from None
+            if dialing.refusals and not progress.is_connected:
+                raise OutboundRefused(f"the address may not be called: {dialing.refusals[0]}") from None
+            raise OutboundFailed(
+                _reason(error), may_have_acted=progress.is_connected, was_dialed=dialing.was_dialed
+            ) from None
         finally:
-            _refusals.reset(token)
+            _dialing.reset(token)
 
     async def _call(
         self,
@@ -183,11 +187,14 @@ class OutboundClient:
 
         def socket_for(info: _AddrInfo) -> socket.socket:
             family, kind, protocol, _, address = info
+            dialing = _dialing.get()
+            assert dialing is not None, "sockets are made in calls"
             if self._rules is not None:
                 why = self._rules.why_refused(address[0], address[1], is_encrypted=is_encrypted)
                 if why is not None:
-                    _note_refusal(why)
+                    dialing.refusals.append(why)
                     raise PermissionError(why)
+            dialing.was_dialed = True
             return socket.socket(family=family, type=kind, proto=protocol)
 
         return aiohttp.ClientSession(
@@ -208,6 +215,15 @@ class OutboundClient:
         )
 
 
+class _Dialing:
+    __slots__ = ("refusals", "was_dialed")
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        """Why addresses were not dialed."""
+        self.was_dialed = False
+
+
 class _Progress:
     __slots__ = ("is_connected",)
 
@@ -217,12 +233,6 @@ class _Progress:
 
 async def _note_connected(_: aiohttp.ClientSession, context: Any, __: object) -> None:
     context.trace_request_ctx.is_connected = True
-
-
-def _note_refusal(why: str) -> None:
-    refusals = _refusals.get()
-    assert refusals is not None, "sockets are made in calls"
-    refusals.append(why)
 
 
 def _reason(error: Exception) -> str:

@@ -6,12 +6,14 @@ from __future__ import annotations
 class OutboundError(Exception):
     """A call without a usable answer. The message says why; it holds neither address nor URL.
 
-    `may_have_acted` tells whether the other side may have received the request.
+    `may_have_acted` tells whether the other side may have received the request; `was_dialed`, whether an address of
+    the host was allowed and dialed. Without it nothing is known of where the host is.
     """
 
-    def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
+    def __init__(self, message: str, *, may_have_acted: bool = False, was_dialed: bool = False) -> None:
         super().__init__(message)
         self.may_have_acted = may_have_acted
+        self.was_dialed = was_dialed or may_have_acted
 
 
 class OutboundRefused(OutboundError):
