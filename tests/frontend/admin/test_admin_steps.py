@@ -57,6 +57,11 @@ REQUESTS = [
     Asked("GET", "openapi.json"),
     Asked("GET", "me"),
     Asked("POST", "sessions/revoked", fields={"sessions": []}),
+    Asked(
+        "POST",
+        "me/permissions",
+        fields={"permissions": [{"action": "sqs:SendMessage", "account_id": ACCOUNT, "name": "jobs"}]},
+    ),
     Asked("POST", "sign-in", fields={"read_only": True}),
     Asked("POST", "sign-in-links"),
     Asked("POST", "me/revoke-sessions"),

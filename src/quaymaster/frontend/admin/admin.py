@@ -24,6 +24,7 @@ from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.sts_actions import SessionService
 from quaymaster.frontend.admin.accounts.access_trial import AccessTrial
 from quaymaster.frontend.admin.accounts.account_admin import AccountAdmin, AccountService
+from quaymaster.frontend.admin.accounts.caller_permissions import CallerPermissions
 from quaymaster.frontend.admin.accounts.identity_admin import IdentityAdmin, IdentityService
 from quaymaster.frontend.admin.accounts.issuer_admin import IssuerAdmin, IssuerService
 from quaymaster.frontend.admin.accounts.kms_admin import KMSAdmin, LocalKeyService
@@ -172,6 +173,13 @@ def common_routes(
         **AccessTrial(
             metadata.find_queue,
             metadata.identities,
+            region=settings.region,
+            is_full=settings.policy_evaluation == "full",
+            now_ms=now_ms,
+        ).routes(),
+        **CallerPermissions(
+            metadata.find_queue,
+            settings.account_id,
             region=settings.region,
             is_full=settings.policy_evaluation == "full",
             now_ms=now_ms,

@@ -6,11 +6,13 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from quaymaster.protocol.admin.members import AdminAnswer, AdminRequest, Change, Nothing
+from quaymaster.protocol.admin.members import AccountId, AdminAnswer, AdminRequest, Change, Nothing
 from quaymaster.protocol.admin.operation import AdminOperation
 
 SESSIONS_MAX: Final = 1_000
 """Sessions of one question, as many as a console has live pages. To open a token takes 10 us, once."""
+PERMISSIONS_MAX: Final = 1_000
+"""Permissions of one question. To ask policies for one takes 10 us."""
 
 
 class CallerView(AdminAnswer, frozen=True, kw_only=True):
@@ -45,6 +47,41 @@ class FindRevokedRequest(AdminRequest, frozen=True, kw_only=True):
 
 class RevokedList(AdminAnswer, frozen=True, kw_only=True):
     revoked: Annotated[list[str], Meta(description="Access key ids of the sessions that have ended.")]
+
+
+class NamedPermission(AdminRequest, frozen=True, kw_only=True):
+    """An action on something of an account."""
+
+    action: Annotated[
+        str,
+        Meta(
+            pattern="^(sqs|cloudwatch|quaymaster):[A-Za-z]{1,64}$",
+            max_length=80,
+            description="As policies name it: `sqs:GetQueueAttributes`.",
+        ),
+    ]
+    account_id: AccountId
+    name: Annotated[
+        str,
+        Meta(
+            max_length=512,
+            description="The last part of the resource's ARN: a queue's name, `alarm:NAME`; empty: the account's all.",
+        ),
+    ] = ""
+
+
+class CheckPermissionsRequest(AdminRequest, frozen=True, kw_only=True):
+    permissions: Annotated[list[NamedPermission], Meta(max_length=PERMISSIONS_MAX)]
+
+
+class CheckedPermissions(AdminAnswer, frozen=True, kw_only=True):
+    """What the server would say to requests of the caller from its address, at this moment."""
+
+    is_root: Annotated[bool, Meta(description="No policy of the caller limits it.")]
+    refusals: Annotated[
+        list[str | None],
+        Meta(description="For each permission what a refusal would say; null: the caller has it."),
+    ]
 
 
 def _own(
@@ -89,5 +126,14 @@ OWN_OPERATIONS: Final = (
         FindRevokedRequest,
         RevokedList,
         "Says which of the given sessions have ended: revoked, expired, or none of this server.",
+    ),
+    _own(
+        "CheckPermissions",
+        "POST",
+        "me/permissions",
+        CheckPermissionsRequest,
+        CheckedPermissions,
+        "Says which of the given permissions the caller has. Users of the default account are told of what they may "
+        "do as operators, at the admin port.",
     ),
 )

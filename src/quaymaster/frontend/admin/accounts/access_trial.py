@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from quaymaster.core.access.decisions import Decision, decide, refusal_text
 from quaymaster.core.access.permissions import PERMISSION_NAMES, SERVICE, Permission
+from quaymaster.core.access.policies import PolicyInForce
 from quaymaster.core.access.statements import AccessRequest
 from quaymaster.core.values.errors import QueueDoesNotExist, ResourceNotFound
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
@@ -15,6 +16,27 @@ from quaymaster.frontend.admin.admin_calls import AdminCall, AdminRoute
 from quaymaster.frontend.callers.principal import Principal
 from quaymaster.frontend.callers.request_keys import RequestKeys
 from quaymaster.protocol.admin import queues as shapes
+
+
+def queue_refusal(
+    principal: Principal,
+    permission: Permission,
+    queue: QueueDefinition,
+    policy: PolicyInForce | None,
+    keys: RequestKeys,
+    region: str,
+) -> str | None:
+    """Return what a refusal of such a request would say; None: it is allowed. `policy`: what the queue's decides by."""
+    request = AccessRequest(
+        principal.requester,
+        PERMISSION_NAMES[permission],
+        # A consumer group is authorized as its log.
+        ("arn", "aws", SERVICE, region, queue.account_id, split_group(queue.name)[0]),
+        queue.account_id,
+        keys.find,
+    )
+    decision = decide(request, policy, principal.policies, principal.session_policy)
+    return None if decision is Decision.ALLOWED else refusal_text(request, decision)
 
 
 class AccessTrial:
@@ -44,24 +66,15 @@ class AccessTrial:
         if queue is None:
             raise QueueDoesNotExist
         principal = self._principal(call, given.user)
-        policy = queue.policy if self._is_full else None
         keys = RequestKeys(call.request, principal, queue.account_id, self._region, self._now_ms())
-        request = AccessRequest(
-            principal.requester,
-            PERMISSION_NAMES[Permission(given.action)],
-            # A consumer group is authorized as its log.
-            ("arn", "aws", SERVICE, self._region, queue.account_id, split_group(queue.name)[0]),
-            queue.account_id,
-            keys.find,
-        )
-        decision = decide(request, policy, principal.policies, principal.session_policy)
-        is_allowed = decision is Decision.ALLOWED
+        policy = queue.policy if self._is_full else None
+        reason = queue_refusal(principal, Permission(given.action), queue, policy, keys, self._region)
         return shapes.TriedAccess(
             name=queue.name,
             action=given.action,
             principal=principal.requester.arn,
-            allowed=is_allowed,
-            reason=None if is_allowed else refusal_text(request, decision),
+            allowed=reason is None,
+            reason=reason,
             policies_evaluated=self._is_full,
         )
 
