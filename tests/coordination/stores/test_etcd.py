@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.stores import etcd_gateway
 from quaymaster.coordination.stores.etcd import EtcdCoordination
-from quaymaster.coordination.stores.etcd_gateway import EtcdAccess, parse_error
+from quaymaster.coordination.stores.etcd_gateway import EtcdAccess, EtcdGateway, parse_error
 from quaymaster.coordination.stores.sqlite import SQLiteCoordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 
@@ -97,6 +98,34 @@ def test_watch_from_before_a_compaction_is_lost_and_one_that_kept_up_goes_on(tmp
 
     with EtcdCluster.started(tmp_path) as etcd:  # of its own: others watch from the beginning
         run(scenario)
+
+
+def test_an_endpoint_is_asked_for_its_revision_unless_it_answered_another_read_since(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        store = etcd.store(f"{tmp_path.name}/")
+        gateway = EtcdGateway(
+            EtcdAccess(etcd.endpoints), timeout_ms=int(PATIENCE_S * 1000), probe_key=b"probe"
+        )
+        (endpoint,) = gateway.by_preference()
+        loop = asyncio.get_running_loop()
+        first = await store.compare_and_swap("a", ABSENT, b"1")
+        began_s = loop.time()
+        assert await gateway.probe(endpoint, PATIENCE_S) == first
+
+        second = await store.compare_and_swap("a", first, b"2")
+
+        assert await gateway.revision_since(endpoint, began_s) == first
+        assert await gateway.revision_since(endpoint, math.nextafter(loop.time(), math.inf)) == second
+        third = await store.compare_and_swap("a", second, b"3")
+        assert await gateway.revision_since(endpoint, began_s) == second
+        gateway.avoid(endpoint, "it did not answer")
+        assert await gateway.revision_since(endpoint, began_s) == third
+        await gateway.close()
+        await store.close()
+
+    run(scenario)
 
 
 def test_backup_is_a_sqlite_store_of_one_moment_without_what_is_bound_to_leases(

@@ -441,7 +441,10 @@ def test_watch_misses_nothing_and_repeats_nothing_over_leader_changes(
     run(scenario)
 
 
-def test_watch_at_a_member_that_hangs_goes_on_at_another(three: EtcdCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_answered_others", [False, True])
+def test_watch_at_a_member_that_hangs_goes_on_at_another(
+    three: EtcdCluster, tmp_path: Path, has_answered_others: bool
+) -> None:
     async def scenario() -> None:
         leader = await asyncio.to_thread(three.leader)
         hanging = (leader + 1) % 3
@@ -453,6 +456,8 @@ def test_watch_at_a_member_that_hangs_goes_on_at_another(three: EtcdCluster, tmp
             first = await writing.compare_and_swap("a", ABSENT, b"1")
             watch = watching.watch("", first - 1)
             assert await anext(watch) == [Event("a", b"1", first)]
+            if has_answered_others:
+                assert await watching.get("a") is not None
 
             three.pause(hanging)
             try:

@@ -8,8 +8,9 @@ root is no part of keys here. A revision is etcd's: it counts the changes of all
     lease            etcd's; its time is whole seconds, and at least one and a half elections
     watch            a stream from the last seen revision; after a cut, from there again, at any member
 
-A watch may be dead without a sign: its member paused or cut off, a proxy between that forgot it. So a silent one
-asks its member for a read that needs the leader each WATCH_PROBE_S, and is made anew after WATCH_RENEW_S.
+A watch may be dead without a sign: its member paused or cut off, a proxy between that forgot it. So while one is
+silent, its member must answer a read that needs the leader each WATCH_PROBE_S, whoever asks for it; and the watch is
+made anew after WATCH_RENEW_S.
 
 Each row carries a checksum (`row_checksum`), which is put on and taken off here.
 
@@ -405,12 +406,16 @@ class EtcdCoordination(Coordination):
     async def _next_reply(self, stream: Stream, position: int) -> _WatchReply | None:
         """Return what the watch says next; None when it was silent for so long that a new one is due."""
         silent_s = 0.0
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
         while (line := await stream.next_line(WATCH_PROBE_S)) is None:
             silent_s += WATCH_PROBE_S
-            if await self._gateway.probe(stream.endpoint) < position:
+            # A read begun in the silence is of a later revision than all that the watch had told before.
+            if await self._gateway.revision_since(stream.endpoint, since_s) < position:
                 raise WatchLost(f"etcd is at a revision before {position}: it was restored")
             if silent_s >= WATCH_RENEW_S:
                 return None
+            since_s = loop.time()
         try:
             parsed = _watch_decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -50,6 +51,8 @@ LARGE_BODY_BYTES: Final = 256 << 10
 REPLY_BYTES_MAX: Final = 256 << 20
 IDLE_CONNECTION_S: Final = 60.0
 DNS_CACHE_S: Final = 10
+NEEDS_LEADER: Final = "/v3/kv/"
+"""Where calls are answered only by a member that has heard of the leader, and of a majority, since they came."""
 
 # gRPC status codes.
 NOT_FOUND: Final = 5
@@ -139,6 +142,10 @@ class EtcdEndpoint:
         self.avoided_until_s = 0.0
         self.why_refused = ""
         """Why it is not asked any more, for good."""
+        self.heard_s = -math.inf
+        """When the latest read that needs the leader was begun, of those that it answered."""
+        self.revision = 0
+        """Of the store, in that answer."""
 
     def note_answer(self) -> None:
         """It works."""
@@ -148,6 +155,11 @@ class EtcdEndpoint:
         self.avoided_until_s = 0.0
         self.is_trusted = True
 
+    def note_revision(self, begun_s: float, revision: int) -> None:
+        """It answered a read that was begun then, at this revision of the store."""
+        if begun_s >= self.heard_s:
+            self.heard_s, self.revision = begun_s, revision
+
     def note_failure(self, now_s: float, reason: str) -> None:
         """It does not; ask others for a while."""
         if not self.failures:
@@ -155,6 +167,7 @@ class EtcdEndpoint:
         self.avoided_until_s = now_s + min(AVOIDED_MAX_S, AVOIDED_MIN_S * 2 ** min(self.failures, 10))
         self.failures += 1
         self.is_trusted = False
+        self.heard_s = -math.inf
 
 
 class Stream:
@@ -287,6 +300,17 @@ class EtcdGateway:
             raise for_operators(OutcomeUnknown(), f"the outcome is unknown: {reason}")
         raise for_operators(CoordinationUnavailable(), f"etcd cannot be used now: {reason}")
 
+    async def revision_since(self, endpoint: EtcdEndpoint, since_s: float) -> int:
+        """Return the store's revision, as this endpoint gave it for a read begun at `since_s` of the loop or later.
+
+        It is asked when no such read was answered: where other calls go there all the time, watches add none.
+
+        Raises:
+            EndpointFailed: this endpoint does not answer.
+            EtcdRefused: it has no leader, or does not let us in.
+        """
+        return endpoint.revision if endpoint.heard_s >= since_s else await self.probe(endpoint)
+
     async def probe(self, endpoint: EtcdEndpoint, timeout_s: float = ATTEMPT_TIMEOUT_S) -> int:
         """Return the store's revision by a read that needs the leader.
 
@@ -355,7 +379,7 @@ class EtcdGateway:
 
         An etcd without the cell's rows would tell that brokers, journals and queues are gone. It tells us nothing.
         """
-        if not path.startswith("/v3/kv/"):
+        if not path.startswith(NEEDS_LEADER):
             return  # may be of a member that is behind
         if header.revision < seen:
             self.refuse(
@@ -369,7 +393,8 @@ class EtcdGateway:
     async def _attempt(
         self, endpoint: EtcdEndpoint, path: str, body: bytes, reply_type: type[T], timeout_s: float
     ) -> T:
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        begun_s = asyncio.get_running_loop().time()
+        deadline_s = begun_s + timeout_s
         seen = self._revision
         response = await self._open(self._calls, endpoint, path, body, deadline_s)
         try:
@@ -389,6 +414,8 @@ class EtcdGateway:
         self.check_cluster(endpoint, reply.header)
         self._check_revision(endpoint, path, reply.header, seen)
         endpoint.note_answer()
+        if path.startswith(NEEDS_LEADER):
+            endpoint.note_revision(begun_s, reply.header.revision)
         return reply
 
     async def _open(
