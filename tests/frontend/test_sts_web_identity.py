@@ -375,18 +375,69 @@ def test_records_name_whom_a_web_identity_became_and_never_its_token() -> None:
     assert records["Unknown"].error_code == "ExpiredTokenException"
 
 
+def stop_seconds(service: Service) -> None:
+    """Let all that an address sends be of one second."""
+    bad = service.front_end._refusals.bad
+    note, wait_ms = bad.note, bad.wait_ms
+    bad.note = lambda request, now_ms: note(request, 5_000.0)  # type: ignore[method-assign]
+    bad.wait_ms = lambda request, now_ms: wait_ms(request, 5_000.0)  # type: ignore[method-assign]
+
+
 def test_an_address_with_twenty_forged_tokens_in_a_second_is_refused_before_it_is_read_on() -> None:
     async def scenario(service: Service) -> None:
         client = await begin(service)
-        bad = service.front_end._refusals.bad
-        note, wait_ms = bad.note, bad.wait_ms
-        bad.note = lambda request, now_ms: note(request, 5_000.0)  # type: ignore[method-assign]
-        bad.wait_ms = lambda request, now_ms: wait_ms(request, 5_000.0)  # type: ignore[method-assign]
+        stop_seconds(service)
 
         codes = [(await assume(client, token(OTHER_KEY))).code for _ in range(BAD_PER_S_MAX)]
         refused = await client.sts("AssumeRoleWithWebIdentity", {"WebIdentityToken": token()})
 
         assert codes == ["InvalidIdentityToken"] * BAD_PER_S_MAX
         assert (refused.status, b"RequestThrottled" in refused.body) == (403, True)
+
+    run(scenario, oidc_issuers=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "AccessDenied"),
+        ({"DurationSeconds": "43200"}, "ValidationError"),
+    ],
+)
+def test_tokens_that_hold_and_are_refused_for_another_reason_do_not_shut_their_address_out(
+    given: dict[str, str], code: str
+) -> None:
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        stop_seconds(service)
+
+        codes = [(await assume(client, token(), **given)).code for _ in range(BAD_PER_S_MAX)]
+        taken = await assume(client, token())
+
+        assert codes == [code] * BAD_PER_S_MAX
+        assert taken.status == 200
+
+    run(scenario, oidc_issuers=True)
+
+
+def test_an_issuer_that_is_away_does_not_shut_out_the_addresses_of_its_identities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(fetcher: KeyFetcher, url: str) -> bytes:
+        raise ValueError("status 500")
+
+    monkeypatch.setattr(KeyFetcher, "fetch", fail)
+
+    async def scenario(service: Service) -> None:
+        client = await begin(service)
+        away = "https://away.example.com"
+        await service.metadata.issuers.put(away, ["sts.amazonaws.com"], keys_url="https://keys.example.com")
+        stop_seconds(service)
+
+        codes = [(await assume(client, token(iss=away))).code for _ in range(BAD_PER_S_MAX)]
+        taken = await assume(client, token())
+
+        assert codes == ["IDPCommunicationError"] * BAD_PER_S_MAX
+        assert taken.status == 200
 
     run(scenario, oidc_issuers=True)

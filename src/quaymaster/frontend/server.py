@@ -36,6 +36,7 @@ from quaymaster.core.values.errors import (
     UnknownOperation,
 )
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
+from quaymaster.core.values.sts_errors import ExpiredIdentityToken, InvalidIdentityToken
 from quaymaster.frontend.account_loads import AccountLoad
 from quaymaster.frontend.actions.binding import Handlers, TaskHandler
 from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
@@ -75,6 +76,9 @@ from quaymaster.protocol.sqs.shapes import Shape
 
 WEB_IDENTITY_BYTES_MAX: Final = 32 * 1024
 """Of the body of a request that has a web identity token in place of a signature."""
+_WRONG_TOKEN: Final = (InvalidIdentityToken, ExpiredIdentityToken)
+"""What unsigned actions raise where a web identity token does not hold: like a wrong signature it counts against its
+address. What else they raise concerns a token that holds, or an issuer that is away."""
 _LENGTH_DIGITS_MAX: Final = 9
 MANAGEMENT: Final = API.encode()
 UNKNOWN_WAITING_MAX: Final = 10_000
@@ -556,8 +560,8 @@ class FrontEnd:
             call.fail(Timeout())
             raise
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
-            if call.principal is NOBODY and isinstance(error, CallerError):
-                self._refusals.note_bad(call.request, error)  # a web identity token
+            if call.principal is NOBODY and isinstance(error, _WRONG_TOKEN):
+                self._refusals.note_bad(call.request, error)
             call.fail(error)
         else:
             if not call.is_done:  # some answer with more than an output
