@@ -9,6 +9,7 @@ import pytest
 from frontend.admin.test_admin import administered, error_of
 from frontend.support import ACCOUNT
 from quaymaster.core.limits.limits import Limit, LimitName
+from quaymaster.frontend.admin.accounts.limit_admin import LIMIT_CLASSES, QUEUE_LIMIT_CLASSES
 
 ROW = {"account_id": ACCOUNT, "queue": "", "action": "SendMessage", "requests": 50, "bytes": None}
 
@@ -65,6 +66,8 @@ def test_limits_are_listed_in_pages_of_whole_accounts() -> None:
         {"account_id": "12"},
         {"queue": "a/b"},
         {"action": "SendMessageBatch"},
+        {"queue": "jobs", "action": "ListQueues"},
+        {"queue": "jobs", "action": "CreateQueue"},
         {"requests": 0},
         {"requests": "many"},
         {"requests": None},
@@ -80,3 +83,22 @@ def test_what_is_no_limit_is_refused(wrong: dict[str, object]) -> None:
             assert len(port.service.metadata.limits.table) == 0
 
     asyncio.run(scenario())
+
+
+def test_limits_on_actions_that_are_about_no_queue_are_of_accounts() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            taken = await port.call(
+                "POST", "limits", {"account_id": ACCOUNT, "action": "ListQueues", "requests": 5}
+            )
+            # What an older program stored can be removed.
+            await port.service.metadata.limits.set(LimitName(ACCOUNT, "jobs", "ListQueues"), Limit(1))
+            removed = await port.call("DELETE", f"limits/{ACCOUNT}?queue=jobs&action=ListQueues")
+
+            assert (taken.status, removed.status) == (200, 200)
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_can_have_a_limit_on_each_action_that_is_about_one() -> None:
+    assert {"", "CreateQueue", "ListQueues"} == LIMIT_CLASSES - QUEUE_LIMIT_CLASSES

@@ -14,6 +14,10 @@ from quaymaster.protocol.admin import accounts as shapes
 
 LIMIT_CLASSES: Final = frozenset(action.limit_class for action in ACTIONS.values())
 """Actions that can have a limit; that of a single action is its batch's too."""
+QUEUE_LIMIT_CLASSES: Final = frozenset(
+    action.limit_class for action in ACTIONS.values() if action.scope not in ("account", "resources")
+)
+"""Those that a queue can have a limit on: the others are about no queue, so that nothing would be charged."""
 
 
 class LimitService(Protocol):
@@ -85,6 +89,10 @@ def _checked(name: LimitName) -> LimitName:
     if name.action and name.action not in LIMIT_CLASSES:
         raise InvalidParameterValue.of(
             "action", name.action, f"Must be one of {', '.join(sorted(LIMIT_CLASSES - {''}))}."
+        )
+    if name.queue and name.action and name.action not in QUEUE_LIMIT_CLASSES:
+        raise InvalidParameterValue.of(
+            "action", name.action, "It is about no queue: set the limit on the account, without a queue."
         )
     return name
 
