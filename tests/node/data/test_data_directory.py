@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import shutil
 import sys
@@ -26,18 +25,28 @@ from quaymaster.node.roles import ROLES, SERVER
 from quaymaster.settings import Settings, load_settings
 
 
-@pytest.mark.parametrize("left", [b"\xb1\n", b"", b"q\n", b"0\n", b"\x00" * 512, b"1\xff"])
-def test_damaged_format_file_is_written_anew_and_named(
-    tmp_path: Path, left: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    "left", [b"\xb1\n", b"", b"abc\n", b"0\n", b"-1\n", b"\x00" * 512, b"1\xff", b"1" * 5_000]
+)
+def test_a_directory_of_unknown_format_is_refused_and_left_as_it_is(tmp_path: Path, left: bytes) -> None:
     prepare_data_directory(tmp_path).release()
     (tmp_path / "format").write_bytes(left)
 
-    with caplog.at_level(logging.WARNING):
-        prepare_data_directory(tmp_path).release()
+    with pytest.raises(DataDirectoryUnusable, match=f"is damaged: .*write {FORMAT_MAX} into it"):
+        prepare_data_directory(tmp_path)
+    with pytest.raises(DataDirectoryUnusable, match="is damaged"):
+        raise_format_of(tmp_path, FORMAT_MAX)
 
-    assert (tmp_path / "format").read_bytes() == b"%d\n" % FORMAT_MAX
-    assert "damaged file written again" in caplog.text
+    assert (tmp_path / "format").read_bytes() == left
+
+
+def test_a_damaged_format_file_that_was_written_by_hand_is_good(tmp_path: Path) -> None:
+    prepare_data_directory(tmp_path).release()
+    (tmp_path / "format").write_text(str(FORMAT_MAX))
+
+    prepare_data_directory(tmp_path).release()
+
+    assert (tmp_path / "format").read_text() == str(FORMAT_MAX)
 
 
 def test_directory_of_a_newer_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

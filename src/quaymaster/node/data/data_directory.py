@@ -3,6 +3,9 @@
 The file `format` has the newest cell format (`core/values/formats`) whose forms may be in the directory: 1 for all
 before 4, which a program of then expects. A single server writes the newest from its start on, a process of a cell what
 the cell writes; the file is raised before the first such write. A program that does not read it refuses the directory.
+A file that holds no number is damaged: it is written whole or not at all, so no power cut leaves it so. The directory
+is refused as well, since the number cannot be had from elsewhere: rows of a newer program may look like those of this
+one.
 
 The first start of a server with its own store creates things in this order, so that a directory that has lost both
 metadata and journals differs from one whose first start was killed:
@@ -38,6 +41,7 @@ WORKERS_LOOK_S: Final = 0.05
 LOCK_FILE: Final = "lock"
 BEFORE_NUMBERS: Final = 4
 """Programs that read older formats only know directories of format 1."""
+NUMBER_DIGITS_MAX: Final = 9
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +69,8 @@ def prepare_data_directory(data: Path, number: int = FORMAT_MAX, *, has_store: b
 
     Raises:
         DirectoryInUse: another process serves from it.
-        DataDirectoryUnusable: it has a newer format, lost its metadata, or something that is no data directory is in
-            the way. Nothing was changed.
+        DataDirectoryUnusable: it has a newer format or none that can be read, lost its metadata, or something that is
+            no data directory is in the way. Nothing was changed.
     """
     lock = lock_data_directory(data)
     try:
@@ -155,7 +159,7 @@ def check_format(data: Path) -> None:
             )
         return
     number = _read_format(path)
-    if number is not None and number > FORMAT_MAX:
+    if number > FORMAT_MAX:
         raise DataDirectoryUnusable(
             f"{data} has format {number}; this version of Quaymaster ({__version__}) reads formats up to {FORMAT_MAX}. "
             "Start the version that wrote it."
@@ -182,24 +186,28 @@ def _write_or_raise_format(data: Path, number: int) -> None:
     path = data / FORMAT_FILE
     if not path.exists():
         _write_format(data, number)
-    elif _read_format(path) is None:
-        # No program wrote that. Every file next to it says and checks its own version, so that this one is no loss.
-        found = path.read_bytes().decode("ascii", "replace").strip()
-        log_event(log, logging.WARNING, "damaged file written again", path=str(path), found=repr(found[:40]))
-        _write_format(data, FORMAT_MAX)
     else:
         raise_format_of(data, number)
 
 
-def _read_format(path: Path) -> int | None:
-    """Return the number in a format file; None when it is damaged."""
+def _read_format(path: Path) -> int:
+    """Return the number in a format file; DataDirectoryUnusable when it holds something else."""
     text = path.read_bytes().decode("ascii", "replace").strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+    if len(text) <= NUMBER_DIGITS_MAX and text.isdecimal() and int(text):
+        return int(text)
+    raise DataDirectoryUnusable(
+        f"{path} is damaged: it holds {text[:40]!r} in place of the number of a format. Nothing was changed. Put the "
+        f"file back as it was. If no version of Quaymaster newer than this one ({__version__}) has used the "
+        f"directory, write {FORMAT_MAX} into it."
+    )
 
 
 def raise_format_of(data: Path, number: int) -> None:
-    """Say, before it happens, that forms of a format are written in a directory. It only grows."""
-    found = int((data / FORMAT_FILE).read_bytes())
+    """Say, before it happens, that forms of a format are written in a directory. It only grows.
+
+    Raises DataDirectoryUnusable when the file is damaged.
+    """
+    found = _read_format(data / FORMAT_FILE)
     if _number_in_file(number) > found:
         _write_format(data, number)
         log_event(log, logging.INFO, "data directory upgraded", data=data, format=number)
