@@ -546,14 +546,23 @@ def test_another_attempt_id_gives_other_messages(sqs: Any, fifo_queue: str) -> N
     assert texts(take(sqs, fifo_queue, 1, ReceiveRequestAttemptId="two")) == ["b1"]
 
 
-def test_attempt_id_brings_no_deleted_message_back(sqs: Any, fifo_queue: str) -> None:
+@pytest.mark.parametrize("how", ["deleted", "changed"])
+def test_attempt_id_is_not_good_any_more_once_a_message_of_its_receive_was_deleted_or_changed(
+    sqs: Any, fifo_queue: str, how: str
+) -> None:
     send_to_groups(sqs, fifo_queue, "a1", "a2")
     (first,) = take(sqs, fifo_queue, 1, ReceiveRequestAttemptId="attempt")
-    delete(sqs, fifo_queue, first)
+    if how == "deleted":
+        delete(sqs, fifo_queue, first)
+    else:
+        sqs.change_message_visibility(
+            QueueUrl=fifo_queue, ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=600
+        )
 
-    again = take(sqs, fifo_queue, 1, ReceiveRequestAttemptId="attempt")
-
-    assert "a1" not in texts(again)
+    with refused(
+        "InvalidParameterValue", containing="Value attempt for parameter ReceiveRequestAttemptId is invalid"
+    ):
+        take(sqs, fifo_queue, 1, ReceiveRequestAttemptId="attempt")
 
 
 # -- high throughput --------------------------------------------------------------------------------------

@@ -148,6 +148,16 @@ class ModelQueue:
                 return None
         return taken
 
+    def is_spent(self, attempt: bytes, now_ms: int) -> bool:
+        time_ms, taken = self.attempts.get(attempt, (-DEDUP_WINDOW_MS, []))
+        if now_ms - time_ms >= DEDUP_WINDOW_MS:
+            return False
+        for sequence, count in taken:
+            message = self.live.get(sequence)
+            if message is None or (message.deadline_ms and message.count == count and message.changed):
+                return True
+        return False
+
     # Deleting and hiding by receipt
 
     def is_held_by(self, sequence: int, epoch: int, count: int) -> bool:

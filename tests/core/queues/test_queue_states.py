@@ -428,18 +428,43 @@ def test_repeated_attempt_that_asks_for_fewer_messages_gets_the_first_of_them(ho
     same_after_replay(host)
 
 
-@pytest.mark.parametrize("how", ["deleted", "changed", "expired", "window"])
-def test_attempt_is_not_repeated_once_its_messages_changed(host: Host, how: str) -> None:
-    send(host, STEPS, *(message(number, group=1) for number in range(4)))
+@pytest.mark.parametrize("how", ["deleted", "changed"])
+@pytest.mark.parametrize("only_attempt", [False, True])
+def test_attempt_is_refused_while_one_of_its_messages_is_gone_or_hidden_for_another_time(
+    host: Host, how: str, only_attempt: bool
+) -> None:
+    send(host, STEPS, *(message(number, group=number // 2) for number in range(2, 6)))
     first = receive(host, STEPS, 2, attempt=ATTEMPT, timeout_ms=400_000)
+    command = Receive(STEPS, 0, 2, 30_000, 0, ATTEMPT, only_attempt=only_attempt, attempt_id="once")
+    end = host.replica.end_offset
 
-    after_ms = 0
     if how == "deleted":
-        delete(host, STEPS, receipts_of(first)[0])
-    elif how == "changed":
-        hide(host, STEPS, receipts_of(first)[0], 60_000)
+        delete(host, STEPS, receipts_of(first)[1])
     else:
-        after_ms = 400_000 if how == "expired" else 300_000
+        hide(host, STEPS, receipts_of(first)[1], 390_000)
+
+    for after_ms in (0, 299_990):
+        with pytest.raises(InvalidParameterValue, match=r"^Value once for .* is not retryable\.$"):
+            host.ask(command, after_ms=after_ms)
+    assert host.replica.end_offset == end + 1
+    assert sequences(receive(host, STEPS, 2, attempt=b"attempt-two-----")) == [3, 4]
+    assert sequences(receive(host, STEPS, 2, attempt=ATTEMPT, after_ms=10)) == []
+    same_after_replay(host)
+
+
+def test_attempt_whose_messages_were_made_visible_is_a_receive_like_any_other(host: Host) -> None:
+    send(host, STEPS, message(1, group=1))
+    first = receive(host, STEPS, 2, attempt=ATTEMPT, timeout_ms=400_000)
+    hide(host, STEPS, receipts_of(first)[0], 0)
+
+    assert [taken.delivery_count for taken in receive(host, STEPS, 2, attempt=ATTEMPT).taken] == [2]
+
+
+@pytest.mark.parametrize("how", ["expired", "window"])
+def test_attempt_is_not_repeated_once_its_messages_are_visible_or_it_is_old(host: Host, how: str) -> None:
+    send(host, STEPS, *(message(number, group=1) for number in range(4)))
+    receive(host, STEPS, 2, attempt=ATTEMPT, timeout_ms=400_000)
+    after_ms = 400_000 if how == "expired" else 300_000
 
     again = receive(host, STEPS, 2, attempt=ATTEMPT, after_ms=after_ms)
     assert sequences(again) == ([1, 2] if how == "expired" else [])

@@ -48,7 +48,7 @@ from quaymaster.core.values.commands.transactions import (
     StageMessages,
 )
 from quaymaster.core.values.commands.unions import Decided
-from quaymaster.core.values.errors import OverLimit, QueueRevisionTaken
+from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, QueueRevisionTaken
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.partition_tables import (
     SEQUENCE_SPAN,
@@ -417,6 +417,23 @@ def test_a_receive_may_ask_for_nothing_but_what_its_attempt_has() -> None:
     host.ask(SetQueue(newer))
     told = host.ask(Receive(JOBS, 0, 1, attempt=identity(6), only_attempt=True, table_version=1))
     assert told == Elsewhere(newer)
+
+
+def test_a_sealed_partition_refuses_no_attempt_for_messages_that_may_be_in_its_children() -> None:
+    host = started(fifo())
+    send(host, message(1, group=1))
+    attempt = identity(5)
+    first = host.ask(Receive(JOBS, 0, 1, attempt=attempt))
+    assert isinstance(first, TakenOutcome)
+    host.ask(Delete(JOBS, 0, receipts_of(first)))
+    again = Receive(JOBS, 0, 1, attempt=attempt, only_attempt=True, attempt_id="once")
+    with pytest.raises(InvalidParameterValue):
+        host.ask(again)
+
+    host.ask(SetQueue(moved(fifo())))
+
+    assert host.partition(JOBS).is_sealed
+    assert host.ask(again) == TakenOutcome(1, [], [], False)
 
 
 def test_a_journal_with_a_later_table_answers_with_it_and_changes_nothing() -> None:

@@ -672,6 +672,7 @@ def test_an_attempt_id_reaches_the_broker_of_a_fifo_queue_only() -> None:
             assert receives[0].attempt is not None
             assert len(receives[0].attempt) == 16
             assert receives[1].attempt is None
+            assert [receive.attempt_id for receive in receives] == ["again", ""]
 
     asyncio.run(scenario())
 

@@ -50,7 +50,7 @@ from quaymaster.core.values.commands.messages import (
 )
 from quaymaster.core.values.commands.partitions import ANY_TABLE, AskGroups, GroupsOutcome
 from quaymaster.core.values.commands.unions import Decided
-from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
+from quaymaster.core.values.errors import InvalidParameterValue, OverLimit, UnsupportedOperation
 from quaymaster.core.values.partition_tables import parents_of
 from quaymaster.core.values.queues.queue_definitions import QueueDefinition
 from quaymaster.core.values.records import Record, RecordType
@@ -110,6 +110,11 @@ class ConsumedQueues(AppliedQueues):
                 again = earlier.messages[: command.count_max]
                 found = self._hand_out(partition, again, now_ms, timeout_ms, command.attempt, proposal)
                 return TakenOutcome(partition.receipt_epoch(proposal.epoch), found, [], False), Wait.COMMIT
+            # What is gone from a sealed partition may be in one of its children.
+            if not partition.is_sealed and partition.attempts.is_spent(
+                command.attempt, partition.in_flight, partition.is_live, now_ms
+            ):
+                raise InvalidParameterValue.attempt(command.attempt_id)
         if command.only_attempt:
             return self._nothing(command, proposal)
         room = self._in_flight_max - len(partition.in_flight)

@@ -7,7 +7,7 @@ The order of the fields of each class is a format: it changes with STATE_VERSION
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -76,8 +76,8 @@ class Attempts(dict[bytes, Attempt]):
 
     def find(self, attempt: bytes, in_flight: RowTable[InFlight], now_ms: int) -> Attempt | None:
         """Return an earlier receive of this attempt id whose messages are all still out, untouched; or None."""
-        found = self.get(attempt)
-        if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms:
+        found = self._known(attempt, now_ms)
+        if found is None:
             return None
         for sequence, delivery_count in found.messages:
             row = in_flight.get(sequence)
@@ -89,6 +89,30 @@ class Attempts(dict[bytes, Attempt]):
             ):
                 return None
         return found
+
+    def is_spent(
+        self, attempt: bytes, in_flight: RowTable[InFlight], is_live: Callable[[int], bool], now_ms: int
+    ) -> bool:
+        """Tell whether an earlier receive of this attempt id cannot be repeated any more, nor another begin.
+
+        A message of it is gone, or is hidden because its visibility was changed. Messages that are visible again do not
+        count: nothing tells whether their time was over, or was set to 0.
+        """
+        found = self._known(attempt, now_ms)
+        if found is None:
+            return False
+        for sequence, delivery_count in found.messages:
+            row = in_flight.get(sequence)
+            if row is None:
+                if not is_live(sequence):
+                    return True
+            elif row.changed and row.delivery_count == delivery_count and row.deadline_ms > now_ms:
+                return True
+        return False
+
+    def _known(self, attempt: bytes, now_ms: int) -> Attempt | None:
+        found = self.get(attempt)
+        return None if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms else found
 
     def note(self, attempt: bytes, messages: Sequence[tuple[int, int]], time_ms: int) -> None:
         """A receive handed out messages, as (sequence, delivery count). What is too old or too much is forgotten."""

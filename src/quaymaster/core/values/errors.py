@@ -309,6 +309,15 @@ class InvalidParameterValue(CallerError):
         """Name the parameter, its value and the reason (a sentence)."""
         return cls(f"Value {value} for parameter {parameter} is invalid. Reason: {reason}")
 
+    @classmethod
+    def attempt(cls, attempt_id: str) -> Self:
+        """Name a receive that cannot be repeated; SQS's words."""
+        return cls.of(
+            "ReceiveRequestAttemptId",
+            attempt_id,
+            "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable.",
+        )
+
 
 class MissingParameter(CallerError):
     """A required parameter is absent (or empty, where the service treats that alike)."""

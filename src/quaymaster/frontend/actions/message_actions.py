@@ -235,6 +235,7 @@ class MessageActions:
             attempt,
             definition.table_version,
             takes_for_good=definition.is_at_most_once,
+            attempt_id="" if attempt is None else asked.attempt_id or "",
         )
 
         def render(outcome: Outcome) -> shapes.ReceiveMessageResult:

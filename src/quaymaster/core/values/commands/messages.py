@@ -73,7 +73,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
 
     With `wait_ms` above 0 an empty receive is parked for that long, or until a message is visible.
     `attempt` is the 16-byte hash of a ReceiveRequestAttemptId (FIFO), or None; with `only_attempt` nothing but what the
-    attempt was handed before is handed out.
+    attempt was handed before is handed out. `attempt_id` is the id itself, for who is told that it is no longer good.
 
     `table_version`: the caller's partition table. Where the journal has a newer one, and the partition nothing to hand
     out, the answer is `Elsewhere`, at once: a front end that only receives learns of new partitions so.
@@ -99,6 +99,7 @@ class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     is_part: bool = False
     empty_before: int = 0
     takes_for_good: bool = False
+    attempt_id: str = ""
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True):
