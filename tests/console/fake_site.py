@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quaymaster.console.site import (
@@ -21,6 +21,7 @@ from quaymaster.console.site import (
     SignedIn,
     SignIn,
 )
+from quaymaster.console.web.access import PERMISSIONS
 
 NOW_MS = 1_795_000_000_000
 OPERATORS = "000000000000"
@@ -46,6 +47,24 @@ class FakeAPI:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.answers: dict[str, Answer] = {}
+        self.allowed: frozenset[str] | None = None
+        """Actions that policies allow, on all resources or as `ACTION ACCOUNT/NAME`; None: of a root key, all."""
+        self.failure: APIError | None = None
+        """What comes of a question about permissions, where it is not answered."""
+        self.permission_calls = 0
+
+    def _check_permissions(self, asked: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
+        self.permission_calls += 1
+        if self.failure is not None:
+            raise self.failure
+        if self.allowed is None:
+            return {"is_root": True, "refusals": [None] * len(asked)}
+        refusals = []
+        for one in asked:
+            resource = f"{one['account_id']}/{one['name']}"
+            is_allowed = not self.allowed.isdisjoint((one["action"], f"{one['action']} {resource}"))
+            refusals.append(None if is_allowed else f"no {one['action']} on {resource}")
+        return {"is_root": False, "refusals": refusals}
 
     async def sign_in(self, given: SignIn, address: str) -> SignedIn:
         self.asked.append(Asked("sign-in", type(given).__name__, {"address": address}))
@@ -68,6 +87,9 @@ class FakeAPI:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Any:
+        if path == PERMISSIONS:
+            assert body is not None
+            return self._check_permissions(body["permissions"])
         return self._answer("admin", f"{method} {path}", {**(query or {}), **(body or {})})
 
     async def sqs(self, caller: Caller, action: str, members: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +124,9 @@ class FakeSite:
 
     def now_ms(self) -> int:
         return self.at_ms
+
+    def accounts(self) -> Collection[str]:
+        return {one.account for one in self.listed} | {one.account for one in self.alerts_now}
 
     def queues(self, account: str | None) -> Sequence[QueueNow]:
         if account is None:

@@ -64,7 +64,9 @@ def furnished_site() -> FakeSite:
         NOW_MS,
         (
             Problem("critical", "JournalLeaderless", "Journal 3 has no leader.", NOW_MS - 40_000, "/cell"),
-            Problem("warning", "orders-old", "orders: age 320 s > 300 s", NOW_MS - 9 * MINUTE_MS, "/alerts"),
+            Problem(
+                "warning", "orders-old", "orders: age 320 s > 300 s", NOW_MS - 9 * MINUTE_MS, "/alerts", True
+            ),
         ),
         (
             Chart(

@@ -50,5 +50,8 @@ def test_queues_that_come_change_and_go_are_followed(tmp_path: Path) -> None:
             await found.store.transaction([], [], [f"{PREFIX}000000000000/dead"])
             await until(lambda: found.queues.find("000000000000", "dead") is None)
             assert found.queues.dead_letters_of(dead) == 0
+            assert found.queues.accounts() == ["000000000000"]
+            await found.store.transaction([], [], [f"{PREFIX}000000000000/orders"])
+            await until(lambda: found.queues.accounts() == [])
 
     asyncio.run(run())

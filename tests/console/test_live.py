@@ -190,11 +190,14 @@ def test_each_kind_of_topic_is_rendered() -> None:
 
     async def scenario() -> None:
         render = renderer(site, Templates(), QueueOrders())
-        assert set(await render(Topic("overview", None))) == {"overview"}
+        assert set(await render(Topic("overview", None, ("alerts", "cell")))) == {"overview"}
         assert set(await render(Topic("alerts", None))) == {"alerts"}
         assert set(await render(Topic("cell", None))) == {"cell"}
         for _ in range(2):
-            assert set(await render(Topic("queue", OPERATORS, ("orders", "1h")))) == {"facts", "charts"}
+            assert set(await render(Topic("queue", OPERATORS, ("orders", "1h", "values", "charts")))) == {
+                "facts",
+                "charts",
+            }
         assert await render(Topic("queue", OPERATORS, ("none", "1h"))) == {}
 
     asyncio.run(scenario())

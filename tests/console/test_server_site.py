@@ -31,6 +31,7 @@ def site_of(found: Monitored) -> ServerSite:
         cell=lambda: EMPTY,
         alerts=lambda account: [ALERT] if account in (None, CUSTOMER) else [],
         problems=lambda: [PROBLEM],
+        accounts_with_alerts=lambda: [CUSTOMER, "222222222222"],
     )
 
 
@@ -114,7 +115,9 @@ def test_the_overview_has_charts_of_all_queues_and_what_needs_attention(tmp_path
             assert own.charts[1].series[0].values == [3, 3]
             assert other.charts[0].series[0].values == []
             assert [problem.title for problem in whole.problems] == ["JournalLeaderless", "old"]
+            assert [problem.is_alert for problem in whole.problems] == [False, True]
             assert [problem.title for problem in own.problems] == ["old"]
+            assert set(site.accounts()) == {ACCOUNT, CUSTOMER, "222222222222"}
             assert other.problems == []
             assert site.cell() is EMPTY
             assert site.alerts(CUSTOMER) == [ALERT]

@@ -62,6 +62,10 @@ class KnownQueues:
         queue = self._by_id.get(queue_id)
         return None if queue is None else queue.created_ms
 
+    def accounts(self) -> list[str]:
+        """Return the accounts that have queues."""
+        return [account for account, queues in self._accounts.items() if queues]
+
     def all(self, account: str | None = None) -> Iterator[KnownQueue]:
         """Yield the queues of an account, or of all accounts."""
         if account is not None:

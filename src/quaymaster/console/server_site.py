@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from quaymaster.console.api_client import APIClient
@@ -65,6 +65,7 @@ class ServerSite:
         confirm_address: Callable[[str], Awaitable[str | None]] = _no_address,
         problems: Callable[[], Sequence[Problem]] = lambda: (),
         process: Callable[[str, str], Sequence[Chart] | None] = lambda role, name: None,
+        accounts_with_alerts: Callable[[], Iterable[str]] = lambda: (),
     ) -> None:
         self._monitor = monitor
         self._operations = operations
@@ -75,6 +76,7 @@ class ServerSite:
         self._confirm_address = confirm_address
         self._problems = problems
         self._process = process
+        self._accounts_with_alerts = accounts_with_alerts
         self._lists: dict[str | None, tuple[tuple[int, int], Sequence[QueueNow]]] = {}
         self._totals: dict[str | None, deque[Total]] = {}
         monitor.on_minute(self._note_minute)
@@ -87,6 +89,10 @@ class ServerSite:
     def now_ms(self) -> int:
         """See `Site`."""
         return self._monitor.now_ms()
+
+    def accounts(self) -> Collection[str]:
+        """See `Site`."""
+        return {*self._monitor.queues.accounts(), *self._accounts_with_alerts()}
 
     def queues(self, account: str | None) -> Sequence[QueueNow]:
         """See `Site`."""
@@ -189,7 +195,7 @@ class ServerSite:
 
     def _firing(self, account: str | None) -> list[Problem]:
         return [
-            Problem("warning", alert.name, alert.reason, alert.changed_ms, "/alerts")
+            Problem("warning", alert.name, alert.reason, alert.changed_ms, "/alerts", is_alert=True)
             for alert in self._alerts(account)
             if alert.state == "ALARM"
         ]

@@ -9,7 +9,7 @@ known is None, never 0. Times are in ms since 1970, and belong to the value next
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -168,13 +168,17 @@ class Series(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What needs attention on the overview. `page`: a path of the console, or the URL of a runbook."""
+    """What needs attention on the overview: of the cell, or an alert that fires.
+
+    `page`: a path of the console, or the URL of a runbook.
+    """
 
     severity: Literal["critical", "warning"]
     title: str
     detail: str
     since_ms: int | None
     page: str
+    is_alert: bool = False
 
 
 class Chart(NamedTuple):
@@ -276,6 +280,10 @@ class Site(Protocol):
 
     def now_ms(self) -> int:
         """Return the time by which values are stale."""
+        ...
+
+    def accounts(self) -> Collection[str]:
+        """Return the accounts that have queues or alerts."""
         ...
 
     def queues(self, account: str | None) -> Sequence[QueueNow]:

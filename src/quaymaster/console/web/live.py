@@ -18,6 +18,8 @@ from quaymaster.console.site import Credentials, Site
 
 RENDER_EVERY_S: Final = 1.0
 ENDED_EVERY_S: Final = 5.0
+SEEN_EVERY_S: Final = 10.0
+"""A page is asked again whether its user may see it; that is a call for each session that policies limit."""
 PING_EVERY_S: Final = 15.0
 """A comment, so that proxies do not take a quiet page for a dead one."""
 
@@ -33,6 +35,8 @@ class Topic(NamedTuple):
     subject: tuple[str, ...] = ()
 
 
+IsSeen = Callable[[], Awaitable[bool]]
+"""Tells whether the user of a page may still see its topic."""
 Renderer = Callable[[Topic], Awaitable[Fragments]]
 
 
@@ -40,13 +44,18 @@ class TooManyLivePages(Exception):
     """As many pages are live as the setting `console_live_pages_max` allows."""
 
 
+async def _always() -> bool:
+    return True
+
+
 class LivePage:
     """One browser page that follows a topic."""
 
-    def __init__(self, topic: Topic, credentials: Credentials) -> None:
+    def __init__(self, topic: Topic, credentials: Credentials, is_seen: IsSeen = _always) -> None:
         self.topic = topic
         self.credentials = credentials
-        self.is_ended = False
+        self.is_seen = is_seen
+        self.end_event = ""
         self._pending: dict[str, str] = {}
         self._news = asyncio.Event()
 
@@ -56,9 +65,19 @@ class LivePage:
             self._pending.update(fragments)
             self._news.set()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is told nothing more."""
+        return bool(self.end_event)
+
     def end(self) -> None:
         """Have the page go to the sign-in page: its session is over."""
-        self.is_ended = True
+        self.end_event = "ended"
+        self._news.set()
+
+    def reload(self) -> None:
+        """Have the page be loaded again: its user sees less of it now, or more."""
+        self.end_event = self.end_event or "reload"
         self._news.set()
 
     async def events(self) -> AsyncIterator[str]:
@@ -72,7 +91,7 @@ class LivePage:
                 continue
             self._news.clear()
             if self.is_ended:
-                yield "event: ended\ndata: {}\n\n"
+                yield f"event: {self.end_event}\ndata: {{}}\n\n"
                 return
             pending, self._pending = self._pending, {}
             yield f"data: {json.dumps(pending, separators=(',', ':'))}\n\n"
@@ -110,11 +129,12 @@ class Hub:
             self._shown.pop(page.topic, None)
 
     async def run(self) -> None:
-        """Render topics and end revoked sessions, until cancelled."""
+        """Render topics, end revoked sessions and pages that are refused now, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._repeat(self.render_once, RENDER_EVERY_S))
                 tasks.create_task(self._repeat(self.end_revoked, ENDED_EVERY_S))
+                tasks.create_task(self._repeat(self.reload_refused, SEEN_EVERY_S))
         finally:
             self.stop()
 
@@ -145,6 +165,12 @@ class Hub:
         for page in pages:
             if is_over[page.credentials]:
                 page.end()
+
+    async def reload_refused(self) -> None:
+        """Have pages loaded again whose users may not see any more what they show."""
+        for page in self._all_pages():
+            if not await page.is_seen():
+                page.reload()
 
     def _tell_news(self, topic: Topic, rendered: dict[str, str]) -> None:
         shown = self._shown.get(topic, {})

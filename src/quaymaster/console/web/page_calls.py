@@ -1,6 +1,7 @@
 """One request of a browser, and the state that all requests share. Every page and act goes through `Pages`.
 
-    page: session? ─no─▶ /sign-in       act: form ─▶ session? ─▶ CSRF token equal? ─403─▶ the act, by the API
+    page: session, and not ended? ─no─▶ /sign-in
+    act:  form ─▶ session? ─▶ CSRF token equal? ─403─▶ the act, by the API
                                              APIError ─▶ the page again, with its message; or an error page
 
 So an act cannot forget to check the token, nor a page that someone is signed in.
@@ -21,6 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from quaymaster.console.site import API, APIError, Caller, Site
+from quaymaster.console.web.access import Access, Sights
 from quaymaster.console.web.cookies import (
     SESSION_COOKIE,
     VISIT_COOKIE,
@@ -49,6 +51,7 @@ SESSION_ENDED: Final = frozenset(
 )
 """Codes of the API for credentials that are not good any more."""
 FORM_FIELDS_MAX: Final = 500
+EVENT_STREAM: Final = "text/event-stream"
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +79,7 @@ class WebState:
         self.cookies = Cookies(options.console_key)
         self.failures = SignInFailures()
         self.orders = orders
+        self.access = Access(site.api)
         self.requests = Buckets(per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
 
 
@@ -120,12 +124,15 @@ class PageCall:
         return Caller(self.session.credentials, self.address, self.session.is_operator)
 
     @property
-    def scope(self) -> str | None:
-        """The account whose things are listed; None: an operator looks at all of them."""
-        chosen = self.query("account")
-        if not self.session.is_operator:
-            return self.session.account
-        return chosen or None
+    def sees(self) -> Sights:
+        """What the user may see of the console's memory."""
+        return Sights(self.state.access, self.site, self.caller, self.session.account)
+
+    @property
+    def account(self) -> str:
+        """The account that a page of the API's answers is about: the user's own, or an operator's choice."""
+        chosen = self.query("account") if self.session.is_operator else ""
+        return chosen or self.session.account
 
     @property
     def is_secure(self) -> bool:
@@ -258,6 +265,9 @@ class Pages:
                     text = "The form is of another session. Load the page again and repeat the change."
                     return error_page(call, 403, "Nothing was changed", text)
             try:
+                if not is_act and not page.is_open:
+                    # Of acts the API finds out by itself.
+                    await self._state.access.check_session(call.caller)
                 return await handler(call)
             except APIError as error:
                 return self._refused_by_api(call, error)
@@ -289,7 +299,8 @@ class Pages:
 
     def _refused_by_api(self, call: PageCall, error: APIError) -> Response:
         if error.code in SESSION_ENDED and call._session is not None:
-            response = call.redirect("/sign-in", done="ended")
+            is_stream = call.request.headers.get("accept") == EVENT_STREAM
+            response = Response(status_code=401) if is_stream else call.redirect("/sign-in", done="ended")
             call.drop_cookie(response, SESSION_COOKIE)
             return response
         return error_page(call, error.status, error.code, error.message)
@@ -318,7 +329,7 @@ def _to_sign_in(call: PageCall) -> Response:
     if is_from_another_site(call.request.headers):
         # Loaded again by a page of this site, the request has the cookie.
         return call.render("again.html")
-    if call.request.headers.get("accept") == "text/event-stream":
+    if call.request.headers.get("accept") == EVENT_STREAM:
         return Response(status_code=401)
     url = call.request.url
     target = f"{url.path}?{url.query}" if url.query else url.path

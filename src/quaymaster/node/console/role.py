@@ -329,6 +329,7 @@ async def _start(node: Node, around: Surroundings) -> Console:
         process=partial(charts_of, state),
         are_policies_enforced=settings.policy_evaluation == "full",
         alerts=alerts.now,
+        accounts_with_alerts=alerts.book.rows.alerts.accounts,
         confirm_address=alerts.confirm_address,
     )
     return Console(node, monitor, dispatch, site, alerts.handlers)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError
+from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall, error_page
 from quaymaster.console.web.pages.attribute_forms import refused_field
 
@@ -69,18 +70,28 @@ async def _destinations(call: PageCall) -> tuple[list[Mapping[str, Any]], str]:
 
 
 async def _list(call: PageCall, errors: dict[str, str], status: int) -> Response:
+    scope = await listed_scope(call)
     destinations, reason = await _destinations(call)
     return call.render(
         "alerts.html",
         status,
-        alerts=call.site.alerts(call.scope),
-        account=call.scope,
+        alerts=call.site.alerts(scope),
+        account=scope,
         destinations=destinations,
         reason=reason,
         kinds=KINDS,
         errors=errors,
         given={name: call.field(name) for name in ("name", "kind", "target")},
     )
+
+
+async def listed_scope(call: PageCall) -> str | None:
+    """Return the account whose alerts are listed; None: all. APIError: the user sees none of them."""
+    scope = await call.sees.scope(call.query("account"), access.alerts)
+    refusal = await call.sees.refusal(scope, access.alerts)
+    if refusal:
+        raise access.refused(refusal)
+    return scope
 
 
 async def change_destination(call: PageCall) -> Response:

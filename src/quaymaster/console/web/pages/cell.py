@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall, error_page
 
 
 async def show(call: PageCall) -> Response:
     """Show the cell."""
-    return call.render("cell.html", cell=call.site.cell())
+    shows_decisions = await sees_decisions(call)
+    return call.render("cell.html", cell=call.site.cell(), shows_decisions=shows_decisions)
+
+
+async def sees_decisions(call: PageCall) -> bool:
+    """Tell whether the user sees decisions on the cell's page. APIError: not even that page."""
+    await _check(call)
+    return not await call.sees.refusal(call.session.account, access.decisions)
+
+
+async def _check(call: PageCall) -> None:
+    refusal = await call.sees.refusal(call.session.account, access.cell)
+    if refusal:
+        raise access.refused(refusal)
 
 
 async def show_process(call: PageCall) -> Response:
     """Show what a process used."""
+    await _check(call)
     role, name = call.part("role"), call.part("name")
     charts = call.site.process(role, name)
     if charts is None:

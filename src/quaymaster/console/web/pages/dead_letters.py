@@ -17,7 +17,7 @@ TASKS_SHOWN: Final = 10
 
 async def show(call: PageCall) -> Response:
     """Show both directions, and move tasks with their progress."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _show(call, queue, {}, 200)
 
 
@@ -61,7 +61,7 @@ async def _show(call: PageCall, queue: QueueNow, errors: dict[str, str], status:
 
 async def redrive(call: PageCall) -> Response:
     """Begin to move dead letters back, or cancel a task."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     there = f"{queue_path(queue)}/dead-letters"

@@ -14,7 +14,7 @@ from quaymaster.console.web.pages.queue import PATH, find_queue, no_queue, queue
 
 async def show(call: PageCall) -> Response:
     """Show the groups with what they have not consumed."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _show(call, queue, {}, 200)
 
 
@@ -40,7 +40,7 @@ def _path(name: str) -> str:
 
 async def act(call: PageCall) -> Response:
     """Make a group; or have one start again, for which its name is asked: it consumes again, or skips."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     body = {"start": call.field("start").strip(), "account_id": queue.account}

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from quaymaster.console.web.live import Hub, LivePage, TooManyLivePages
+from quaymaster.console.site import APIError
+from quaymaster.console.web.live import Hub, LivePage, TooManyLivePages, Topic
 from quaymaster.console.web.page_calls import Page, PageCall, error_page
 from quaymaster.console.web.pages.topics import topic_of
 
 
 async def show(call: PageCall) -> Response:
     """Stream what is new on a page."""
-    topic = topic_of(call)
+    topic = await topic_of(call)
     if topic is None:
         return error_page(call, 404, "There is no such live page", "Load the page again.")
-    page = LivePage(topic, call.session.credentials)
+    page = LivePage(topic, call.session.credentials, partial(_is_seen, call, topic))
     hub = call.state.hub
     try:
         hub.join(page)
@@ -25,6 +27,14 @@ async def show(call: PageCall) -> Response:
         return error_page(call, 503, "Too many live pages", "Values are as of when this page was loaded.")
 
     return _LiveResponse(page, hub)
+
+
+async def _is_seen(call: PageCall, topic: Topic) -> bool:
+    """Tell whether the user may still see what a page shows; so it is, while that cannot be asked."""
+    try:
+        return await topic_of(call) == topic
+    except APIError as error:
+        return error.is_failure
 
 
 class _LiveResponse(StreamingResponse):

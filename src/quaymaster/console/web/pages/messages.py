@@ -26,7 +26,7 @@ _SEND_FIELDS: Final = (
 
 async def show(call: PageCall) -> Response:
     """Peek at messages: they stay as they are."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _peek(call, queue, {}, 200)
 
 
@@ -72,7 +72,7 @@ def _render(
 
 async def receive(call: PageCall) -> Response:
     """Receive messages: they are hidden from consumers until their visibility timeout passes."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     members: dict[str, Any] = {
@@ -96,7 +96,7 @@ async def receive(call: PageCall) -> Response:
 
 async def send(call: PageCall) -> Response:
     """Send a message."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     members: dict[str, Any] = {"QueueUrl": queue_url(queue), "MessageBody": call.field("MessageBody")}
@@ -117,7 +117,7 @@ async def send(call: PageCall) -> Response:
 
 async def delete(call: PageCall) -> Response:
     """Delete a received message; htmx gets what stands in its place."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     members = {"QueueUrl": queue_url(queue), "ReceiptHandle": call.field("ReceiptHandle")}

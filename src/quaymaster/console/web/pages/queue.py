@@ -8,6 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError, Chart, QueueNow, Site
+from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall, error_page
 from quaymaster.console.web.pages.attribute_forms import GROUPS, fields_of, given_attributes, refused_field
 
@@ -85,10 +86,13 @@ def visible_account(call: PageCall) -> str | None:
     return account if call.session.is_operator or account == call.session.account else None
 
 
-def find_queue(call: PageCall) -> QueueNow | None:
-    """Return the queue in the path; None: there is none that the user may see."""
-    account = visible_account(call)
-    return None if account is None else call.site.queue(account, call.part("name"))
+async def find_queue(call: PageCall) -> QueueNow | None:
+    """Return the queue in the path, without values that the user may not see; None: there is none."""
+    account, name = visible_account(call), call.part("name")
+    queue = None if account is None else call.site.queue(account, name)
+    if queue is None or not await call.sees.refusal_on_queue(queue.account, name, access.queue_values):
+        return queue
+    return QueueNow(queue.account, name, queue.queue_id, queue.is_fifo, queue.is_log)
 
 
 def no_queue(call: PageCall) -> Response:
@@ -120,20 +124,38 @@ def render_tab(
 
 async def show(call: PageCall) -> Response:
     """Show a queue's charts."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     chosen = call.query("range")
     time_range = chosen if chosen in RANGES else DEFAULT_RANGE
-    charts = await find_charts(call.site, queue.account, queue.name, time_range)
+    without_values, without_charts = await refusals_of_charts(call, queue.account, queue.name)
+    charts = [] if without_charts else await find_charts(call.site, queue.account, queue.name, time_range)
     return render_tab(
-        call, queue, "queue_charts.html", "charts", charts=charts, ranges=RANGES, time_range=time_range
+        call,
+        queue,
+        "queue_charts.html",
+        "charts",
+        charts=charts,
+        ranges=RANGES,
+        time_range=time_range,
+        without_values=without_values,
+        without_charts=without_charts,
     )
+
+
+async def refusals_of_charts(call: PageCall, account: str, name: str) -> tuple[str, str]:
+    """Return why the user sees no values of a queue, and no charts; "": they are seen. APIError: neither is."""
+    values = await call.sees.refusal_on_queue(account, name, access.queue_values)
+    charts = await call.sees.refusal_on_queue(account, name, access.queue_history)
+    if values and charts:
+        raise access.refused(values)
+    return values, charts
 
 
 async def show_settings(call: PageCall) -> Response:
     """Show a queue's attributes, in a form."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _settings(call, queue, {}, 200)
 
 
@@ -163,7 +185,7 @@ async def attributes_of(call: PageCall, queue: QueueNow) -> dict[str, str]:
 
 async def set_attributes(call: PageCall) -> Response:
     """Set the attributes that the form changes, and no others."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     changed = given_attributes(call.form, await attributes_of(call, queue))
@@ -178,16 +200,16 @@ async def set_attributes(call: PageCall) -> Response:
 
 async def ask_delete(call: PageCall) -> Response:
     """Ask for the name of the queue before it is deleted."""
-    return _ask(call, "delete")
+    return await _ask(call, "delete")
 
 
 async def ask_purge(call: PageCall) -> Response:
     """Ask for the name of the queue before it is purged."""
-    return _ask(call, "purge")
+    return await _ask(call, "purge")
 
 
-def _ask(call: PageCall, what: str, error: str = "", status: int = 200) -> Response:
-    queue = find_queue(call)
+async def _ask(call: PageCall, what: str, error: str = "", status: int = 200) -> Response:
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     return call.render(
@@ -206,11 +228,11 @@ async def purge(call: PageCall) -> Response:
 
 
 async def _confirmed(call: PageCall, what: str, action: str, there: str, done: str) -> Response:
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     if call.field("name").strip() != queue.name:
-        return _ask(call, what, "That is not the name of this queue. Nothing was changed.", 422)
+        return await _ask(call, what, "That is not the name of this queue. Nothing was changed.", 422)
     if what == "delete" and queue.account != call.session.account:
         path = f"/admin/v1/queues/{quote(queue.name)}"
         await call.api.admin(call.caller, "DELETE", path, query={"account_id": queue.account})

@@ -32,7 +32,7 @@ TRIED: Final = tuple(
 
 async def show(call: PageCall) -> Response:
     """Show the policy in words and as text."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _show(call, queue, {}, 200)
 
 
@@ -80,7 +80,7 @@ async def _try(call: PageCall, queue: QueueNow) -> tuple[dict[str, Any] | None, 
 
 async def save(call: PageCall) -> Response:
     """Set the policy, or take it away where the text is empty."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     text = "" if call.field("remove") else call.field(POLICY).strip()

@@ -28,7 +28,7 @@ from quaymaster.console.web.pages.queue import (
 
 async def show(call: PageCall) -> Response:
     """Show how the queue is pushed, in a form."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     return no_queue(call) if queue is None else await _show(call, queue)
 
 
@@ -60,7 +60,7 @@ async def _show(
 
 async def act(call: PageCall) -> Response:
     """Set what the form changes; or try the endpoint, show its secret, or rotate that."""
-    queue = find_queue(call)
+    queue = await find_queue(call)
     if queue is None:
         return no_queue(call)
     try:

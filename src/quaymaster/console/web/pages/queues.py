@@ -7,7 +7,8 @@ from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
 
-from quaymaster.console.site import APIError
+from quaymaster.console.site import APIError, QueueNow
+from quaymaster.console.web import access
 from quaymaster.console.web.page_calls import Page, PageCall
 from quaymaster.console.web.pages.attribute_forms import (
     GROUPS_OF_NEW,
@@ -20,9 +21,22 @@ from quaymaster.console.web.views.queue_list import SHOWN_MAX, STEP, ListRequest
 FIFO: Final = ".fifo"
 
 
-def list_request(call: PageCall) -> ListRequest:
-    """Return what a URL asks a list of queues for."""
-    return parse_list(call.scope, call.query("q"), call.query("sort"), call.query("shown"))
+async def list_request(call: PageCall) -> tuple[ListRequest, str]:
+    """Return what a URL asks a list of queues for, and why it is of names alone; "": it has values, too.
+
+    APIError: the user sees no list.
+    """
+    sees = call.sees
+    scope = await sees.scope(call.query("account"), access.values)
+    asked = parse_list(scope, call.query("q"), call.query("sort"), call.query("shown"))
+    without_values = await sees.refusal(scope, access.values)
+    if without_values:
+        refusal = await sees.refusal(scope, access.names)
+        if refusal:
+            raise access.refused(refusal)
+        # The order of others would tell the values.
+        asked = asked._replace(sort="-name" if asked.sort == "-name" else "name")
+    return asked, without_values
 
 
 def list_query(asked: ListRequest, **changed: object) -> str:
@@ -39,21 +53,24 @@ def list_query(asked: ListRequest, **changed: object) -> str:
 
 async def show(call: PageCall) -> Response:
     """Show the list; for htmx only the rows that come next."""
-    asked = list_request(call)
+    asked, without_values = await list_request(call)
     now_ms = call.site.now_ms()
     found = call.state.orders.find(asked, call.site.queues, now_ms, call.site.queue)
     next_shown = min(SHOWN_MAX, asked.shown + STEP)
     has_more = found.found > asked.shown and next_shown > asked.shown
+    rows = [QueueNow(one.account, one.name, one.queue_id) for one in found.rows]
+    rows = rows if without_values else list(found.rows)
     values: dict[str, Any] = {
         "asked": asked,
         "found": found,
-        "rows": found.rows,
+        "rows": rows,
+        "without_values": without_values,
         "query": lambda **changed: list_query(asked, **changed),
         "next_shown": next_shown if has_more else None,
         "shows_accounts": call.session.is_operator,
     }
     if call.request.headers.get("hx-target") == "more":
-        return call.render("queue_rows.html", **{**values, "rows": found.rows[asked.shown - STEP :]})
+        return call.render("queue_rows.html", **{**values, "rows": rows[asked.shown - STEP :]})
     return call.render("queues.html", **values)
 
 

@@ -25,7 +25,7 @@ async def show_usage(call: PageCall) -> Response:
     today = datetime.datetime.fromtimestamp(call.site.now_ms() / 1_000, datetime.UTC).date()
     first = today - datetime.timedelta(days=DAYS_SHOWN - 1)
     asked = {"from": call.query("from") or str(first), "to": call.query("to") or str(today)}
-    account = call.scope or call.session.account
+    account = call.account
     found, reason = await _ask(call, USAGE, {**asked, "account_id": account})
     return call.render(
         "usage.html",
@@ -43,7 +43,7 @@ async def show_usage(call: PageCall) -> Response:
 async def show_audit(call: PageCall) -> Response:
     """Search audit events of an account."""
     asked = {name: call.query(name).strip() for name in SEARCHES}
-    account = call.scope or call.session.account
+    account = call.account
     query = {name: value for name, value in asked.items() if value}
     found, reason = await _ask(call, AUDIT, {**query, "account_id": account})
     return call.render(

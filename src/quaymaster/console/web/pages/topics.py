@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from quaymaster.console.site import QueueNow, Site
+from quaymaster.console.web.access import refused
 from quaymaster.console.web.live import Fragments, Renderer, Topic
 from quaymaster.console.web.page_calls import PageCall
-from quaymaster.console.web.pages.queue import DEFAULT_RANGE, RANGES, find_charts
+from quaymaster.console.web.pages import alerts, cell, overview, queues
+from quaymaster.console.web.pages.queue import DEFAULT_RANGE, RANGES, find_charts, refusals_of_charts
 from quaymaster.console.web.templating import Templates
 from quaymaster.console.web.views.queue_list import QueueOrders, parse_list
 
@@ -17,26 +19,38 @@ CHARTS_KEPT_MS: Final = 15_000
 CHARTS_KEPT_MAX: Final = 200
 
 
-def topic_of(call: PageCall) -> Topic | None:
-    """Return the topic that a page asks for, within what its session may see; None: there is none of this kind."""
+def _marks(**shown: bool) -> tuple[str, ...]:
+    return tuple(part for part, is_shown in shown.items() if is_shown)
+
+
+async def topic_of(call: PageCall) -> Topic | None:
+    """Return the topic that a page asks for, with the parts that its user may see; None: there is none of this kind.
+
+    APIError: the user may see nothing of it.
+    """
     kind = call.query("kind")
     match kind:
-        case "overview" | "alerts":
-            return Topic(kind, call.scope)
+        case "overview":
+            parts = await overview.parts_of(call)
+            return Topic(kind, parts.account, _marks(alerts=not parts.alerts, cell=parts.shows_cell))
+        case "alerts":
+            return Topic(kind, await alerts.listed_scope(call))
         case "queues":
-            asked = parse_list(call.scope, call.query("q"), call.query("sort"), call.query("shown"))
+            asked, without_values = await queues.list_request(call)
+            if without_values:
+                raise refused(without_values)
             columns = "accounts" if call.session.is_operator else ""
             return Topic(kind, asked.account, (asked.search, asked.sort, str(asked.shown), columns))
         case "queue":
             account = call.query("account")
             if not call.session.is_operator and account != call.session.account:
                 return None
-            time_range = call.query("range")
-            return Topic(
-                kind, account, (call.query("name"), time_range if time_range in RANGES else DEFAULT_RANGE)
-            )
+            name, chosen = call.query("name"), call.query("range")
+            without_values, without_charts = await refusals_of_charts(call, account, name)
+            marks = _marks(values=not without_values, charts=not without_charts)
+            return Topic(kind, account, (name, chosen if chosen in RANGES else DEFAULT_RANGE, *marks))
         case "cell" if call.session.is_operator:
-            return Topic(kind, None)
+            return Topic(kind, None, _marks(decisions=await cell.sees_decisions(call)))
         case _:
             return None
 
@@ -57,7 +71,16 @@ class TopicRenderer:
         now_ms = self._site.now_ms()
         match topic.kind:
             case "overview":
-                return {"overview": self._part("overview_body", self._site.overview(topic.account), now_ms)}
+                shown = overview.shown_of(
+                    self._site.overview(topic.account),
+                    shows_charts=False,  # which are not live
+                    shows_alerts="alerts" in topic.subject,
+                    shows_cell="cell" in topic.subject,
+                )
+                is_whole = "alerts" in topic.subject and (
+                    "cell" in topic.subject or topic.account is not None
+                )
+                return {"overview": self._part("overview_body", shown, now_ms, is_whole)}
             case "queues":
                 return self._queue_rows(topic, now_ms)
             case "queue":
@@ -65,7 +88,9 @@ class TopicRenderer:
             case "alerts":
                 return {"alerts": self._part("alerts_body", self._site.alerts(topic.account), now_ms)}
             case _:
-                return {"cell": self._part("cell_body", self._site.cell(), now_ms)}
+                return {
+                    "cell": self._part("cell_body", self._site.cell(), now_ms, "decisions" in topic.subject)
+                }
 
     def _queue_rows(self, topic: Topic, now_ms: int) -> Fragments:
         search, sort, shown, columns = topic.subject
@@ -90,14 +115,18 @@ class TopicRenderer:
         return text
 
     async def _queue(self, topic: Topic, now_ms: int) -> Fragments:
-        name, time_range = topic.subject
+        name, time_range, *parts = topic.subject
         account = topic.account or ""
         queue = self._site.queue(account, name)
         if queue is None:
             return {}
         self._site.watch(account, name)
-        facts = self._part("queue_facts", queue, now_ms)
-        return {"facts": facts, "charts": await self._charts_of(account, name, time_range, now_ms)}
+        shown = {}
+        if "values" in parts:
+            shown["facts"] = self._part("queue_facts", queue, now_ms)
+        if "charts" in parts:
+            shown["charts"] = await self._charts_of(account, name, time_range, now_ms)
+        return shown
 
     async def _charts_of(self, account: str, name: str, time_range: str, now_ms: int) -> str:
         key = (account, name, time_range)

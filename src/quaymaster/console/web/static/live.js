@@ -32,6 +32,7 @@ export function followLive(onChanged) {
     if (topic === null) return;
     source = new EventSource(`/admin/v1/live?${topic}`);
     source.addEventListener("message", show);
+    source.addEventListener("reload", () => location.reload());
     source.addEventListener("ended", () => location.assign("/sign-in?done=ended"));
   }
 
