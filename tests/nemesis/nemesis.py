@@ -42,7 +42,7 @@ from .faults import (
     Nemesis,
 )
 from .partition_changes import PartitionChanges, wait_for_changes
-from .probes import Probes
+from .probes import INTERVAL_S, Probes
 
 DRAIN_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 8.0
@@ -185,7 +185,12 @@ class Storm:
         self._shorter = shorter
         self._seed = seed
         self._random = Random(seed)
-        self._probes = Probes(cell.environment(), cell.addresses, clock_offsets_ms=cell.clock_offsets_ms)
+        self._probes = Probes(
+            cell.environment(),
+            cell.addresses,
+            interval_s=INTERVAL_S * shorter,
+            clock_offsets_ms=cell.clock_offsets_ms,
+        )
         self._nemesis = Nemesis(cell, self._probes, self._random, shorter=shorter)
         self._totals = Totals()
         self._violations: list[str] = []

@@ -40,6 +40,7 @@ class Probe:
         queue: str,
         *,
         number: int,
+        interval_s: float,
         clock_offsets_ms: Mapping[Address, int],
     ) -> None:
         self.queue = queue
@@ -49,6 +50,7 @@ class Probe:
         self._connection = SQSConnection(environment, addresses, timeout_s=TIMEOUT_S)
         self._connection.turn(number)
         self._connection.clock_offsets_ms = clock_offsets_ms
+        self._interval_s = interval_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"probe-{queue}", daemon=True)
 
@@ -81,7 +83,7 @@ class Probe:
             answer = self._connection.call("SendMessage", {"QueueUrl": self._url, "MessageBody": "probe"})
             if answer.status == 200:
                 self.successes.append(Success(invoked_ns, time.monotonic_ns()))
-            self._ending.wait(INTERVAL_S if answer.status == 200 else RETRY_INTERVAL_S)
+            self._ending.wait(self._interval_s if answer.status == 200 else RETRY_INTERVAL_S)
 
 
 class Probes:
@@ -93,15 +95,19 @@ class Probes:
         addresses: Sequence[Address],
         queues: int = 6,
         *,
+        interval_s: float = INTERVAL_S,
         clock_offsets_ms: Mapping[Address, int] | None = None,
     ) -> None:
-        """`clock_offsets_ms`: of front ends whose clocks are wrong; senders have the clock of theirs."""
+        """`interval_s`: between the sends of a queue. `clock_offsets_ms`: of front ends whose clocks are wrong; senders
+        have the clock of theirs.
+        """
         self._probes = [
             Probe(
                 environment,
                 addresses,
                 f"probe-{number}",
                 number=number,
+                interval_s=interval_s,
                 clock_offsets_ms={} if clock_offsets_ms is None else clock_offsets_ms,
             )
             for number in range(queues)
