@@ -97,7 +97,7 @@ def test_its_pipe_ends_with_the_process_that_keeps_it(tmp_path: Path) -> None:
     said = tmp_path / "said"
     parent = f"""
 import asyncio, os, sys
-from quaymaster.node.children import Child
+from quaymaster.node.children.child import Child
 async def main():
     child = Child("echo", (sys.executable, "-c", {ECHO!r}, {str(said)!r}), lambda: b"start.", on_ended=print)
     asyncio.create_task(child.keep())
