@@ -110,7 +110,11 @@ def test_a_front_end_begins_with_its_part_and_reports_soon_after_the_first_reque
     run(scenario)
 
 
-def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they_are_idle() -> None:
+def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limit_shares, "FIRST_REPORT_S", 3_600.0)  # the test's rounds are the only reports
+
     async def scenario(world: World) -> None:
         world.table.set(LimitName(OTHER), Limit(5))
         world.table.set(LimitName(OTHER, "jobs"), Limit(5))
@@ -135,6 +139,7 @@ def test_only_buckets_in_use_are_reported_those_of_one_owner_together_until_they
         await world.pass_round()
         assert len(world.owners.told) == count
 
+        monkeypatch.setattr(limit_shares, "FIRST_REPORT_S", 0.0)
         world.use()
         await until(lambda: len(world.owners.told) > count)
 

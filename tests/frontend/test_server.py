@@ -122,7 +122,7 @@ def test_parked_long_polls_are_no_load() -> None:
 def test_the_log_says_when_an_overload_begins_and_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.frontend.limits.refusals.GUARD_MS", 10)
+    monkeypatch.setattr("quaymaster.frontend.limits.refusals.GUARD_MS", 3_000)
     monkeypatch.setattr("quaymaster.frontend.limits.admission.GUARD_MS", 0)
     monkeypatch.setattr("quaymaster.frontend.limits.admission.HOLD_MS_MIN", 50)
 
@@ -140,8 +140,9 @@ def test_the_log_says_when_an_overload_begins_and_ends(
             for _ in range(2):
                 assert (await service.client.json("ListQueues", {})).status == 403
 
-            await until(lambda: logged("overload ended"))
+            # The end is looked for seconds later, so that it is one overload on a busy machine, too.
             assert len(logged("overloaded, requests are refused")) == 1
+            await until(lambda: logged("overload ended"))
             ended = next(record for record in caplog.records if record.message == "overload ended")
             assert ended.fields == {"refused": 2}  # type: ignore[attr-defined]
             first.cancel()
