@@ -54,6 +54,49 @@ def test_a_queue_is_created_found_listed_and_deleted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("action", "given", "numbered", "code", "message"),
+    [
+        (
+            "AddPermission",
+            {"Label": "l", "AWSAccountIds": [], "Actions": ["SendMessage"]},
+            {"Label": "l", "ActionName.1": "SendMessage", "AWSAccountIds": ""},
+            "InvalidParameterValue",
+            "Value [] for parameter PrincipalId is invalid. Reason: Unable to verify.",
+        ),
+        (
+            "AddPermission",
+            {"Label": "l", "AWSAccountIds": [ACCOUNT], "Actions": []},
+            {"Label": "l", "AWSAccountId.1": ACCOUNT, "Actions": ""},
+            "MissingParameter",
+            "The request must contain the parameter Actions.",
+        ),
+        (
+            "UntagQueue",
+            {"TagKeys": []},
+            {"TagKeys": ""},
+            "InvalidParameterValue",
+            "Tag keys must be between 1 and 128 characters in length.",
+        ),
+    ],
+)
+def test_empty_lists_are_refused_in_the_words_of_sqs(
+    action: str, given: dict[str, Any], numbered: dict[str, str], code: str, message: str
+) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+
+            answer = await service.client.json(action, {"QueueUrl": "jobs", **given})
+            queried = await service.client.query(action, numbered, f"/{ACCOUNT}/jobs")
+
+            assert answer.status == queried.status == 400
+            assert answer.json["message"] == queried.value("Error/Message") == message
+            assert queried.value("Error/Code") == code
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
     ("action", "given"),
     [
         ("SetQueueAttributes", {"Attributes": {"DelaySeconds": "5"}}),

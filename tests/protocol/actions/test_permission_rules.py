@@ -46,8 +46,12 @@ def test_a_permission_can_be_given_for_each_action_that_is_not_the_owners(action
             "Value a b for parameter Label is invalid. Reason: Can only include alphanumeric characters, "
             "hyphens, or underscores. 1 to 80 in length.",
         ),
-        (_permission(accounts=[]), MissingParameter, "The request must contain the parameter AWSAccountId."),
-        (_permission(actions=[]), MissingParameter, "The request must contain the parameter ActionName."),
+        (
+            _permission(accounts=[]),
+            InvalidParameterValue,
+            "Value [] for parameter PrincipalId is invalid. Reason: Unable to verify.",
+        ),
+        (_permission(actions=[]), MissingParameter, "The request must contain the parameter Actions."),
         (
             _permission(accounts=["123"]),
             InvalidParameterValue,

@@ -149,6 +149,19 @@ def test_no_entries_are_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "action", "member"),
+    [
+        ("AttributeNames=", "GetQueueAttributes", "AttributeNames"),
+        ("Label=l&Actions=&AWSAccountIds=", "AddPermission", "Actions"),
+        ("Label=l&Actions=&AWSAccountIds=", "AddPermission", "AWSAccountIds"),
+        ("TagKeys=", "UntagQueue", "TagKeys"),
+    ],
+)
+def test_a_list_without_a_number_and_a_value_is_empty(text: str, action: str, member: str) -> None:
+    assert not getattr(_decode(text, action), member)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "AttributeName.1=All&AttributeName.2=Policy",

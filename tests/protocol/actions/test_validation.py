@@ -245,12 +245,20 @@ def test_a_queue_has_at_most_fifty_tags_with_those_it_had() -> None:
     assert raised.value.message == "Too many tags added for queue q."
 
 
-def test_tags_or_keys_must_be_given() -> None:
+def test_tags_must_be_given() -> None:
     with pytest.raises(MissingParameter):
         validation.check_tags("q", {})
-    with pytest.raises(MissingParameter):
-        validation.check_tag_keys([])
-    validation.check_tag_keys(["anything"])
+
+
+@pytest.mark.parametrize("keys", [[], [""], ["team", ""], ["x" * 129]])
+def test_keys_of_tags_to_take_away_must_be_given_and_have_a_length_that_keys_can_have(
+    keys: list[str],
+) -> None:
+    with pytest.raises(
+        InvalidParameterValue, match=r"^Tag keys must be between 1 and 128 characters in length\.$"
+    ):
+        validation.check_tag_keys(keys)
+    validation.check_tag_keys(["anything", "x" * 128])
 
 
 # Moving messages

@@ -27,9 +27,9 @@ def check_statement(label: str, account_ids: Sequence[str], actions: Sequence[st
     """Raise what is wrong with the label of a permission, with its accounts or its actions."""
     check_label(label)
     if not actions:
-        raise MissingParameter("ActionName")
+        raise MissingParameter("Actions")
     if not account_ids:
-        raise MissingParameter("AWSAccountId")
+        raise _unverified("")
     if len(actions) > PERMISSION_ACTIONS_MAX:
         raise OverLimit.actions(len(actions), PERMISSION_ACTIONS_MAX)
     for action in actions:
@@ -42,7 +42,11 @@ def check_statement(label: str, account_ids: Sequence[str], actions: Sequence[st
             raise unknown_action(action)
     for account_id in account_ids:
         if not is_account_id(account_id):
-            raise InvalidParameterValue.of("PrincipalId", f"[{account_id}]", "Unable to verify.")
+            raise _unverified(account_id)
+
+
+def _unverified(account_id: str) -> InvalidParameterValue:
+    return InvalidParameterValue.of("PrincipalId", f"[{account_id}]", "Unable to verify.")
 
 
 def unknown_action(action: str) -> InvalidParameterValue:

@@ -179,7 +179,7 @@ def _leaf(node: dict[str, Any], *names: str) -> str | None:
 def _numbered(node: Any) -> list[tuple[int, Any]]:
     """Return the numbered children of a list or map, in the order of their numbers, which may have gaps."""
     if isinstance(node, str):
-        return [(1, node)]
+        return [(1, node)] if node else []  # botocore sends an empty list as a parameter without a value
     for wrapper in ("member", "entry"):
         if isinstance(node.get(wrapper), dict):
             node = node[wrapper]

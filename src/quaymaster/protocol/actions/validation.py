@@ -226,8 +226,10 @@ def check_tags(queue_name: str, tags: Mapping[str, str], existing: Iterable[str]
 
 def check_tag_keys(keys: Sequence[str]) -> None:
     """Raise what is wrong with the keys of tags to be taken away."""
-    if not keys:
-        raise MissingParameter("TagKeys")
+    if not keys or not all(1 <= len(key) <= TAG_KEY_CHARS_MAX for key in keys):
+        raise InvalidParameterValue(
+            f"Tag keys must be between 1 and {TAG_KEY_CHARS_MAX} characters in length."
+        )
 
 
 def check_tag_key(key: str) -> None:
