@@ -147,7 +147,8 @@ def test_an_attribute_may_be_of_these_types(data_type: str, text: str | None, bi
 
 
 @pytest.mark.parametrize(
-    "name", ["a", "A-b_c.d.9", "x" * 256, "awsome", "amazons.a", "é", "attr.1øßä", "名前", "٣", "и-_.Ж"]
+    "name",
+    ["a", "A-b_c.d.9", "x" * 256, "awsome", "amazons.a", "é", "attr.1øßä", "名前", "٣", "и-_.Ж", "á", "नम"],
 )
 def test_an_attribute_may_have_this_name(name: str) -> None:
     check_send(_with(name), _STANDARD)
@@ -170,6 +171,7 @@ def test_an_attribute_may_have_this_name(name: str) -> None:
             "aMaZoN.b",
             "a\n",
         ),
+        *("a\u0301", "ना\u092e", "ผู้", "\u0301"),
         *("a!", "a§", "a(", "a?", "a'", 'a"', "a/", "ø!", "ø.", "ø..b", "½", "a²", "a\u2003b", "😀"),
     ],
 )

@@ -235,7 +235,12 @@ def _check_attributes(attributes: Attributes) -> None:
 
 
 def _is_attribute_name(name: str) -> bool:
-    """Return whether a name has only letters and digits of any alphabet, `_`, `-`, and single periods inside."""
+    """Return whether a name has only letters and digits of any alphabet, `_`, `-`, and single periods inside.
+
+    SQS documents "alphanumeric characters" and takes letters such as ø. Combining marks are none: neither the vowel
+    signs of Hindi nor an accent that is a character of its own. That SQS takes those is not known, and a name that it
+    refuses would keep an application from moving there.
+    """
     if _NAME.fullmatch(name) is None or len(name) > ATTRIBUTE_NAME_CHARS_MAX:
         return False
     # What `\w` takes besides: numbers that are no digits, such as ² and ½.
