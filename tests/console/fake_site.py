@@ -52,6 +52,8 @@ class FakeAPI:
         self.failure: APIError | None = None
         """What comes of a question about permissions, where it is not answered."""
         self.permission_calls = 0
+        self.has_queue: Callable[[str], bool] = lambda url: True
+        """Whether there is a queue of a URL."""
 
     def _check_permissions(self, asked: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
         self.permission_calls += 1
@@ -93,6 +95,9 @@ class FakeAPI:
         return self._answer("admin", f"{method} {path}", {**(query or {}), **(body or {})})
 
     async def sqs(self, caller: Caller, action: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        if action == "GetQueueAttributes" and not self.has_queue(members["QueueUrl"]):
+            self.asked.append(Asked("sqs", action, members))
+            raise APIError("QueueDoesNotExist", "The specified queue does not exist.", 400)
         answer: dict[str, Any] = self._answer("sqs", action, members)
         return answer
 
@@ -113,6 +118,11 @@ class FakeSite:
         self.api = FakeAPI()
         self.at_ms = NOW_MS
         self.listed: list[QueueNow] = []
+        self.new: set[str] = set()
+        """URLs of queues that the API has and the console does not know yet."""
+        self.api.has_queue = lambda url: (
+            url in self.new or any(url == f"/{one.account}/{one.name}" for one in self.listed)
+        )
         self.overviews = Overview(NOW_MS, (), ())
         self.cell_now = CellNow("server", (), (), ())
         self.processes: dict[tuple[str, str], Sequence[Chart]] = {}

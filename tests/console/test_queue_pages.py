@@ -431,3 +431,57 @@ def test_page_of_a_queue_has_its_values_watched() -> None:
     browser(site, OPERATORS).get(ORDERS)
 
     assert site.watched == [f"{OPERATORS}/orders"]
+
+
+@pytest.mark.parametrize("name", ["new", "new.fifo"])
+def test_queue_that_the_console_does_not_know_yet_is_asked_of_the_api(name: str) -> None:
+    site = furnished_site()
+    site.new.add(f"/{OPERATORS}/{name}")
+    client = browser(site, OPERATORS)
+
+    created = act(
+        client, "/queues/new", QueueName=name, kind="fifo" if name.endswith(".fifo") else "standard"
+    )
+
+    page = client.get(created.headers["location"])
+    assert page.status == 200
+    assert "The queue is created." in page.text
+    assert ("FIFO" in page.text) == name.endswith(".fifo")
+    assert client.get(f"/queues/{OPERATORS}/{name}/settings").status == 200
+    sent = act(client, f"/queues/{OPERATORS}/{name}/messages/send", MessageBody="x")
+    assert (sent.status, sent.headers["location"].partition("?")[2]) == (303, "done=sent")
+    assert "SendMessage" in actions(site)
+
+
+def test_new_queue_of_another_account_is_asked_of_the_admin_api() -> None:
+    site = furnished_site()
+    found = [{"name": "new", "is_log": True}]
+    site.api.answers["GET /admin/v1/queues"] = lambda given: {
+        "queues": found if given["account_id"] == CUSTOMERS else []
+    }
+    client = browser(site, OPERATORS)
+
+    page = client.get(f"/queues/{CUSTOMERS}/new")
+
+    assert (page.status, "Consumer groups" in page.text) == (200, True)
+    assert client.get(f"/queues/{CUSTOMERS}/ne").status == 404
+
+
+def test_queue_that_neither_the_console_nor_the_api_knows_is_not_there() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+
+    assert client.get(f"/queues/{OPERATORS}/none").status == 404
+    assert act(client, f"/queues/{OPERATORS}/none/messages/send", MessageBody="x").status == 404
+    assert "SendMessage" not in actions(site)
+
+
+def test_user_who_may_not_look_at_a_new_queue_sends_to_it_as_the_api_lets() -> None:
+    site = furnished_site()
+    site.new.add(f"/{OPERATORS}/new")
+    site.api.answers["GetQueueAttributes"] = refuse("AccessDeniedException", "Not allowed.", status=403)
+    client = browser(site, OPERATORS)
+
+    assert client.get(f"/queues/{OPERATORS}/new").status == 403
+    sent = act(client, f"/queues/{OPERATORS}/new/messages/send", MessageBody="x")
+    assert (sent.status, actions(site)[-1]) == (303, "SendMessage")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 from starlette.responses import Response
 
 from quaymaster.console.site import APIError, Chart, QueueNow, Site
 from quaymaster.console.web import access
-from quaymaster.console.web.page_calls import Page, PageCall, error_page
+from quaymaster.console.web.page_calls import SESSION_ENDED, Page, PageCall, error_page
 from quaymaster.console.web.pages.attribute_forms import GROUPS, fields_of, given_attributes, refused_field
+from quaymaster.core.values.queues.attributes import LOG
 
 PATH: Final = "/queues/{account}/{name}"
+FIFO: Final = ".fifo"
+NO_QUEUE: Final = frozenset(("QueueDoesNotExist", "InvalidAddress"))
+"""Codes of the API for what is no queue, or cannot be one's name."""
 
 
 class ChartOfQueue(NamedTuple):
@@ -87,17 +93,48 @@ def visible_account(call: PageCall) -> str | None:
 
 
 async def find_queue(call: PageCall) -> QueueNow | None:
-    """Return the queue in the path, without values that the user may not see; None: there is none."""
+    """Return the queue in the path, without values that the user may not see; None: there is none.
+
+    The console learns of a new queue within some seconds. Until then the API is asked whether it is there. Raises
+    APIError.
+    """
     account, name = visible_account(call), call.part("name")
-    queue = None if account is None else call.site.queue(account, name)
-    if queue is None or not await call.sees.refusal_on_queue(queue.account, name, access.queue_values):
+    if account is None:
+        return None
+    queue = call.site.queue(account, name)
+    if queue is None:
+        return await _ask_for_new(call, account, name)
+    if not await call.sees.refusal_on_queue(queue.account, name, access.queue_values):
         return queue
     return QueueNow(queue.account, name, queue.queue_id, queue.is_fifo, queue.is_log)
 
 
+async def _ask_for_new(call: PageCall, account: str, name: str) -> QueueNow | None:
+    """Return a queue that the API knows and the console does not yet; None: there is none."""
+    new = QueueNow(account, name, "", is_fifo=name.endswith(FIFO))
+    try:
+        if account != call.session.account:
+            query = {"account_id": account, "prefix": name, "limit": "1"}
+            found = await call.api.admin(call.caller, "GET", "/admin/v1/queues", query=query)
+            rows = [row for row in found.get("queues", []) if row["name"] == name]
+            return msgspec.structs.replace(new, is_log=rows[0]["is_log"]) if rows else None
+        attributes = await attributes_of(call, new)
+    except APIError as error:
+        if error.code in NO_QUEUE:
+            return None
+        if (
+            error.status == HTTPStatus.FORBIDDEN
+            and call.request.method != "GET"
+            and error.code not in SESSION_ENDED
+        ):
+            return new  # of the act itself the API decides by its own permission
+        raise
+    return msgspec.structs.replace(new, is_log=attributes.get("RetentionMode") == LOG)
+
+
 def no_queue(call: PageCall) -> Response:
     """Return a page that says that there is no such queue."""
-    text = f"There is no queue {call.part('name')} in account {call.part('account')}, or it is new: look again in 5 s."
+    text = f"There is no queue {call.part('name')} in account {call.part('account')}."
     return error_page(call, 404, "There is no such queue", text)
 
 

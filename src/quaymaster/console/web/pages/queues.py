@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
@@ -16,9 +16,8 @@ from quaymaster.console.web.pages.attribute_forms import (
     given_attributes,
     refused_field,
 )
+from quaymaster.console.web.pages.queue import FIFO
 from quaymaster.console.web.views.queue_list import SHOWN_MAX, STEP, ListRequest, parse_list
-
-FIFO: Final = ".fifo"
 
 
 async def list_request(call: PageCall) -> tuple[ListRequest, str]:
