@@ -11,6 +11,9 @@ from console.fake_site import CUSTOMERS, OPERATORS, FakeSite
 from console.furnished import SCRIPT, furnished_site
 from console.pages import act, browser, csrf
 from quaymaster.console.site import APIError
+from quaymaster.console.web.guards import FORM_BYTES_MAX
+from quaymaster.console.web.page_calls import FORM_FIELDS_MAX
+from quaymaster.core.values.queues.attributes import MESSAGE_BYTES_MAX
 
 ORDERS = f"/queues/{OPERATORS}/orders"
 
@@ -485,3 +488,28 @@ def test_user_who_may_not_look_at_a_new_queue_sends_to_it_as_the_api_lets() -> N
     assert client.get(f"/queues/{OPERATORS}/new").status == 403
     sent = act(client, f"/queues/{OPERATORS}/new/messages/send", MessageBody="x")
     assert (sent.status, actions(site)[-1]) == (303, "SendMessage")
+
+
+@pytest.mark.parametrize("character", ["x", '"', "€"])
+def test_body_as_long_as_a_queue_takes_is_sent(character: str) -> None:
+    site = furnished_site()
+    body = character * (MESSAGE_BYTES_MAX // len(character.encode()))
+
+    sent = act(browser(site, OPERATORS), f"{ORDERS}/messages/send", MessageBody=body)
+
+    assert sent.status == 303
+    [given] = [one.given for one in site.api.asked if one.name == "SendMessage"]
+    assert given["MessageBody"] == body
+
+
+def test_form_that_cannot_be_read_is_said_to_be_one() -> None:
+    site = furnished_site()
+    client = browser(site, OPERATORS)
+    fields = {f"field{number}": "" for number in range(FORM_FIELDS_MAX)}
+
+    many = act(client, f"{ORDERS}/messages/send", **fields)
+    long = act(client, f"{ORDERS}/messages/send", MessageBody="x" * FORM_BYTES_MAX)
+
+    assert (many.status, "Too many fields" in many.text, "no such page" in many.text) == (400, True, False)
+    assert (long.status, f"at most {FORM_BYTES_MAX} bytes" in long.text) == (413, True)
+    assert actions(site) == []

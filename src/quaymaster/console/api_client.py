@@ -124,7 +124,8 @@ class APIClient:
     ) -> dict[str, Any]:
         answer = await self._ask(
             *(self._sqs_place, "POST", "/", caller.credentials, caller.address),
-            body=json.dumps(members).encode(),
+            # As long as it is, for requests have a limit: escapes make texts of other scripts up to thrice as long.
+            body=json.dumps(members, ensure_ascii=False).encode(),
             headers={b"content-type": _AWS_JSON, b"x-amz-target": target.encode()},
             service=service,
         )

@@ -10,6 +10,7 @@ import gzip
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Final
 
 from starlette.applications import Starlette
@@ -58,10 +59,12 @@ def create_app(site: Site, options: WebOptions) -> Starlette:
                 await task
 
     async def not_found(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
         call = pages.call(request)
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            text = f"Nothing at this address takes the method {request.method}. Begin at the overview."
+            return error_page(call, error.status_code, "There is nothing to show", text)
         return error_page(
-            call, status, "There is no such page", "Look at the address, or begin at the overview."
+            call, 404, "There is no such page", "Look at the address, or begin at the overview."
         )
 
     app = Starlette(

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -32,7 +33,7 @@ from quaymaster.console.web.cookies import (
     cookie_name,
     read_cookie,
 )
-from quaymaster.console.web.guards import Doors
+from quaymaster.console.web.guards import FORM_BYTES_MAX, Doors
 from quaymaster.console.web.live import Hub
 from quaymaster.console.web.rates import REQUESTS_BURST, REQUESTS_PER_S, Buckets, SignInFailures
 from quaymaster.console.web.templating import Templates
@@ -257,7 +258,13 @@ class Pages:
             if refusal is not None:
                 return refusal
             if is_act:
-                call.form = await request.form(max_fields=FORM_FIELDS_MAX, max_files=0)
+                try:
+                    call.form = await request.form(
+                        max_fields=FORM_FIELDS_MAX, max_files=0, max_part_size=FORM_BYTES_MAX
+                    )
+                except HTTPException as error:
+                    text = f"{error.detail} Nothing was changed."
+                    return error_page(call, error.status_code, "The form cannot be read", text)
                 expected = call.visitor_csrf if page.is_open else call.csrf
                 if not expected or not hmac.compare_digest(
                     call.field(CSRF_FIELD).encode(), expected.encode()
